@@ -1,0 +1,116 @@
+"""`InferenceService`: desired serving of one Model, as a Deployment and a Service are for pods."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from crds.meta import (
+    Accelerator,
+    Conditions,
+    Name,
+    ObjectMeta,
+    Priority,
+    Quantity,
+    Resource,
+    Toleration,
+    described,
+    rule,
+)
+from crds.serving import ContextLength, ExtraArguments, Parallel
+
+
+class ServiceHardware(Resource):
+    """Hardware of one replica."""
+
+    accelerator: Annotated[
+        Accelerator | None,
+        described(
+            "Where replicas run: cpu and nvidia are pods, metal is an off-cluster host with a metal agent. Absent "
+            "takes the Model's."
+        ),
+    ] = None
+
+
+class Resources(Resource):
+    """What one replica that runs as a pod asks of its node."""
+
+    gpu: Annotated[
+        int | None, Meta(ge=1, le=8), described("Devices of one nvidia replica; absent is 1.", format="int32")
+    ] = None
+    cpu: Annotated[Quantity | None, described("CPU that is requested, for example 2 or 500m.")] = None
+    memory: Annotated[
+        Quantity | None, described("Memory that is requested; absent is what the Model and its context take.")
+    ] = None
+
+
+class InferenceServiceSpec(Resource):
+    """What the user wants served."""
+
+    model_ref: Annotated[Name, described("Name of a Model in the same namespace.")]
+    replicas: Annotated[
+        int, Meta(ge=0, le=100), described("Replicas that serve; 0 keeps the Service and no replica.", format="int32")
+    ] = 1
+    suspend: Annotated[
+        bool, described("Stops all replicas and keeps everything else, until it is false again.")
+    ] = False
+    hardware: Annotated[ServiceHardware, described("Hardware of one replica.")] = ServiceHardware()
+    resources: Annotated[Resources, described("What one replica that runs as a pod asks of its node.")] = Resources()
+    context_length: ContextLength = 4096
+    parallel: Parallel = 1
+    extra_args: ExtraArguments = []
+    priority: Annotated[
+        Priority, described("Which service is placed first when hosts are scarce.")
+    ] = "normal"
+    image: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=512)] | None,
+        described("Container image with llama-server as its entry point; absent is llama.cpp's own."),
+    ] = None
+    node_selector: Annotated[
+        dict[str, str], described("Labels that a node must have to run a pod of this service or fetch its weights.")
+    ] = {}
+    tolerations: Annotated[
+        list[Toleration],
+        Meta(max_length=32),
+        described("Taints that pods of this service tolerate.", **{"x-kubernetes-list-type": "atomic"}),
+    ] = []
+
+
+class InferenceServiceStatus(Resource):
+    """What the controller knows about a service."""
+
+    observed_generation: Annotated[
+        int | None, described("The metadata.generation that this status was decided for.", format="int64")
+    ] = None
+    phase: Annotated[
+        Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
+        described(
+            "Pending: waits for its Model or a place. Downloading: weights are on their way. Progressing: replicas "
+            "start. Ready: answers. Degraded: answers with fewer replicas. Failed: the conditions say why. "
+            "Suspended: stopped on request."
+        ),
+    ] = "Pending"
+    replicas: Annotated[int | None, described("Replicas that exist.", format="int32")] = None
+    ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
+    selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
+    accelerator: Annotated[str, described("Accelerator that was decided for.")] = ""
+    endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
+    conditions: Conditions = []
+
+
+class InferenceService(Resource):
+    """Desired serving of one Model at one address."""
+
+    metadata: Annotated[ObjectMeta, described("Standard object metadata.")]
+    spec: Annotated[InferenceServiceSpec, described("What is to be served.")]
+    status: Annotated[InferenceServiceStatus, described("What the controller knows about this service.")] = (
+        InferenceServiceStatus()
+    )
+    api_version: str = ""
+    kind: str = ""
+
+
+NAME_RULE = rule(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 40",
+    "the name becomes a Service: use at most 40 lower-case letters, digits and '-', starting with a letter",
+)
+"""Held on the whole object: 40 characters leave room for what is appended to name a Service's children."""

@@ -1,0 +1,138 @@
+"""What all Pomona resources share: the group, labels, object metadata, conditions, and how a struct is declared.
+
+Structs read what the API server sends and write what we apply. Unknown fields are ignored, so that an older agent
+reads a newer object; a field that equals its default is left out of what is written, so that server-side apply owns
+only what was decided.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+GROUP: Final = "inference.pomona.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+LABEL_SERVICE: Final = f"{GROUP}/service"
+"""On serving pods and MetalProcesses only: a Service selects by it, so nothing else may carry it."""
+LABEL_MODEL: Final = f"{GROUP}/model"
+"""On the pods of a Model's Jobs."""
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "pomona"
+SLICE_MANAGED_BY: Final = "metal-agent.pomona.dev"
+"""Value of `endpointslice.kubernetes.io/managed-by`, which keeps Kubernetes' own controller off a host's slices."""
+HOSTS_NAMESPACE: Final = "pomona-metal-hosts"
+"""Holds each host's Lease, ServiceAccount and Secret."""
+PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
+"""Keeps a MetalProcess, and so its reserved bytes, until its host has stopped it or is known to be gone."""
+
+Accelerator = Literal["cpu", "nvidia", "metal"]
+Priority = Literal["critical", "high", "normal", "low", "batch"]
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Base of every struct that crosses the API."""
+
+
+def rule(cel: str, message: str) -> dict[str, str]:
+    """One CEL rule of a CRD; `message` tells the user what to do. Standard CEL functions only."""
+    return {"rule": cel, "message": message}
+
+
+def described(description: str, *rules: dict[str, str], **schema: object) -> Meta:
+    """Describe a field for `kubectl explain`, with the CEL rules and Kubernetes schema extensions that hold for it."""
+    extra: dict[str, object] = dict(schema)
+    if rules:
+        extra["x-kubernetes-validations"] = list(rules)
+    return Meta(description=description, extra_json_schema=extra)
+
+
+def keyed_by(*keys: str) -> dict[str, Any]:
+    """Schema of a list that server-side apply merges by key, so that each entry has its own writer."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Quantity = Annotated[
+    int | str,
+    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}),
+]
+"""A Kubernetes quantity such as `500m`, `4Gi` or a plain number."""
+
+
+class OwnerReference(Resource):
+    """`metav1.OwnerReference`."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class ObjectMeta(Resource):
+    """The part of `metav1.ObjectMeta` that a decision of ours reads."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: list[str] = []
+    owner_references: list[OwnerReference] = []
+
+
+class Condition(Resource):
+    """`metav1.Condition`: one observed fact, with when it last changed and for which generation it was seen."""
+
+    type: Annotated[
+        str,
+        Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"),
+        described("What this condition is about, in CamelCase."),
+    ]
+    status: Annotated[Literal["True", "False", "Unknown"], described("True, False or Unknown.")]
+    reason: Annotated[
+        str,
+        Meta(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
+        described("Why, as one CamelCase word that programs may compare."),
+    ]
+    message: Annotated[str, Meta(max_length=32768), described("Why, and the way out, for a person.")]
+    last_transition_time: Annotated[str, described("When the status last changed.", format="date-time")]
+    observed_generation: Annotated[
+        int | None, Meta(ge=0), described("The metadata.generation that this was decided for.", format="int64")
+    ] = None
+
+
+Conditions = Annotated[
+    list[Condition],
+    described("What is known of the object now, one entry for each type.", **keyed_by("type")),
+]
+
+
+class SecretReference(Resource):
+    """Names a Secret in the object's own namespace."""
+
+    name: Annotated[Name, described("Name of a Secret in the same namespace.")]
+
+
+class Toleration(Resource):
+    """`corev1.Toleration`."""
+
+    key: Annotated[str, described("Taint key that is tolerated; empty with operator Exists tolerates all.")] = ""
+    operator: Annotated[
+        Literal["Exists", "Equal"], described("Whether the taint's value must be equal, or only exist.")
+    ] = "Equal"
+    value: Annotated[str, described("Taint value that is tolerated when operator is Equal.")] = ""
+    effect: Annotated[
+        Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"],
+        described("Taint effect that is tolerated; empty tolerates all effects."),
+    ] = ""
+    toleration_seconds: Annotated[
+        int | None, described("For NoExecute: seconds until eviction; absent is for ever.", format="int64")
+    ] = None

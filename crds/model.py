@@ -1,0 +1,151 @@
+"""`Model`: an artifact and what it needs, as an image is for pods. It is inspected once and then used by many services."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from crds.meta import (
+    Accelerator,
+    Conditions,
+    Name,
+    ObjectMeta,
+    Quantity,
+    Resource,
+    SecretReference,
+    described,
+    rule,
+)
+
+
+class Cache(Resource):
+    """The volume that holds the verified weights for pods."""
+
+    access_mode: Annotated[
+        Literal["ReadWriteOnce", "ReadWriteMany"],
+        described(
+            "Access mode of the volume: ReadWriteOnce serves all pods from one node, ReadWriteMany from any.",
+            rule("self == oldSelf", "cache.accessMode cannot change while the volume exists: make a new Model"),
+        ),
+    ] = "ReadWriteOnce"
+    storage_class_name: Annotated[
+        Name | None, described("StorageClass of the volume; absent takes the cluster's default.")
+    ] = None
+    size: Annotated[
+        Quantity | None, described("Size of the volume; absent takes the size of the weights and one tenth more.")
+    ] = None
+
+
+class ModelHardware(Resource):
+    """Hardware that services of this Model use unless they say otherwise."""
+
+    accelerator: Annotated[
+        Accelerator,
+        described("Where services of this Model run by default: cpu and nvidia are pods, metal is an off-cluster host."),
+    ] = "cpu"
+
+
+class ModelSpec(Resource):
+    """What the user states about a Model."""
+
+    source: Annotated[
+        str,
+        Meta(max_length=2048, pattern=r"^(hf|https?|file)://[^\s]+$"),
+        described(
+            "Where the weights are: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf, or "
+            "file:///PATH.gguf, which only hosts can serve, from below their agent's --file-root."
+        ),
+    ]
+    sha256: Annotated[
+        Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None,
+        described("Expected SHA-256 of the file, 64 hexadecimal digits. Weights that differ are never served."),
+    ] = None
+    source_secret_ref: Annotated[
+        SecretReference | None,
+        described("Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source."),
+    ] = None
+    hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
+        ModelHardware()
+    )
+    memory_bytes: Annotated[
+        int | None,
+        Meta(ge=1),
+        described(
+            "Memory that serving this Model takes, in bytes. Required for file:// (nothing in the cluster can read the "
+            "file); otherwise it is computed from the artifact's own header and this field overrides it.",
+            format="int64",
+        ),
+    ] = None
+    cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
+
+
+class GGUF(Resource):
+    """What the artifact's own header says."""
+
+    architecture: Annotated[str, described("Architecture of the model, for example llama or qwen3.")] = ""
+    model_name: Annotated[str, described("Name that the artifact gives itself.")] = ""
+    quantization: Annotated[str, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
+    context_length: Annotated[
+        int | None, described("Longest context that the model was trained for, in tokens.", format="int64")
+    ] = None
+    embedding_size: Annotated[int | None, described("Width of the embedding.", format="int64")] = None
+    layer_count: Annotated[int | None, described("Number of transformer blocks.", format="int64")] = None
+    head_count: Annotated[int | None, described("Attention heads of the widest layer.", format="int64")] = None
+    head_count_kv: Annotated[
+        int | None,
+        Meta(ge=0),
+        described("Key and value heads of the widest layer (grouped-query attention).", format="int64"),
+    ] = None
+    tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
+    file_version: Annotated[int | None, described("Version of the GGUF format.", format="int64")] = None
+    license: Annotated[str, described("License that the artifact states.")] = ""
+    kv_bytes_per_token: Annotated[
+        int | None,
+        described("Bytes of f16 KV cache for each token of context, over all layers.", format="int64"),
+    ] = None
+
+
+class ModelStatus(Resource):
+    """What the controller knows about a Model."""
+
+    observed_generation: Annotated[
+        int | None, described("The metadata.generation that this status was decided for.", format="int64")
+    ] = None
+    phase: Annotated[
+        Literal["Pending", "Downloading", "Ready", "Failed"],
+        described(
+            "Pending: being inspected. Downloading: weights are on their way to the volume. Ready: inspected and "
+            "reachable. Failed: the conditions say why."
+        ),
+    ] = "Pending"
+    revision: Annotated[
+        str, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
+    ] = ""
+    sha256: Annotated[str, described("SHA-256 of the file, once it is known.")] = ""
+    file: Annotated[str, described("Name of the file.")] = ""
+    size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
+    size: Annotated[str, described("Size of the file for people, for example 4.4 GiB.")] = ""
+    gguf: Annotated[GGUF | None, described("What the artifact's own header says.")] = None
+    conditions: Conditions = []
+
+
+class Model(Resource):
+    """An artifact that can be served, and what it needs."""
+
+    metadata: ObjectMeta
+    spec: Annotated[
+        ModelSpec,
+        described(
+            "What the user states about this Model.",
+            rule(
+                "!self.source.startsWith('file://') || has(self.memoryBytes)",
+                "a file:// source needs spec.memoryBytes: nothing in the cluster can read the file to compute it",
+            ),
+            rule(
+                "!self.source.startsWith('file://') || !has(self.sourceSecretRef)",
+                "a file:// source takes no spec.sourceSecretRef: remove it",
+            ),
+        ),
+    ]
+    status: Annotated[ModelStatus, described("What the controller knows about this Model.")] = ModelStatus()
+    api_version: str = ""
+    kind: str = ""
