@@ -35,7 +35,7 @@ class Resources(Resource):
     """What one replica that runs as a pod asks of its node."""
 
     gpu: Annotated[
-        int | None, Meta(ge=1, le=8), described("Devices of one nvidia replica; absent is 1.", format="int32")
+        Annotated[int, Meta(ge=1, le=8)] | None, described("Devices of one nvidia replica; absent is 1.", format="int32")
     ] = None
     cpu: Annotated[Quantity | None, described("CPU that is requested, for example 2 or 500m.")] = None
     memory: Annotated[

@@ -105,7 +105,7 @@ class Condition(Resource):
     message: Annotated[str, Meta(max_length=32768), described("Why, and the way out, for a person.")]
     last_transition_time: Annotated[str, described("When the status last changed.", format="date-time")]
     observed_generation: Annotated[
-        int | None, Meta(ge=0), described("The metadata.generation that this was decided for.", format="int64")
+        Annotated[int, Meta(ge=0)] | None, described("The metadata.generation that this was decided for.", format="int64")
     ] = None
 
 

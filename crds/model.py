@@ -67,8 +67,7 @@ class ModelSpec(Resource):
         ModelHardware()
     )
     memory_bytes: Annotated[
-        int | None,
-        Meta(ge=1),
+        Annotated[int, Meta(ge=1)] | None,
         described(
             "Memory that serving this Model takes, in bytes. Required for file:// (nothing in the cluster can read the "
             "file); otherwise it is computed from the artifact's own header and this field overrides it.",
@@ -91,8 +90,7 @@ class GGUF(Resource):
     layer_count: Annotated[int | None, described("Number of transformer blocks.", format="int64")] = None
     head_count: Annotated[int | None, described("Attention heads of the widest layer.", format="int64")] = None
     head_count_kv: Annotated[
-        int | None,
-        Meta(ge=0),
+        Annotated[int, Meta(ge=0)] | None,
         described("Key and value heads of the widest layer (grouped-query attention).", format="int64"),
     ] = None
     tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
