@@ -1,0 +1,62 @@
+"""What the API server serves and where: one constant per resource that Pomona reads or writes.
+
+A path is built from a constant and never by hand, so that a group, a plural or a scope is written down once.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from crds.meta import GROUP, VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object of the API: its group, version, plural, kind and scope."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """The `apiVersion` of its objects: `v1`, `apps/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def custom(self) -> bool:
+        """Whether a CRD defines it: the server keeps zero values of such objects, and drops many of built-in ones."""
+        return "." in self.group and not self.group.endswith(".k8s.io")
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+        """The URL path of one object or, without a name, of the collection (in one namespace or in all)."""
+        parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS: Final = Resource("", "v1", "pods", "Pod")
+SERVICES: Final = Resource("", "v1", "services", "Service")
+SECRETS: Final = Resource("", "v1", "secrets", "Secret")
+PVCS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
+NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
+JOBS: Final = Resource("batch", "v1", "jobs", "Job")
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+MODELS: Final = Resource(GROUP, VERSION, "models", "Model")
+INFERENCE_SERVICES: Final = Resource(GROUP, VERSION, "inferenceservices", "InferenceService")
+METAL_HOSTS: Final = Resource(GROUP, VERSION, "metalhosts", "MetalHost", namespaced=False)
+METAL_PROCESSES: Final = Resource(GROUP, VERSION, "metalprocesses", "MetalProcess")

@@ -1,0 +1,144 @@
+"""Bytes to the API server and back: the one seam through which tests inject faults.
+
+It knows HTTP, time-outs and credentials, and nothing of Kubernetes objects. Every failure to get an answer is
+Unreachable; every answer, whatever its status, is data.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import aiohttp
+
+from kube.credentials import Credentials
+from kube.errors import Unreachable
+
+CONNECT_SECONDS = 2.0
+TOTAL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request to the API server; `path` starts with a slash."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = field(default=None, repr=False)
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer."""
+
+    status: int
+    body: bytes = field(repr=False)
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer whose body is read as it comes."""
+
+    status: int
+    chunks: AsyncIterator[bytes]
+    retry_after_seconds: float | None = None
+
+
+class Transport(Protocol):
+    """How the client reaches the server."""
+
+    async def request(self, request: Request) -> Response:
+        """Send and read the whole answer; raises Unreachable."""
+
+    def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
+        """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class AiohttpTransport:
+    """Transport over one aiohttp session; create it inside a running event loop and close it.
+
+    A 401 refreshes the credentials once (a token rotates on disk, an exec plugin's expires) and sends again.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=credentials.tls or True),
+            auto_decompress=True,
+            trust_env=False,
+        )
+
+    async def request(self, request: Request) -> Response:
+        """Send and read the whole answer; raises Unreachable."""
+        limits = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS)
+        async with self._answer(request, limits) as answer, _unreachable(request):
+            return Response(answer.status, await answer.read(), _retry_after(answer))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
+        """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
+        async with self._answer(request, limits) as answer:
+            yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    @contextlib.asynccontextmanager
+    async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        answer = await self._send(request, limits)
+        if answer.status == 401 and await self._credentials.refresh():  # noqa: PLR2004 - Unauthorized
+            answer.close()
+            answer = await self._send(request, limits)
+        async with answer:
+            yield answer
+
+    async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        credentials = self._credentials
+        headers = {"Accept": request.accept, "User-Agent": "pomona"}
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        if authorization := await credentials.authorization():
+            headers["Authorization"] = authorization
+        async with _unreachable(request):
+            return await self._session.request(
+                request.method,
+                credentials.server + request.path,
+                params=request.query,
+                data=request.body,
+                headers=headers,
+                timeout=limits,
+                allow_redirects=False,
+                server_hostname=credentials.tls_server_name,
+                proxy=credentials.proxy,
+            )
+
+
+async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:
+    async with _unreachable(request):
+        async for chunk in answer.content.iter_any():
+            yield chunk
+
+
+@contextlib.asynccontextmanager
+async def _unreachable(request: Request) -> AsyncIterator[None]:
+    """Every way in which HTTP fails, under one name."""
+    try:
+        yield
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        what = str(error) or type(error).__name__
+        raise Unreachable(f"{request.method} {request.path}: {what}") from error
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float | None:
+    value = answer.headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else None
