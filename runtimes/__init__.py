@@ -1,0 +1,1 @@
+"""Inference engines, one module each, for pods and host processes alike."""

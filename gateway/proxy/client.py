@@ -1,0 +1,69 @@
+"""The agent's side of the proxy's control socket."""
+
+import asyncio
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from gateway.proxy.config import Idle, ProxyConfig, ProxyState, Refusal
+
+_TIMEOUT_SECONDS = 5.0
+
+
+class ProxyUnreachableError(Exception):
+    """No proxy answered on the socket: not started yet, dead, or stuck. Nothing is known about what it did."""
+
+
+class ProxyRefusedError(Exception):
+    """The proxy answered and would not; the message says why."""
+
+
+class ProxyClient:
+    """Calls on the control socket at `socket`. Holds no connection, so it outlives any number of proxies.
+
+    Every call raises ProxyUnreachableError or ProxyRefusedError; each may be repeated at will.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def configure(self, config: ProxyConfig) -> ProxyState:
+        """Make `config` the whole configuration and return what became of it; see `ListenerState.error`."""
+        return msgspec.json.decode(
+            await self._call("PUT", "/services", _TIMEOUT_SECONDS, msgspec.json.encode(config)), type=ProxyState
+        )
+
+    async def state(self) -> ProxyState:
+        """Return who the proxy is, its listeners, and the requests in flight per backend."""
+        return msgspec.json.decode(await self._call("GET", "/state", _TIMEOUT_SECONDS), type=ProxyState)
+
+    async def wait_idle(self, uid: str, timeout_seconds: float) -> bool:
+        """Wait until backend `uid` answers no request, configured or not; False if it still does after the time-out."""
+        path = f"/backends/{uid}/idle?timeoutSeconds={timeout_seconds}"
+        answer = await self._call("GET", path, timeout_seconds + _TIMEOUT_SECONDS)
+        return msgspec.json.decode(answer, type=Idle).in_flight == 0
+
+    async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
+        try:
+            async with (
+                asyncio.timeout(timeout_seconds),
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self._socket))) as session,
+                session.request(method, f"http://proxy{path}", data=body) as response,
+            ):
+                answer = await response.read()
+        except TimeoutError as error:
+            raise ProxyUnreachableError(f"proxy at {self._socket}: no answer within {timeout_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ProxyUnreachableError(f"proxy at {self._socket}: {error}") from error
+        if response.status != HTTPStatus.OK:
+            raise ProxyRefusedError(f"proxy at {self._socket}: {_refusal(answer)}")
+        return answer
+
+
+def _refusal(answer: bytes) -> str:
+    try:
+        return msgspec.json.decode(answer, type=Refusal).error
+    except msgspec.DecodeError:
+        return answer.decode(errors="replace")
