@@ -19,7 +19,7 @@ from crds.meta import (
 from crds.serving import ContextLength, ExtraArguments, Parallel
 
 
-class ServiceHardware(Resource):
+class ServiceHardware(Resource, frozen=True):
     """Hardware of one replica."""
 
     accelerator: Annotated[
@@ -31,11 +31,12 @@ class ServiceHardware(Resource):
     ] = None
 
 
-class Resources(Resource):
+class Resources(Resource, frozen=True):
     """What one replica that runs as a pod asks of its node."""
 
     gpu: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None, described("Devices of one nvidia replica; absent is 1.", format="int32")
+        Annotated[int, Meta(ge=1, le=8)] | None,
+        described("Devices of one nvidia replica; absent: 1.", format="int32"),
     ] = None
     cpu: Annotated[Quantity | None, described("CPU that is requested, for example 2 or 500m.")] = None
     memory: Annotated[
@@ -43,24 +44,22 @@ class Resources(Resource):
     ] = None
 
 
-class InferenceServiceSpec(Resource):
+class InferenceServiceSpec(Resource, frozen=True):
     """What the user wants served."""
 
     model_ref: Annotated[Name, described("Name of a Model in the same namespace.")]
     replicas: Annotated[
         int, Meta(ge=0, le=100), described("Replicas that serve; 0 keeps the Service and no replica.", format="int32")
     ] = 1
-    suspend: Annotated[
-        bool, described("Stops all replicas and keeps everything else, until it is false again.")
-    ] = False
+    suspend: Annotated[bool, described("Stops all replicas and keeps everything else, until it is false again.")] = (
+        False
+    )
     hardware: Annotated[ServiceHardware, described("Hardware of one replica.")] = ServiceHardware()
     resources: Annotated[Resources, described("What one replica that runs as a pod asks of its node.")] = Resources()
     context_length: ContextLength = 4096
     parallel: Parallel = 1
     extra_args: ExtraArguments = []
-    priority: Annotated[
-        Priority, described("Which service is placed first when hosts are scarce.")
-    ] = "normal"
+    priority: Annotated[Priority, described("Which service is placed first when hosts are scarce.")] = "normal"
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
         described("Container image with llama-server as its entry point; absent is llama.cpp's own."),
@@ -75,7 +74,7 @@ class InferenceServiceSpec(Resource):
     ] = []
 
 
-class InferenceServiceStatus(Resource):
+class InferenceServiceStatus(Resource, frozen=True):
     """What the controller knows about a service."""
 
     observed_generation: Annotated[
@@ -97,7 +96,7 @@ class InferenceServiceStatus(Resource):
     conditions: Conditions = []
 
 
-class InferenceService(Resource):
+class InferenceService(Resource, frozen=True):
     """Desired serving of one Model at one address."""
 
     metadata: Annotated[ObjectMeta, described("Standard object metadata.")]

@@ -61,7 +61,7 @@ Quantity = Annotated[
 """A Kubernetes quantity such as `500m`, `4Gi` or a plain number."""
 
 
-class OwnerReference(Resource):
+class OwnerReference(Resource, frozen=True):
     """`metav1.OwnerReference`."""
 
     api_version: str
@@ -72,7 +72,7 @@ class OwnerReference(Resource):
     block_owner_deletion: bool | None = None
 
 
-class ObjectMeta(Resource):
+class ObjectMeta(Resource, frozen=True):
     """The part of `metav1.ObjectMeta` that a decision of ours reads."""
 
     name: str = ""
@@ -88,7 +88,7 @@ class ObjectMeta(Resource):
     owner_references: list[OwnerReference] = []
 
 
-class Condition(Resource):
+class Condition(Resource, frozen=True):
     """`metav1.Condition`: one observed fact, with when it last changed and for which generation it was seen."""
 
     type: Annotated[
@@ -105,7 +105,8 @@ class Condition(Resource):
     message: Annotated[str, Meta(max_length=32768), described("Why, and the way out, for a person.")]
     last_transition_time: Annotated[str, described("When the status last changed.", format="date-time")]
     observed_generation: Annotated[
-        Annotated[int, Meta(ge=0)] | None, described("The metadata.generation that this was decided for.", format="int64")
+        Annotated[int, Meta(ge=0)] | None,
+        described("The metadata.generation that was looked at.", format="int64"),
     ] = None
 
 
@@ -115,13 +116,13 @@ Conditions = Annotated[
 ]
 
 
-class SecretReference(Resource):
+class SecretReference(Resource, frozen=True):
     """Names a Secret in the object's own namespace."""
 
     name: Annotated[Name, described("Name of a Secret in the same namespace.")]
 
 
-class Toleration(Resource):
+class Toleration(Resource, frozen=True):
     """`corev1.Toleration`."""
 
     key: Annotated[str, described("Taint key that is tolerated; empty with operator Exists tolerates all.")] = ""

@@ -5,11 +5,11 @@ from typing import Annotated
 from crds.meta import Conditions, ObjectMeta, Resource, described, keyed_by
 
 
-class MetalHostSpec(Resource):
+class MetalHostSpec(Resource, frozen=True):
     """Nothing yet: a host is registered by its agent and wants nothing."""
 
 
-class HostProcess(Resource):
+class HostProcess(Resource, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""
 
     uid: Annotated[str, described("metadata.uid of the MetalProcess.")]
@@ -18,7 +18,7 @@ class HostProcess(Resource):
     memory_bytes: Annotated[int | None, described("Bytes reserved for it.", format="int64")] = None
 
 
-class MetalHostStatus(Resource):
+class MetalHostStatus(Resource, frozen=True):
     """Facts that the agent reports. A fact that is not known is absent, never 0."""
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
@@ -43,7 +43,7 @@ class MetalHostStatus(Resource):
     conditions: Conditions = []
 
 
-class MetalHost(Resource):
+class MetalHost(Resource, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
     metadata: ObjectMeta

@@ -13,7 +13,7 @@ from crds.meta import Conditions, Name, ObjectMeta, Priority, Resource, describe
 from crds.serving import ContextLength, ExtraArguments, Parallel
 
 
-class Artifact(Resource):
+class Artifact(Resource, frozen=True):
     """The exact weights: what a host fetches and verifies by itself."""
 
     source: Annotated[str, Meta(max_length=2048), described("Where the weights are, as in the Model's spec.source.")]
@@ -22,13 +22,15 @@ class Artifact(Resource):
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
 
 
-class MetalProcessSpec(Resource):
+class MetalProcessSpec(Resource, frozen=True):
     """Everything that a host needs to serve one replica."""
 
     service_name: Annotated[Name, described("InferenceService that this process serves; also the model's served name.")]
     model_name: Annotated[Name, described("Model that is served.")]
     runtime: Annotated[
-        str, Meta(max_length=64), described("Engine that serves, for example llama.cpp; a host rejects what it has not.")
+        str,
+        Meta(max_length=64),
+        described("Engine that serves, such as llama.cpp; a host rejects what it has not."),
     ]
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[int, Meta(ge=1), described("Bytes that are reserved on the host.", format="int64")]
@@ -46,14 +48,14 @@ class MetalProcessSpec(Resource):
     ] = None
 
 
-class Progress(Resource):
+class Progress(Resource, frozen=True):
     """How far a fetch is."""
 
     bytes: Annotated[int, described("Bytes that are on the host.", format="int64")] = 0
     total_bytes: Annotated[int | None, described("Bytes in all, where the source says so.", format="int64")] = None
 
 
-class LastExit(Resource):
+class LastExit(Resource, frozen=True):
     """How the engine ended the last time."""
 
     code: Annotated[int | None, described("Exit code, where it exited by itself.", format="int32")] = None
@@ -62,7 +64,7 @@ class LastExit(Resource):
     log: Annotated[str, Meta(max_length=4096), described("Its last lines on standard error.")] = ""
 
 
-class MetalProcessStatus(Resource):
+class MetalProcessStatus(Resource, frozen=True):
     """What the host's agent reports."""
 
     phase: Annotated[
@@ -104,7 +106,7 @@ HOST_RULE = rule(
 )
 
 
-class MetalProcess(Resource):
+class MetalProcess(Resource, frozen=True):
     """One native process on an off-cluster host."""
 
     metadata: ObjectMeta

@@ -1,4 +1,4 @@
-"""`Model`: an artifact and what it needs, as an image is for pods. It is inspected once and then used by many services."""
+"""`Model`: an artifact and what it needs, as an image is for pods. Inspected once, then used by many services."""
 
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from crds.meta import (
 )
 
 
-class Cache(Resource):
+class Cache(Resource, frozen=True):
     """The volume that holds the verified weights for pods."""
 
     access_mode: Annotated[
@@ -35,16 +35,16 @@ class Cache(Resource):
     ] = None
 
 
-class ModelHardware(Resource):
+class ModelHardware(Resource, frozen=True):
     """Hardware that services of this Model use unless they say otherwise."""
 
     accelerator: Annotated[
         Accelerator,
-        described("Where services of this Model run by default: cpu and nvidia are pods, metal is an off-cluster host."),
+        described("Where its services run by default: cpu and nvidia are pods, metal is an off-cluster host."),
     ] = "cpu"
 
 
-class ModelSpec(Resource):
+class ModelSpec(Resource, frozen=True):
     """What the user states about a Model."""
 
     source: Annotated[
@@ -77,7 +77,7 @@ class ModelSpec(Resource):
     cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
 
 
-class GGUF(Resource):
+class GGUF(Resource, frozen=True):
     """What the artifact's own header says."""
 
     architecture: Annotated[str, described("Architecture of the model, for example llama or qwen3.")] = ""
@@ -102,7 +102,7 @@ class GGUF(Resource):
     ] = None
 
 
-class ModelStatus(Resource):
+class ModelStatus(Resource, frozen=True):
     """What the controller knows about a Model."""
 
     observed_generation: Annotated[
@@ -126,7 +126,7 @@ class ModelStatus(Resource):
     conditions: Conditions = []
 
 
-class Model(Resource):
+class Model(Resource, frozen=True):
     """An artifact that can be served, and what it needs."""
 
     metadata: ObjectMeta

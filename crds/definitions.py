@@ -1,0 +1,176 @@
+"""The CustomResourceDefinition of each kind: names, columns that kubectl shows, subresources, selectable fields."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from crds.inferenceservice import NAME_RULE, InferenceService
+from crds.meta import GROUP, VERSION
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
+from crds.model import Model
+from crds.schema import Schema, field_schema
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of `kubectl get`; `wide` columns show with `-o wide`."""
+
+    name: str
+    path: str
+    type: Literal["string", "integer", "date"] = "string"
+    wide: bool = False
+
+    def render(self) -> dict[str, Any]:
+        """Return the printer column as the CRD has it."""
+        column: dict[str, Any] = {"name": self.name, "type": self.type, "jsonPath": self.path}
+        return column | {"priority": 1} if self.wide else column
+
+
+def condition(type_: str, field: str) -> str:
+    """JSONPath of one field of the condition of that type."""
+    return f".status.conditions[?(@.type=='{type_}')].{field}"
+
+
+AGE = Column("Age", ".metadata.creationTimestamp", "date")
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kind is beside its fields."""
+
+    struct: type[msgspec.Struct]
+    plural: str
+    short: str
+    columns: tuple[Column, ...]
+    cluster_scoped: bool = False
+    scalable: bool = False
+    selectable: tuple[str, ...] = ()
+    rules: tuple[dict[str, str], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind's name is the struct's."""
+        return self.struct.__name__
+
+    def render(self) -> dict[str, Any]:
+        """Return the CustomResourceDefinition as it is applied."""
+        version: dict[str, Any] = {
+            "name": VERSION,
+            "served": True,
+            "storage": True,
+            "schema": {"openAPIV3Schema": self._schema()},
+            "subresources": {"status": {}} | (self._scale() if self.scalable else {}),
+            "additionalPrinterColumns": [column.render() for column in (*self.columns, AGE)],
+        }
+        if self.selectable:
+            version["selectableFields"] = [{"jsonPath": path} for path in self.selectable]
+        return {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{self.plural}.{GROUP}"},
+            "spec": {
+                "group": GROUP,
+                "names": {
+                    "kind": self.kind,
+                    "listKind": f"{self.kind}List",
+                    "plural": self.plural,
+                    "singular": self.kind.lower(),
+                    "shortNames": [self.short],
+                    "categories": ["pomona"],
+                },
+                "scope": "Cluster" if self.cluster_scoped else "Namespaced",
+                "versions": [version],
+            },
+        }
+
+    def _schema(self) -> Schema:
+        spec = field_schema(self.struct, "spec", defaults=True)
+        schema: Schema = {
+            "description": (self.struct.__doc__ or "").strip(),
+            "type": "object",
+            "properties": {
+                "apiVersion": {"type": "string"},
+                "kind": {"type": "string"},
+                "metadata": {"type": "object"},
+                "spec": spec,
+                "status": field_schema(self.struct, "status", defaults=False),
+            },
+        }
+        if "required" in spec:
+            schema["required"] = ["spec"]
+        if self.rules:
+            schema["x-kubernetes-validations"] = list(self.rules)
+        return schema
+
+    def _scale(self) -> dict[str, Any]:
+        return {
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            }
+        }
+
+
+DEFINITIONS = (
+    Definition(
+        struct=Model,
+        plural="models",
+        short="mdl",
+        columns=(
+            Column("Phase", ".status.phase"),
+            Column("Size", ".status.size"),
+            Column("Accelerator", ".spec.hardware.accelerator"),
+            Column("Cached", condition("Cached", "status")),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Arch", ".status.gguf.architecture", wide=True),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
+    ),
+    Definition(
+        struct=InferenceService,
+        plural="inferenceservices",
+        short="isvc",
+        columns=(
+            Column("Phase", ".status.phase"),
+            Column("Model", ".spec.modelRef"),
+            Column("Accelerator", ".status.accelerator"),
+            Column("Ready", ".status.readyReplicas", "integer"),
+            Column("Replicas", ".status.replicas", "integer"),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Endpoint", ".status.endpoint"),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
+        scalable=True,
+        rules=(NAME_RULE,),
+    ),
+    Definition(
+        struct=MetalHost,
+        plural="metalhosts",
+        short="mh",
+        columns=(
+            Column("Ready", condition("Ready", "status")),
+            Column("Chip", ".status.chip"),
+            Column("Free", ".status.available"),
+            Column("Address", ".status.address"),
+            Column("Reason", condition("Ready", "reason")),
+            Column("OS", ".status.os", wide=True),
+            Column("Agent", ".status.agentVersion", wide=True),
+        ),
+        cluster_scoped=True,
+    ),
+    Definition(
+        struct=MetalProcess,
+        plural="metalprocesses",
+        short="mp",
+        columns=(
+            Column("Phase", ".status.phase"),
+            Column("Service", ".spec.serviceName"),
+            Column("Host", ".spec.hostName"),
+            Column("Restarts", ".status.restarts", "integer"),
+            Column("Reason", ".status.reason"),
+            Column("Message", ".status.message", wide=True),
+        ),
+        selectable=(".spec.hostName",),
+    ),
+)
+"""Every kind, in the order in which a user meets them."""

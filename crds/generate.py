@@ -1,0 +1,41 @@
+"""`python -m crds.generate`: write the CRD YAML beside the structs; with `--check` only say which file is stale."""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from crds.definitions import DEFINITIONS
+from crds.meta import GROUP
+
+FOLDER = Path(__file__).parent
+HEADER = "# Generated from the structs in this folder by `make crds`. Do not edit.\n"
+
+
+def rendered() -> dict[Path, str]:
+    """Return each file's path and text."""
+    return {
+        FOLDER / f"{GROUP}_{each.plural}.yaml": HEADER + yaml.safe_dump(each.render(), sort_keys=False, width=120)
+        for each in DEFINITIONS
+    }
+
+
+def main() -> int:
+    """Write the files, or name the stale ones and return 1."""
+    files = rendered()
+    known = set(FOLDER.glob(f"{GROUP}_*.yaml"))
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    stale += sorted(known - files.keys())
+    if "--check" in sys.argv:
+        for path in stale:
+            sys.stderr.write(f"crds/{path.name} is stale: run `make crds`\n")
+        return 1 if stale else 0
+    for path in known - files.keys():
+        path.unlink()
+    for path, text in files.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

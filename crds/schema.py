@@ -1,0 +1,109 @@
+"""From a struct to the structural OpenAPI schema that a CustomResourceDefinition wants.
+
+msgspec's own JSON schema is not one: a CRD allows no `$ref`, no `anyOf` with null, no `title`, and wants a type beside
+every enum. So the type information is walked once, and each type of a field has one line here.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+Schema = dict[str, Any]
+
+
+def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> Schema:
+    """Return the structural schema of one field of a struct, and of all below it.
+
+    Args:
+        struct: The struct of a kind.
+        name: Its field, `spec` or `status`.
+        defaults: Whether the API server fills in the fields' defaults: yes in a spec; never in a status, where a
+            default would be a second writer.
+
+    Raises:
+        TypeError: A field below has no description or a type that a CRD cannot express.
+    """
+    info = inspect.type_info(struct)
+    if not isinstance(info, inspect.StructType):
+        raise TypeError(f"{struct} is no struct")
+    field = next(field for field in info.fields if field.name == name)
+    return _schema(field.type, defaults=defaults)
+
+
+def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
+    properties: Schema = {}
+    for field in info.fields:
+        schema = _schema(field.type, defaults=defaults)
+        if "description" not in schema:
+            raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would be silent")
+        if defaults:
+            default = _default(field, schema)
+            if default is not None:
+                schema["default"] = default
+        properties[field.encode_name] = schema
+    out: Schema = {"type": "object"}
+    if properties:
+        out["properties"] = properties
+    required = [field.encode_name for field in info.fields if field.required]
+    if required:
+        out["required"] = required
+    return out
+
+
+def _default(field: inspect.Field, schema: Schema) -> object:
+    """What the API server fills in; None is nothing, and nothing is said of empty values, which say nothing."""
+    value = field.default
+    if value is msgspec.NODEFAULT or value in (None, "", []):
+        return None
+    if isinstance(value, msgspec.Struct):
+        # `{}` lets the API server descend to the defaults inside.
+        inner = schema.get("properties", {}).values()
+        return {} if any("default" in p for p in inner) else None
+    return msgspec.to_builtins(value)
+
+
+def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
+    match info:
+        case inspect.Metadata():
+            inner = _schema(info.type, defaults=defaults)
+            extra = dict(info.extra_json_schema or {})
+            rules = [*inner.get("x-kubernetes-validations", []), *extra.pop("x-kubernetes-validations", [])]
+            schema = inner | extra
+            return schema | {"x-kubernetes-validations": rules} if rules else schema
+        case inspect.UnionType():
+            return _union(info, defaults=defaults)
+        case inspect.StructType():
+            return _object(info, defaults=defaults)
+        case inspect.ListType():
+            return {"type": "array", "items": _schema(info.item_type, defaults=defaults)} | _bounds(
+                minItems=info.min_length, maxItems=info.max_length
+            )
+        case inspect.DictType():
+            return {"type": "object", "additionalProperties": _schema(info.value_type, defaults=defaults)}
+        case inspect.LiteralType():
+            return {"type": "string", "enum": list(info.values)}
+        case inspect.StrType():
+            return {"type": "string"} | _bounds(
+                minLength=info.min_length, maxLength=info.max_length, pattern=info.pattern
+            )
+        case inspect.IntType():
+            return {"type": "integer"} | _bounds(minimum=info.ge, maximum=info.le)
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case _:
+            raise TypeError(f"a CRD cannot express {info}")
+
+
+def _union(info: inspect.UnionType, *, defaults: bool) -> Schema:
+    """An optional field is simply not required; a number or string is Kubernetes' int-or-string."""
+    members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
+    if {type(member) for member in members} == {inspect.IntType, inspect.StrType}:
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
+    if len(members) != 1:
+        raise TypeError(f"a CRD cannot express the union {info}")
+    return _schema(members[0], defaults=defaults)
+
+
+def _bounds(**limits: float | str | None) -> Schema:
+    return {name: limit for name, limit in limits.items() if limit is not None}

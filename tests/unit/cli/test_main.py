@@ -1,0 +1,39 @@
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from cli.main import SUBCOMMANDS, main
+
+
+def test_help_names_every_sub_command_and_imports_none() -> None:
+    script = (
+        "import sys; from cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'kopf', 'kubernetes', 'msgspec'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    for name in SUBCOMMANDS:
+        assert name in done.stdout
+
+
+def test_every_sub_command_has_help_with_an_example() -> None:
+    for name in SUBCOMMANDS:
+        result = CliRunner().invoke(main, [name, "--help"])
+        assert result.exit_code == 0, (name, result.output)
+        if name != "llama-server":  # shows llama-server's own arguments
+            assert "Example" in result.output, name
+
+
+def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    ours = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    installed = packages_distributions()
+    clashes = {name: installed[name] for name in ours if set(installed.get(name, [])) - {"pomona"}}
+    assert clashes == {}

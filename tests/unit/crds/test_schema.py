@@ -1,0 +1,64 @@
+from typing import Any
+
+import pytest
+import yaml
+
+from crds import generate
+from crds.definitions import DEFINITIONS, Definition
+
+
+def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    found = [(path, schema)]
+    for name, child in schema.get("properties", {}).items():
+        found += walk(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            found += walk(schema[key], f"{path}[]")
+    return found
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.kind)
+class TestDefinition:
+    def test_file_beside_the_structs_is_fresh(self, definition: Definition) -> None:
+        path, text = next(
+            (path, text) for path, text in generate.rendered().items() if definition.plural in path.name.split("_")[1]
+        )
+        assert path.read_text() == text, "run `make crds`"
+        assert yaml.safe_load(text) == definition.render()
+
+    def test_schema_is_structural(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for path, schema in walk(root):
+            assert "$ref" not in schema, path
+            assert "type" in schema or schema.get("x-kubernetes-int-or-string"), path
+
+    def test_every_field_is_described(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        silent = [
+            path
+            for path, schema in walk(root)
+            if "description" not in schema
+            and path not in {".apiVersion", ".kind", ".metadata"}  # Kubernetes describes these
+            and not path.endswith("[]")
+        ]
+        assert silent == []
+
+    def test_status_has_no_defaults(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        assert [path for path, schema in walk(root["properties"]["status"]) if "default" in schema] == []
+
+    def test_conditions_merge_by_type(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        conditions = root["properties"]["status"]["properties"]["conditions"]
+        assert conditions["x-kubernetes-list-type"] == "map"
+        assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+        assert set(conditions["items"]["required"]) == {"type", "status", "reason", "message", "lastTransitionTime"}
+
+
+def test_stale_file_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    files = generate.rendered()
+    first = next(iter(files))
+    monkeypatch.setattr(generate, "rendered", lambda: files | {first: "other"})
+    monkeypatch.setattr("sys.argv", ["generate", "--check"])
+    assert generate.main() == 1
+    assert capsys.readouterr().err == f"crds/{first.name} is stale: run `make crds`\n"
