@@ -1,33 +1,78 @@
-# Everything a developer runs. `make help` lists it; each target installs what it lacks.
+# Everything a developer runs. `make help` lists it; each target installs by itself what it lacks.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-UV     := uv==0.13.9
-EXTRAS := --extra controller --extra llama --extra dev
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+UV      := uv==0.13.9
+SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
+PYTEST  := $(BIN)/python -m pytest
+# Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
-export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pomona needs Python 3.11 or later; %s is %s: run make PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
-	@echo "installing Python packages into $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
-	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . '$(UV)'
-	@touch $@
+.PHONY: demo
+demo: setup binaries ## Serve one model from a pod and from a host process; MODEL=hf://... for a real one, KEEP=1 to stay
+	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
-.PHONY: setup
-setup: $(VENV)/.installed ## Install the virtual environment
+.PHONY: test
+test: test-fast test-cluster ## Run every test
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that need no control plane
+	@$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: test-cluster
+test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
+	@$(SANDBOX) $(PYTEST) tests/cluster $(ARGS)
+
+.PHONY: lint
+lint: setup ## Check style, types, layers, and that what is generated is fresh
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m crds.generate --check
+
+.PHONY: format
+format: setup ## Format the code and mend what can be mended
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: crds
+crds: setup ## Write the CRD YAML from the structs in crds/
+	@$(BIN)/python -m crds.generate
+
+.PHONY: binaries
+binaries: setup ## Build the control plane of tests and demo into the user's cache, once
+	@$(BIN)/python -m tests.controlplane.binaries
 
 .PHONY: lock
 lock: ## Refresh requirements.lock from pyproject.toml
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet '$(UV)'; }
-	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header $(EXTRAS) pyproject.toml --output-file requirements.lock
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	  --extra controller --extra llama --extra dev pyproject.toml --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Remove the virtual environment and what tools left; the cache of binaries stays
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: setup
+setup: $(VENV)/.installed ## Install the virtual environment
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "pomona: $(PYTHON) is missing: install Python 3.11 or later, or run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pomona: %s is Python %s, 3.11 or later is needed: run make PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "pomona: $(PYTHON) has no ensurepip: install the package python3-venv" >&2; exit 1; }
+	@echo "installing Python packages into $(VENV) (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
