@@ -14,7 +14,7 @@ export UV_LINK_MODE := copy
 
 .PHONY: help
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: setup binaries ## Serve one model from a pod and from a host process; MODEL=hf://... for a real one, KEEP=1 to stay
