@@ -4,19 +4,30 @@ One method is one request (a list is one per page), so a caller knows between wh
 an ApiError that names the call; only 429 is waited for, because the server asks for it and says how long.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kube.credentials import Credentials
+from kube.errors import BY_STATUS, ApiError, Conflict, Gone, Invalid, Unreachable
 from kube.resources import Resource
-from kube.transport import AiohttpTransport, Transport
+from kube.transport import AiohttpTransport, Request, Response, Transport
 
 Obj = dict[str, Any]
 """An object of the API as decoded JSON."""
+
+PAGE = 500
+WATCH_IDLE_SECONDS = 70.0
+"""The server sends a bookmark at least each minute; longer silence is a dead connection."""
+_THROTTLED_TRIES = 4
+_THROTTLED_MOST_SECONDS = 10.0
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,34 @@ class WatchEvent(msgspec.Struct, frozen=True):
     object: Obj
 
 
+class _ListMetadata(msgspec.Struct, frozen=True, rename={"resource_version": "resourceVersion", "more": "continue"}):
+    resource_version: str = ""
+    more: str = ""
+
+
+class _Page(msgspec.Struct, frozen=True):
+    metadata: _ListMetadata
+    items: list[Obj] | None = None
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    field: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    causes: list[_Cause] = []
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """metav1.Status, as far as we read it."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
 class Client:
     """The API server, spoken to through `transport`, which the caller closes (see `connect`).
 
@@ -45,21 +84,26 @@ class Client:
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         """Read one object."""
-        raise NotImplementedError
+        return await self._call("get", resource, namespace, name, Request("GET", resource.path(namespace, name)))
 
     async def list(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
         """Read all objects that match, in pages; items carry apiVersion and kind."""
-        raise NotImplementedError
+        query = _selectors(label_selector, field_selector)
+        found = await self._pages(resource, namespace, query, "application/json")
+        for item in found.items:
+            item.setdefault("apiVersion", resource.api_version)
+            item.setdefault("kind", resource.kind)
+        return found
 
     async def list_metadata(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
         """Read the metadata of all objects that match: cheap, enough to know who exists."""
-        raise NotImplementedError
+        return await self._pages(resource, namespace, _selectors(label_selector, field_selector), _METADATA_LIST)
 
-    def watch(
+    async def watch(
         self,
         resource: Resource,
         namespace: str | None = None,
@@ -73,11 +117,27 @@ class Client:
         Raises, besides the usual: Gone when the version is too old; Unreachable when neither an event nor a bookmark
         came for 70 seconds.
         """
-        raise NotImplementedError
+        call = _describe("watch", resource, namespace, None)
+        query = _selectors(label_selector, field_selector)
+        query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
+        request = Request("GET", resource.path(namespace), query)
+        async with self._transport.stream(request, idle_seconds=WATCH_IDLE_SECONDS) as stream:
+            if stream.status != 200:  # noqa: PLR2004 - OK
+                body = b"".join([chunk async for chunk in stream.chunks])
+                raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
+            async for line in _lines(stream.chunks):
+                event = _decode(call, line, WatchEvent)
+                if event.type == "ERROR":
+                    raise _status_error(call, msgspec.convert(event.object, _Status))
+                yield event
 
     async def create(self, resource: Resource, obj: Mapping[str, Any]) -> Obj:
         """Create an object that must not exist yet (else Conflict, with reason AlreadyExists)."""
-        raise NotImplementedError
+        namespace, name = _identity(obj)
+        body = msgspec.json.encode(_typed(resource, obj))
+        return await self._call(
+            "create", resource, namespace, name, Request("POST", resource.path(namespace), {}, body)
+        )
 
     async def apply(
         self,
@@ -92,7 +152,15 @@ class Client:
 
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
-        raise NotImplementedError
+        namespace, name = _identity(obj)
+        request = Request(
+            "PATCH",
+            resource.path(namespace, name, subresource),
+            {"fieldManager": field_manager, "force": "true" if force else "false"},
+            msgspec.json.encode(_typed(resource, obj)),
+            "application/apply-patch+yaml",
+        )
+        return await self._call("apply", resource, namespace, name, request)
 
     async def patch_json(
         self,
@@ -104,7 +172,21 @@ class Client:
         subresource: str = "",
     ) -> Obj:
         """JSON patch; a failed `test`, or a path that is not there, raises Conflict."""
-        raise NotImplementedError
+        body = msgspec.json.encode(operations)
+        path = resource.path(namespace, name, subresource)
+        request = Request("PATCH", path, {}, body, "application/json-patch+json")
+        try:
+            return await self._call("patch", resource, namespace, name, request)
+        except Invalid as error:
+            # A patch that does not fit the object is answered as invalid too, but without a word about any field.
+            if error.causes:
+                raise
+            raise Conflict(
+                _describe("patch", resource, namespace, name),
+                status=error.status,
+                reason=error.reason,
+                message=f"the object is not as the patch expects it ({error.message})",
+            ) from error
 
     async def delete(
         self,
@@ -117,7 +199,49 @@ class Client:
         propagation: str = "Background",
     ) -> None:
         """Delete one object; with `uid` or `resource_version` only this very one (else Conflict)."""
-        raise NotImplementedError
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if preconditions := {key: value for key, value in wanted.items() if value}:
+            options["preconditions"] = preconditions
+        request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options))
+        await self._call("delete", resource, namespace, name, request)
+
+    async def _call(
+        self, verb: str, resource: Resource, namespace: str | None, name: str | None, request: Request
+    ) -> Obj:
+        call = _describe(verb, resource, namespace, name)
+        return _decode(call, await self._send(call, request), Obj)
+
+    async def _pages(self, resource: Resource, namespace: str | None, query: dict[str, str], accept: str) -> ObjectList:
+        """All pages at one resourceVersion; when it grew too old on the way, the whole list at once."""
+        call = _describe("list", resource, namespace, None)
+        path = resource.path(namespace)
+        items: list[Obj] = []
+        page_query = {**query, "limit": str(PAGE)}
+        while True:
+            try:
+                body = await self._send(call, Request("GET", path, page_query, accept=accept))
+            except Gone:
+                if "continue" not in page_query:
+                    raise
+                items, page_query = [], query
+                continue
+            page = _decode(call, body, _Page)
+            items += page.items or []
+            if not page.metadata.more:
+                return ObjectList(items, page.metadata.resource_version)
+            page_query = {**page_query, "continue": page.metadata.more}
+
+    async def _send(self, call: str, request: Request) -> bytes:
+        for tries_left in reversed(range(_THROTTLED_TRIES)):
+            response = await self._transport.request(request)
+            wait = response.retry_after_seconds
+            if response.status != 429 or wait is None or not tries_left:  # noqa: PLR2004 - Too Many Requests
+                break
+            await asyncio.sleep(min(wait, _THROTTLED_MOST_SECONDS))
+        if not 200 <= response.status < 300:  # noqa: PLR2004 - success
+            raise _refusal(call, response)
+        return response.body
 
 
 @contextlib.asynccontextmanager
@@ -128,3 +252,59 @@ async def connect(credentials: Credentials) -> AsyncIterator[Client]:
         yield Client(transport)
     finally:
         await transport.close()
+
+
+def _describe(verb: str, resource: Resource, namespace: str | None, name: str | None) -> str:
+    return f"{verb} {resource} {'/'.join(part for part in (namespace, name) if part)}".rstrip()
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {key: value for key, value in selectors.items() if value}
+
+
+def _identity(obj: Mapping[str, Any]) -> tuple[str | None, str]:
+    metadata = obj["metadata"]
+    return metadata.get("namespace"), metadata["name"]
+
+
+def _typed(resource: Resource, obj: Mapping[str, Any]) -> Obj:
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
+
+
+def _decode(call: str, body: bytes, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.DecodeError as error:
+        # Something between us and the server answered in its place; whether the server did anything is unknown.
+        raise Unreachable(f"{call}: the answer is not what the API sends: {error}") from error
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Whole lines; a last one that was cut off is dropped."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+def _refusal(call: str, response: Response) -> ApiError:
+    try:
+        status = msgspec.json.decode(response.body, type=_Status)
+    except msgspec.DecodeError:
+        status = _Status(message=response.body[:200].decode(errors="replace"))
+    return _status_error(call, status, response.status, response.retry_after_seconds)
+
+
+def _status_error(call: str, status: _Status, http_status: int = 0, retry_after: float | None = None) -> ApiError:
+    code = http_status or status.code
+    return BY_STATUS.get(code, ApiError)(
+        call,
+        status=code,
+        reason=status.reason,
+        message=status.message,
+        retry_after_seconds=retry_after,
+        causes=tuple((cause.field, cause.message) for cause in (status.details or _Details()).causes),
+    )

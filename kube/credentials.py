@@ -5,39 +5,179 @@ So entries that are plain data (token, token file, client certificate, in-cluste
 library is imported only for those that run something: exec plugins and auth providers (OIDC and others).
 """
 
+import asyncio
+import base64
+import os
 import ssl
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
+
+from kube import kubeconfig as files
+from kube.kubeconfig import CredentialsError, Entry
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PLUGIN_SECONDS = 60.0
+"""How long one run of an exec plugin may take, and the least time between two runs that nothing refused."""
+_EXPIRY_MARGIN_SECONDS = 60.0
+_UNSUPPORTED = ("as", "as-groups", "as-uid", "username")
 
 
-class CredentialsError(Exception):
-    """The configuration cannot be used; the message names file, entry and the way out."""
+class Identity(Protocol):
+    """What proves who we are on each request."""
+
+    async def authorization(self) -> str | None:
+        """The value of the Authorization header as of now; raises CredentialsError."""
+
+    async def refresh(self) -> bool:
+        """After a 401: whether there is something new to try; raises CredentialsError."""
 
 
+@dataclass(frozen=True, slots=True)
 class Credentials:
     """One server and one identity; its repr shows no secret.
 
     Attributes:
         server: base URL without a trailing slash.
+        identity: who we are.
         tls: the context of all connections, built once; None for a plain http server.
         tls_server_name: name to check in the server's certificate, where it is not the URL's.
         proxy: URL of an HTTP proxy to use.
     """
 
     server: str
-    tls: ssl.SSLContext | None
-    tls_server_name: str | None
-    proxy: str | None
+    identity: Identity = field(repr=False)
+    tls: ssl.SSLContext | None = None
+    tls_server_name: str | None = None
+    proxy: str | None = field(default=None, repr=False)
 
     async def authorization(self) -> str | None:
-        """The value of the Authorization header as of now."""
-        raise NotImplementedError
+        """The value of the Authorization header as of now; raises CredentialsError."""
+        return await self.identity.authorization()
 
     async def refresh(self) -> bool:
         """Get new credentials after a 401; returns whether it is worth sending the request again."""
-        raise NotImplementedError
+        return await self.identity.refresh()
 
 
-def load(kubeconfig: Path | None, token_file: Path | None = None) -> Credentials:
+@dataclass(frozen=True, slots=True)
+class StaticToken:
+    """A token that never changes, or none (client certificate, anonymous)."""
+
+    token: str | None = field(repr=False)
+
+    async def authorization(self) -> str | None:
+        """The header's value."""
+        return f"Bearer {self.token}" if self.token else None
+
+    async def refresh(self) -> bool:
+        """Nothing new, ever."""
+        return False
+
+
+class TokenFile:
+    """A token that somebody else rotates on disk, as kubelet does; a file that is away leaves the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._token = ""
+
+    async def authorization(self) -> str | None:
+        """The header's value; the file is read again when it changed."""
+        try:
+            stat = self._path.stat()
+            if self._seen != (stat.st_ino, stat.st_mtime_ns):
+                self._token = self._path.read_text(encoding="ascii").strip() or self._token
+                self._seen = (stat.st_ino, stat.st_mtime_ns)
+        except (OSError, UnicodeError) as error:
+            if not self._token:
+                raise CredentialsError(f"token file {self._path}: {error}") from error
+        if not self._token:
+            raise CredentialsError(f"token file {self._path}: is empty")
+        return f"Bearer {self._token}"
+
+    async def refresh(self) -> bool:
+        """Whether the file holds another token than the one refused."""
+        refused, self._seen = self._token, None
+        await self.authorization()
+        return self._token != refused
+
+
+class Plugin:
+    """A kubeconfig user that the `kubernetes` library knows how to log in: exec plugin or auth provider."""
+
+    def __init__(self, entry: Entry, tls: ssl.SSLContext | None) -> None:
+        self._entry = entry
+        self._tls = tls
+        self._lock = asyncio.Lock()
+        self._header: str | None = None
+        self._valid_until = 0.0
+        # The library keeps what an auth provider returned (OIDC tokens) in this very dict.
+        self._config = {
+            "current-context": "pomona",
+            "contexts": [{"name": "pomona", "context": {"cluster": "pomona", "user": "pomona"}}],
+            "clusters": [{"name": "pomona", "cluster": {"server": entry.cluster.get("server", "")}}],
+            "users": [{"name": "pomona", "user": dict(entry.user)}],
+        }
+
+    async def authorization(self) -> str | None:
+        """The header's value; logs in first when there is none or it is about to expire."""
+        async with self._lock:
+            if time.time() >= self._valid_until:
+                await self._log_in()
+            return self._header
+
+    async def refresh(self) -> bool:
+        """Log in again."""
+        async with self._lock:
+            await self._log_in()
+        return True
+
+    async def _log_in(self) -> None:
+        config = await asyncio.to_thread(_import_config)
+        settings = config.new_configuration()
+        try:
+            async with asyncio.timeout(PLUGIN_SECONDS):
+                loader = await config.load(self._config, client_configuration=settings)
+        except (TimeoutError, ValueError, OSError, config.error) as error:
+            raise CredentialsError(f"{self._entry.source}: cannot log in: {error}") from error
+        self._header = settings.api_key.get("BearerToken")
+        certificate = settings.cert_file
+        if not self._header and not certificate:
+            raise CredentialsError(
+                f"{self._entry.source}: the plugin gave neither token nor certificate; run it by hand"
+            )
+        if certificate and self._tls:
+            self._tls.load_cert_chain(certificate, settings.key_file)
+        expiry = getattr(loader, "exec_plugin_expiry", None)
+        until = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
+        self._valid_until = max(until, time.time() + PLUGIN_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What we use of `kubernetes`, once it is imported."""
+
+    load: Any
+    new_configuration: Any
+    error: type[Exception]
+
+
+def _import_config() -> _Library:
+    """Import the library; the first time takes most of a second, so call it in a thread."""
+    from kubernetes.aio.client import Configuration  # noqa: PLC0415 - 21 MiB that most processes do not need
+    from kubernetes.aio.config import ConfigException, load_kube_config_from_dict  # noqa: PLC0415 - same
+
+    return _Library(load_kube_config_from_dict, Configuration, ConfigException)
+
+
+def load(
+    kubeconfig: Path | None, token_file: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Credentials:
     """Read the configuration of the current context.
 
     Without `kubeconfig`: the files in $KUBECONFIG, else the ServiceAccount of the pod, else ~/.kube/config.
@@ -46,4 +186,82 @@ def load(kubeconfig: Path | None, token_file: Path | None = None) -> Credentials
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
     """
-    raise NotImplementedError
+    if kubeconfig is None and not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST"):
+        return _in_cluster(environ, token_file)
+    if kubeconfig is not None:
+        paths = [kubeconfig]
+    elif environ.get("KUBECONFIG"):
+        paths = [Path(path).expanduser() for path in environ["KUBECONFIG"].split(os.pathsep) if path]
+    else:
+        paths = [Path("~/.kube/config").expanduser()]
+    entry = files.read(paths)
+    tls = _tls(entry)
+    return Credentials(
+        server=_server(entry),
+        identity=TokenFile(token_file) if token_file else _identity(entry, tls),
+        tls=tls,
+        tls_server_name=entry.cluster.get("tls-server-name"),
+        proxy=entry.cluster.get("proxy-url"),
+    )
+
+
+def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credentials:
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
+    entry = Entry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
+    return Credentials(cluster["server"], TokenFile(token_file or SERVICE_ACCOUNT / "token"), _tls(entry))
+
+
+def _server(entry: Entry) -> str:
+    server = str(entry.cluster.get("server", "")).rstrip("/")
+    if not server.startswith(("https://", "http://")):
+        raise CredentialsError(f"{entry.source}: cluster.server {server!r} is not an http(s) URL")
+    return server
+
+
+def _identity(entry: Entry, tls: ssl.SSLContext | None) -> Identity:
+    user = entry.user
+    if refused := [key for key in _UNSUPPORTED if user.get(key)]:
+        raise CredentialsError(f"{entry.source}: user has {', '.join(refused)}, which Pomona does not support")
+    if user.get("tokenFile"):
+        return TokenFile(Path(user["tokenFile"]))
+    if user.get("token"):
+        return StaticToken(str(user["token"]))
+    if user.get("exec") or user.get("auth-provider"):
+        return Plugin(entry, tls)
+    return StaticToken(None)
+
+
+def _tls(entry: Entry) -> ssl.SSLContext | None:
+    if not _server(entry).startswith("https://"):
+        return None
+    try:
+        authority = _pem(entry.cluster, "certificate-authority")
+        tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
+        # Cluster authorities often lack the key identifiers that Python 3.13 demands and Go does not.
+        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if entry.cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        certificate, key = _pem(entry.user, "client-certificate"), _pem(entry.user, "client-key")
+        if certificate and key:
+            _load_certificate(tls, certificate, key)
+    except (OSError, ValueError) as error:
+        raise CredentialsError(f"{entry.source}: TLS: {error}") from error
+    return tls
+
+
+def _pem(entry: Mapping[str, Any], name: str) -> bytes | None:
+    """The content of a field that is either inline base64 (`name`-data, which wins) or a path."""
+    if data := entry.get(f"{name}-data"):
+        return base64.b64decode(data, validate=True)
+    return Path(entry[name]).read_bytes() if entry.get(name) else None
+
+
+def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """`ssl` reads keys from files only: one that only we can read, and that is gone when this returns."""
+    with tempfile.NamedTemporaryFile(prefix="pomona-") as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        tls.load_cert_chain(file.name)

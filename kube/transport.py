@@ -14,6 +14,7 @@ import aiohttp
 
 from kube.credentials import Credentials
 from kube.errors import Unreachable
+from kube.kubeconfig import CredentialsError
 
 CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
@@ -72,8 +73,6 @@ class AiohttpTransport:
         self._credentials = credentials
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=credentials.tls or True),
-            auto_decompress=True,
-            trust_env=False,
         )
 
     async def request(self, request: Request) -> Response:
@@ -96,20 +95,24 @@ class AiohttpTransport:
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         answer = await self._send(request, limits)
-        if answer.status == 401 and await self._credentials.refresh():  # noqa: PLR2004 - Unauthorized
+        if answer.status == 401 and await self._refreshed(request):  # noqa: PLR2004 - Unauthorized
             answer.close()
             answer = await self._send(request, limits)
         async with answer:
             yield answer
+
+    async def _refreshed(self, request: Request) -> bool:
+        async with _unreachable(request):
+            return await self._credentials.refresh()
 
     async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         credentials = self._credentials
         headers = {"Accept": request.accept, "User-Agent": "pomona"}
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        if authorization := await credentials.authorization():
-            headers["Authorization"] = authorization
         async with _unreachable(request):
+            if authorization := await credentials.authorization():
+                headers["Authorization"] = authorization
             return await self._session.request(
                 request.method,
                 credentials.server + request.path,
@@ -131,10 +134,10 @@ async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def _unreachable(request: Request) -> AsyncIterator[None]:
-    """Every way in which HTTP fails, under one name."""
+    """Every way of getting no answer, under one name."""
     try:
         yield
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+    except (TimeoutError, aiohttp.ClientError, OSError, CredentialsError) as error:
         what = str(error) or type(error).__name__
         raise Unreachable(f"{request.method} {request.path}: {what}") from error
 

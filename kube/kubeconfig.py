@@ -1,0 +1,82 @@
+"""Read kubeconfig files as data: which cluster and which user the current context names.
+
+Files of $KUBECONFIG are merged as kubectl does (the first definition of a name wins), and relative paths are made
+absolute against the file that holds them, so that nobody later needs to know where an entry came from.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+
+
+class CredentialsError(Exception):
+    """The configuration cannot be used; the message names file, entry and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The cluster and the user of a context; `source` names them in messages. The user holds secrets."""
+
+    source: str
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any] = field(repr=False)
+
+
+def read(paths: Sequence[Path]) -> Entry:
+    """The entry of the current context; of several `paths` those that do not exist are skipped.
+
+    Raises:
+        CredentialsError: no file exists, one is not a kubeconfig, or the context is incomplete.
+    """
+    source = os.pathsep.join(map(str, paths))
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
+        raise CredentialsError(f"kubeconfig {source}: no such file; pass --kubeconfig or set KUBECONFIG")
+    current = ""
+    named: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
+    for path in existing:
+        config = _parse(path)
+        current = current or config.get("current-context") or ""
+        for section, entries in named.items():
+            for item in config.get(section) or []:
+                entry = item.get(section.removesuffix("s")) or {}
+                entries.setdefault(item["name"], _absolute(entry, path.parent))
+    if not current:
+        raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
+    context = _pick(source, named, "contexts", current)
+    cluster = _pick(source, named, "clusters", context.get("cluster", ""))
+    user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
+    return Entry(f"kubeconfig {source}, context {current}", cluster, user)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError) as error:
+        # The parser's own message quotes lines of the file, which may hold a token.
+        raise CredentialsError(f"kubeconfig {path}: cannot be read as YAML ({type(error).__name__})") from None
+    if not isinstance(config, dict):
+        raise CredentialsError(f"kubeconfig {path}: holds no mapping")
+    return config
+
+
+def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`entry` with paths made absolute; a command without a slash is looked up on PATH and stays."""
+    paths: dict[str, Any] = {key: str((folder / entry[key]).absolute()) for key in _PATHS if entry.get(key)}
+    plugin = entry.get("exec")
+    if plugin and "/" in plugin.get("command", ""):
+        paths["exec"] = {**plugin, "command": str((folder / plugin["command"]).absolute())}
+    return {**entry, **paths}
+
+
+def _pick(source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], section: str, name: str) -> dict[str, Any]:
+    try:
+        return named[section][name]
+    except KeyError:
+        raise CredentialsError(f"kubeconfig {source}: {section} has no entry named {name!r}") from None
