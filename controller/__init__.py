@@ -1,0 +1,1 @@
+"""The in-cluster controller: reconcilers, binder, and the shell that runs them."""

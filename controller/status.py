@@ -1,22 +1,20 @@
 """Conditions and the Events that tell of their changes: how a status is written by pure decisions."""
 
 from collections.abc import Collection, Iterable
-from typing import Literal
 
-from crds.meta import Condition
 from controller.plan import Event
+from crds.meta import Condition
 from kube.client import Obj
 
 MESSAGE_LENGTH = 1024
-"""Characters of an Event's note and of a condition's message that a person still reads; the API allows 1,024 in a note."""
+"""Characters of a condition's message, which is also the note of an Event, where the API allows no more."""
 
 
 def condition(kind: str, *, true: bool | None, reason: str, message: str, generation: int) -> Obj:
     """Return a condition without lastTransitionTime, which depends on the one that it replaces; None is Unknown."""
-    status = "Unknown" if true is None else str(true)
     return {
         "type": kind,
-        "status": status,
+        "status": "Unknown" if true is None else str(true),
         "reason": reason,
         "message": message[:MESSAGE_LENGTH],
         "observedGeneration": generation,
@@ -29,16 +27,15 @@ def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
 
 
 def transitions(
-    old: Iterable[Condition], new: Iterable[Obj], *, action: str, warnings: Collection[str]
+    old: Iterable[Condition], new: Iterable[Obj], *, action: str, silent: Collection[str] = ()
 ) -> tuple[Event, ...]:
-    """Return one Event for each condition whose status or reason changed; a reason in `warnings` is a Warning."""
+    """Return one Event for each condition whose status or reason changed, unless its reason is in `silent`.
+
+    A condition that became True is Normal, any other a Warning: name the reasons of mere progress in `silent`.
+    """
     before = {each.type: (each.status, each.reason) for each in old}
     return tuple(
-        Event(_severity(each["reason"], warnings), each["reason"], each["message"], action)
+        Event("Normal" if each["status"] == "True" else "Warning", each["reason"], each["message"], action)
         for each in new
-        if before.get(each["type"]) != (each["status"], each["reason"])
+        if each["reason"] not in silent and before.get(each["type"]) != (each["status"], each["reason"])
     )
-
-
-def _severity(reason: str, warnings: Collection[str]) -> Literal["Normal", "Warning"]:
-    return "Warning" if reason in warnings else "Normal"

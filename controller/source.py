@@ -1,0 +1,222 @@
+"""kopf as the source of events for our own kinds and what they own.
+
+Used for what it does well (reading watches, logging in again) and for nothing else: `on.event` handlers only, so it
+writes nothing. Three of its habits are dealt with here. It never reports what vanished before a list of its own, so
+every start begins with a list of ours that replaces what the store has, and the store is swept from time to time. It
+exits on a refused list or a broken watch, so it is started again with back-off. It cancels all tasks of its event loop
+that are younger than itself and takes the process's signals, so it gets a thread and an event loop of its own; what it
+sees is handed to ours. That also survives its exit while a stream hangs.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import aiohttp
+import kopf
+import structlog
+
+from kube.client import Client, Obj
+from kube.credentials import Credentials
+from kube.errors import ApiError, Unreachable
+from kube.resources import Resource
+from kube.store import Store
+
+STABLE_SECONDS = 60.0
+"""A source that ran this long is well: its next failure is answered quickly again."""
+LONGEST_PAUSE_SECONDS = 15.0
+STOP_SECONDS = 5.0
+
+log = structlog.get_logger()
+
+
+class Watched(NamedTuple):
+    """One resource to watch in all namespaces, filtered by the server."""
+
+    resource: Resource
+    label_selector: str = ""
+
+
+async def follow(
+    client: Client,
+    store: Store,
+    watched: Collection[Watched],
+    credentials: Callable[[], Credentials],
+    synced: asyncio.Event,
+) -> None:
+    """Keep the store equal to the server for ever; `synced` is set once it has been complete for the first time.
+
+    `credentials` is called in the thread of kopf, and its result used there alone.
+    """
+    pause_seconds = 0.5
+    while True:
+        started = time.monotonic()
+        try:
+            await _load(client, store, watched)
+            synced.set()
+            await _run_kopf(store, watched, credentials)
+        except (ApiError, Unreachable) as error:
+            log.warning("source cannot list", error=str(error), again_seconds=pause_seconds)
+        except Exception:  # whatever ends kopf, the process stays and the source comes back
+            log.exception("source ended", again_seconds=pause_seconds)
+        if time.monotonic() - started > STABLE_SECONDS:
+            pause_seconds = 0.5
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+
+async def _load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
+    for resource, label_selector in watched:
+        before = store.snapshot(resource)
+        found = await client.list(resource, label_selector=label_selector)
+        store.replace(resource, found.items, before=before)
+
+
+async def _run_kopf(store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials]) -> None:
+    """Run kopf in a thread until it exits or we are cancelled; raises what kopf raised."""
+    ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
+    stop = asyncio.Event()
+    outcome: Future[None] = Future()
+
+    def deliver(resource: Resource, event: kopf.RawEvent) -> None:
+        ours.call_soon_threadsafe(_put, store, resource, event)
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: its) as runner:
+                runner.run(_operate(watched, credentials, deliver, stop))
+        except BaseException as error:  # noqa: BLE001 - the thread's end, whatever it is, is reported to its owner
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=run, name="kopf", daemon=True).start()
+    ended = asyncio.wrap_future(outcome)
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if not outcome.done():
+            its.call_soon_threadsafe(stop.set)
+            await asyncio.wait([ended], timeout=STOP_SECONDS)
+        raise
+
+
+def _put(store: Store, resource: Resource, event: kopf.RawEvent) -> None:
+    obj: Obj = dict(event["object"])
+    if event["type"] == "DELETED":
+        metadata = obj["metadata"]
+        store.remove(resource, metadata.get("namespace"), metadata["name"], uid=metadata["uid"])
+    else:
+        store.put(resource, obj)
+
+
+async def _operate(
+    watched: Collection[Watched],
+    credentials: Callable[[], Credentials],
+    deliver: Callable[[Resource, kopf.RawEvent], None],
+    stop: asyncio.Event,
+) -> None:
+    # kopf tells of every event that it handles, and that it gets no signals in a thread, which is what we want of it.
+    logging.getLogger("kopf").setLevel(logging.ERROR)
+    await kopf.operator(
+        registry=_registry(watched, credentials(), deliver),
+        settings=_settings(watched),
+        clusterwide=True,
+        standalone=True,
+        stop_flag=stop,
+    )
+
+
+def _registry(
+    watched: Iterable[Watched], credentials: Credentials, deliver: Callable[[Resource, kopf.RawEvent], None]
+) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        await credentials.refresh()
+        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=_session(credentials))
+
+    for resource, _selector in watched:
+        _subscribe(registry, resource, deliver)
+    return registry
+
+
+def _subscribe(
+    registry: kopf.OperatorRegistry, resource: Resource, deliver: Callable[[Resource, kopf.RawEvent], None]
+) -> None:
+    @kopf.on.event(
+        group=resource.group, version=resource.version, plural=resource.plural, id=str(resource), registry=registry
+    )
+    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+        deliver(resource, event)
+
+
+def _session(credentials: Credentials) -> aiohttp.ClientSession:
+    """Return a session that authorizes each request anew: tokens rotate on disk while a session lives."""
+
+    async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if authorization := await credentials.authorization():
+            request.headers["Authorization"] = authorization
+        request.server_hostname = credentials.tls_server_name
+        return await send(request)
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0),
+        middlewares=(authorize,),
+        proxy=credentials.proxy,
+        trust_env=False,
+    )
+
+
+def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.process.ultimate_exiting_timeout = None  # it would end our process with SIGKILL
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # all resources exist once our own list succeeded
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 2
+    settings.networking.error_backoffs = (0.5, 1, 2)  # the last is how late a returned API server is noticed
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
+    for resource, label_selector in watched:
+        if label_selector:
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = label_selector
+    return settings
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Remembers nothing: copying each object for a comparison that nobody asks for is most of the cost of an event."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Remembers nothing: only stateful handlers have progress."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
