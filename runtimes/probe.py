@@ -22,7 +22,7 @@ _REASONS: dict[int, str] = {
 class Probe(msgspec.Struct, frozen=True):
     """What one probe found.
 
-    `reason` fits a condition: Generated when ok, else Unreachable, TimedOut, Unauthorized, NotFound, Loading, BadAnswer.
+    `reason` fits a condition: Generated if ok, else Unreachable, TimedOut, Unauthorized, NotFound, Loading, BadAnswer.
     """
 
     ok: bool

@@ -1,0 +1,20 @@
+"""`pomona llama-server`: llama.cpp's server out of the `pomona[llama]` wheel, with llama-server's own arguments."""
+
+import sys
+
+import click
+
+
+@click.command(
+    "llama-server",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Run llama.cpp's server from the pomona[llama] extra.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> None:
+    """Run llama.cpp's server; ARGUMENTS are llama-server's (--help lists those it takes)."""
+    try:
+        from runtimes import llama_launcher  # noqa: PLC0415 - the extra may be missing, which deserves a sentence
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error}: install the extra pomona[llama], or llama-server itself") from error
+    sys.exit(llama_launcher.main(arguments))

@@ -1,0 +1,213 @@
+"""llama-server out of the `xllamacpp` wheel: its argument names, its exit codes, its log.
+
+The wheel carries llama.cpp's own HTTP server, with Metal on macOS, but no program and no argument parser. This module
+is that program, so that `pomona[llama]` serves where no llama-server is installed, and whoever starts one need not know
+the difference. An argument that the table does not have is refused, as llama-server refuses one it does not know: to
+serve with a setting ignored would be worse than not to serve. Nothing else imports the wheel.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import xllamacpp
+
+_FAILURE = 1
+
+
+class ArgumentError(ValueError):
+    """An argument that llama-server would refuse too; the text is what it prints after `error:`."""
+
+
+class _Value(NamedTuple):
+    """An argument with a value: the field of CommonParams that takes it, and how it is read."""
+
+    field: str
+    read: Callable[[str], Any]
+
+
+class _Switch(NamedTuple):
+    """An argument without a value: the field of CommonParams, and what it becomes."""
+
+    field: str
+    value: bool
+
+
+def _comma_separated(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _one_of(enum: Any, prefix: str, names: str) -> Callable[[str], Any]:
+    allowed = names.split()
+
+    def read(text: str) -> Any:
+        if text not in allowed:
+            raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(allowed)}")
+        return getattr(enum, prefix + text.upper())
+
+    return read
+
+
+def _on_off(text: str) -> bool:
+    if text not in {"on", "off"}:
+        raise ArgumentError(f"unknown value {text!r}: use on or off")
+    return text == "on"
+
+
+def _flash_attention(text: str) -> Any:
+    names = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+    if text not in names:
+        raise ArgumentError(f"unknown value {text!r}: use on, off or auto")
+    return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{names[text]}")
+
+
+def _gpu_layers(text: str) -> int:
+    return {"auto": -1, "all": -2}[text] if text in {"auto", "all"} else int(text)
+
+
+def _keys(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ArgumentError(f"failed to open file '{path}'") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ArgumentError(f"file '{path}' holds no key, and the server would be open to all")
+    return keys
+
+
+_CACHE_TYPE = _one_of(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
+
+# What Pomona renders, and what an operator tunes. The names are llama-server's; a test holds them against the wheel.
+_TABLE: dict[str, _Value | _Switch] = {
+    "-m --model": _Value("model.path", str),
+    "-a --alias": _Value("model_alias", lambda text: set(_comma_separated(text))),
+    "--host": _Value("hostnames", _comma_separated),
+    "--port": _Value("port", int),
+    "--api-key-file": _Value("api_keys", _keys),
+    "--metrics": _Switch("endpoint_metrics", value=True),
+    "--slots": _Switch("endpoint_slots", value=True),
+    "--no-slots": _Switch("endpoint_slots", value=False),
+    "--ui --webui": _Switch("ui", value=True),
+    "--no-ui --no-webui": _Switch("ui", value=False),
+    "--offline": _Switch("offline", value=True),
+    "--threads-http": _Value("n_threads_http", int),
+    "--sse-ping-interval": _Value("sse_ping_interval", int),
+    "-lv --verbosity --log-verbosity": _Value("verbosity", int),
+    "-t --threads": _Value("cpuparams.n_threads", int),
+    "-tb --threads-batch": _Value("cpuparams_batch.n_threads", int),
+    "-c --ctx-size": _Value("n_ctx", int),
+    "-np --parallel": _Value("n_parallel", int),
+    "-n --predict --n-predict": _Value("n_predict", int),
+    "-b --batch-size": _Value("n_batch", int),
+    "-ub --ubatch-size": _Value("n_ubatch", int),
+    "-ngl --gpu-layers --n-gpu-layers": _Value("n_gpu_layers", _gpu_layers),
+    "-sm --split-mode": _Value(
+        "split_mode", _one_of(xllamacpp.llama_split_mode, "LLAMA_SPLIT_MODE_", "none layer row tensor")
+    ),
+    "-mg --main-gpu": _Value("main_gpu", int),
+    "-fit --fit": _Value("fit_params", _on_off),
+    "-fa --flash-attn": _Value("flash_attn_type", _flash_attention),
+    "-ctk --cache-type-k": _Value("cache_type_k", _CACHE_TYPE),
+    "-ctv --cache-type-v": _Value("cache_type_v", _CACHE_TYPE),
+    "-cram --cache-ram": _Value("cache_ram_mib", int),
+    "--cache-reuse": _Value("n_cache_reuse", int),
+    "--cache-prompt": _Switch("cache_prompt", value=True),
+    "--no-cache-prompt": _Switch("cache_prompt", value=False),
+    "-kvu --kv-unified": _Switch("kv_unified", value=True),
+    "-no-kvu --no-kv-unified": _Switch("kv_unified", value=False),
+    "--swa-full": _Switch("swa_full", value=True),
+    "--context-shift": _Switch("ctx_shift", value=True),
+    "--no-context-shift": _Switch("ctx_shift", value=False),
+    "--warmup": _Switch("warmup", value=True),
+    "--no-warmup": _Switch("warmup", value=False),
+    "--jinja": _Switch("use_jinja", value=True),
+    "--no-jinja": _Switch("use_jinja", value=False),
+    "--chat-template": _Value("chat_template", str),
+    "-s --seed": _Value("sampling.seed", int),
+    "--temp --temperature": _Value("sampling.temp", float),
+    "--top-k": _Value("sampling.top_k", int),
+    "--top-p": _Value("sampling.top_p", float),
+    "--min-p": _Value("sampling.min_p", float),
+    "--repeat-penalty": _Value("sampling.penalty_repeat", float),
+}
+
+ARGUMENTS = {name: option for names, option in _TABLE.items() for name in names.split()}
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Read llama-server arguments into the wheel's CommonParams.
+
+    Raises:
+        ArgumentError: an unknown argument, a missing or wrong value, or no model.
+    """
+    parameters = xllamacpp.CommonParams()
+    remaining = iter(argv)
+    for name in remaining:
+        option = ARGUMENTS.get(name)
+        if option is None:
+            raise ArgumentError(f"invalid argument: {name}")
+        if isinstance(option, _Switch):
+            _set(parameters, option.field, option.value)
+            continue
+        text = next(remaining, None)
+        if text is None:
+            raise ArgumentError(f"expected value for argument {name}")
+        try:
+            _set(parameters, option.field, option.read(text))
+        except (ValueError, OverflowError) as error:
+            raise ArgumentError(f"argument {name}: {error}") from error
+    if not parameters.model.path:
+        # Without one, llama-server becomes a router that is healthy and serves nothing.
+        raise ArgumentError("--model is required")
+    return parameters
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT; 1 for a refused argument, a model that does not load, a port that is taken."""
+    if {"-h", "--help"}.intersection(argv):
+        sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
+        return 0
+    try:
+        parameters = parse(argv)
+    except ArgumentError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _FAILURE
+    # The wheel loads a model without giving Python a turn; as in llama-server, a signal then simply ends the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        server = xllamacpp.Server(parameters)
+    except RuntimeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _FAILURE
+    return _serve(server)
+
+
+def _serve(_server: Any) -> NoReturn:
+    """Keep the server alive until a signal, then leave at once.
+
+    The server's destructor waits for every request, for ever if a client stays, and lets no second signal through
+    meanwhile. So it never runs: the kernel closes the sockets, clients see their streams cut short rather than ended,
+    and draining is left to who can count requests, the proxy in front.
+    """
+    wake, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    os.read(wake, 1)
+    os._exit(0)
+
+
+def _set(parameters: Any, field: str, value: Any) -> None:
+    *parents, name = field.split(".")
+    for parent in parents:
+        parameters = getattr(parameters, parent)
+    setattr(parameters, name, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
