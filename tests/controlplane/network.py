@@ -1,0 +1,121 @@
+"""Machines without machines: a bridge, and one network namespace for each host, in the sandbox's own network.
+
+A host's link can be cut, which looks to others as a machine that sleeps: silence, no refused connection. All addresses
+lie in one /16 without a router, as on one switch.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+BRIDGE = "br0"
+ADDRESS = "10.77.0.1"
+SERVICE_ADDRESS = "10.0.0.1"
+PREFIX_LENGTH = 16
+FIRST_HOST_ADDRESS = IPv4Address("10.77.100.1")
+
+
+class NetworkError(Exception):
+    """`ip` refused; the text has its commands and its words."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of its own on the network."""
+
+    name: str
+    address: str
+    netns: str
+    link: str
+
+    @property
+    def exec(self) -> list[str]:
+        """What to put before a command to run it on this host."""
+        return ["nsenter", f"--net=/run/netns/{self.netns}"]
+
+    async def cut(self) -> None:
+        """Pull the cable: packets vanish, connections stay open."""
+        await ip(f"link set {self.link} down")
+
+    async def restore(self) -> None:
+        """Put the cable back."""
+        await ip(f"link set {self.link} up")
+
+    async def kill_all(self) -> None:
+        """End every process on this host, as a power cut would."""
+        for pid in (await ip(f"netns pids {self.netns}")).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End its processes and remove it from the network."""
+        await self.kill_all()
+        await ip(f"netns delete {self.netns}")
+
+
+class Network:
+    """The bridge with the cluster's own addresses, and the hosts on it."""
+
+    def __init__(self) -> None:
+        self._hosts_made = 0
+
+    async def start(self) -> None:
+        """Make the bridge. It carries the API server's address, and its Service's too: no kube-proxy leads there."""
+        await ip(
+            "link set lo up",
+            f"link add {BRIDGE} type bridge",
+            f"address add {ADDRESS}/{PREFIX_LENGTH} dev {BRIDGE}",
+            f"address add {SERVICE_ADDRESS}/32 dev {BRIDGE}",
+            f"link set {BRIDGE} up",
+        )
+
+    async def add_address(self, address: str) -> None:
+        """Give this side of the bridge one more address, for a node."""
+        await ip(f"address add {address}/{PREFIX_LENGTH} dev {BRIDGE}")
+
+    async def add_host(self, name: str) -> Host:
+        """Add a machine."""
+        host = Host(
+            name=name,
+            address=str(FIRST_HOST_ADDRESS + self._hosts_made),
+            netns=name,
+            link=f"host{self._hosts_made}",
+        )
+        self._hosts_made += 1
+        await ip(
+            f"netns add {host.netns}",
+            f"link add {host.link} type veth peer name eth0 netns {host.netns}",
+            f"link set {host.link} master {BRIDGE} up",
+        )
+        await ip(
+            "link set lo up",
+            f"address add {host.address}/{PREFIX_LENGTH} dev eth0",
+            "link set eth0 up",
+            netns=host.netns,
+        )
+        return host
+
+
+async def ip(*commands: str, netns: str | None = None) -> str:
+    """Run commands of `ip`, in one go, and return what they say.
+
+    Raises:
+        NetworkError: one of them was refused; those after it did not run.
+    """
+    place = ["-netns", netns] if netns else []
+    process = await asyncio.create_subprocess_exec(
+        "ip",
+        *place,
+        "-batch",
+        "-",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate("\n".join(commands).encode())
+    if process.returncode != 0:
+        raise NetworkError(f"ip {'; '.join(commands)}: {errors.decode().strip()}")
+    return output.decode()

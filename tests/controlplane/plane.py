@@ -1,0 +1,299 @@
+"""A real control plane as local processes: etcd, API server, controller manager, scheduler.
+
+It is meant for a sandbox, where fixed addresses and ports are free. The API server makes its own key and certificate on
+its first start. The same key signs ServiceAccount tokens, and clients check the certificate: no tool for keys is needed.
+Ready means that the API server says so and that the ServiceAccount `default/default` exists, which is the last thing
+that a pod waits for.
+"""
+
+import asyncio
+import json
+import secrets
+import ssl
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.controlplane import network
+from tests.controlplane.binaries import Binaries
+from tests.controlplane.process import Process
+
+SERVER = f"https://{network.ADDRESS}:443"
+ETCD = "http://127.0.0.1:2379"
+START_SECONDS = 60
+POLL_SECONDS = 0.05
+NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
+"""Names for nodes; tokens are read from a file when the API server starts, so they are few and fixed."""
+
+STORAGE_CLASS = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "StorageClass",
+    "metadata": {"name": "standard", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+    "provisioner": "kubernetes.io/host-path",
+}
+
+
+class PlaneError(Exception):
+    """The control plane did not do what was asked; the text has the end of the log that explains it."""
+
+
+class ControlPlane:
+    """etcd, API server, controller manager and scheduler of one cluster.
+
+    Args:
+        binaries: the programs.
+        folder: for data, credentials and logs; made when absent.
+    """
+
+    def __init__(self, binaries: Binaries, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._binaries = binaries
+        self._folder = folder
+        self._certificate = folder / "certs" / "apiserver.crt"
+        self._tokens = self._write_identities()
+        self.etcd = self._process("etcd", binaries.etcd, etcd_arguments(folder))
+        self.apiserver = self._process("kube-apiserver", binaries.kube_apiserver, apiserver_arguments(folder))
+        self.controller_manager = self._process(
+            "kube-controller-manager",
+            binaries.kube_controller_manager,
+            controller_manager_arguments(folder, self.kubeconfig("controller-manager")),
+        )
+        self.scheduler = self._process(
+            "kube-scheduler",
+            binaries.kube_scheduler,
+            scheduler_arguments(folder, self.kubeconfig("system:kube-scheduler")),
+        )
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All of its processes."""
+        return self.etcd, self.apiserver, self.controller_manager, self.scheduler
+
+    async def start(self) -> None:
+        """Start everything and wait until pods can be made.
+
+        Raises:
+            PlaneError: it did not get there.
+        """
+        self.etcd.start()
+        self.apiserver.start()
+        await self._wait(self._certificate.exists, "the API server's certificate")
+        self.controller_manager.start()
+        self.scheduler.start()
+        await self._wait_until_ready()
+        await self._wait(lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"), "default/default")
+        await self.request("POST", "/apis/storage.k8s.io/v1/storageclasses", STORAGE_CLASS)
+
+    async def stop(self) -> None:
+        """End everything at once; its data is not meant to be used again."""
+        await asyncio.gather(*(process.kill() for process in self.processes if process.running))
+
+    async def stop_apiserver(self) -> None:
+        """Take the API server away, as an outage does; clients are refused."""
+        await self.apiserver.kill()
+
+    async def start_apiserver(self) -> None:
+        """Bring the API server back, with the same address and data, and wait until it is ready."""
+        self.apiserver.start()
+        await self._wait_until_ready()
+
+    def kubeconfig(self, user: str = "admin") -> Path:
+        """Kubeconfig file of `admin` or of `system:node:NAME` for a name in NODES.
+
+        Raises:
+            PlaneError: no such user.
+        """
+        if user not in self._tokens:
+            raise PlaneError(f"no user {user!r} in this control plane; there are {', '.join(self._tokens)}")
+        return self._write_kubeconfig(user, self._tokens[user])
+
+    async def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """Kubeconfig file of a ServiceAccount, which is made (with its namespace) when absent; good for a day."""
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        await self.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}, accept={409})
+        await self.request("POST", account, {"metadata": {"name": name}}, accept={409})
+        review = await self.request("POST", f"{account}/{name}/token", {"spec": {"expirationSeconds": 86400}})
+        return self._write_kubeconfig(f"{namespace}_{name}", review["status"]["token"])
+
+    async def apply(self, *paths: Path) -> None:
+        """`kubectl apply --server-side` files or folders, and wait until the kinds that they define can be used.
+
+        Raises:
+            PlaneError: kubectl refused; the text has its words.
+        """
+        files = [argument for path in paths for argument in ("--filename", str(path))]
+        await self.kubectl("apply", "--server-side", *files)
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+        async def established() -> bool:
+            items = (await self.request("GET", definitions))["items"]
+            return all(
+                any(c["type"] == "Established" and c["status"] == "True" for c in item["status"].get("conditions", []))
+                for item in items
+            )
+
+        await self._wait(established, "the custom resource definitions to be established")
+
+    async def kubectl(self, *arguments: str) -> str:
+        """Run kubectl as admin and return what it prints.
+
+        Raises:
+            PlaneError: it failed; the text has its words.
+        """
+        process = await asyncio.create_subprocess_exec(
+            self._binaries.kubectl,
+            f"--kubeconfig={self.kubeconfig()}",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        if process.returncode != 0:
+            raise PlaneError(f"kubectl {' '.join(arguments)}: {errors.decode().strip()}")
+        return output.decode()
+
+    async def request(self, method: str, path: str, body: object = None, *, accept: Iterable[int] = ()) -> Any:
+        """One call as admin, decoded.
+
+        Args:
+            method: HTTP method.
+            path: path and query.
+            body: object to send as JSON.
+            accept: statuses that are no failure although they are not 2xx.
+
+        Raises:
+            PlaneError: any other status.
+            aiohttp.ClientError: no answer.
+        """
+        tls = ssl.create_default_context(cafile=self._certificate)
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._tokens['admin']}"}) as session,
+            session.request(method, SERVER + path, json=body, ssl=tls, timeout=aiohttp.ClientTimeout(10)) as response,
+        ):
+            text = await response.text()
+            if not response.ok and response.status not in accept:
+                raise PlaneError(f"{method} {path}: {response.status} {text[:500]}")
+            return json.loads(text) if response.content_type == "application/json" else text
+
+    def log_tails(self, lines: int) -> str:
+        """The ends of all logs, for a person who wonders why."""
+        return "\n".join(f"--- {process.name}\n{process.tail(lines)}" for process in self.processes)
+
+    async def _wait_until_ready(self) -> None:
+        await self._wait(lambda: self._answers("/readyz"), "the API server to be ready")
+
+    async def _answers(self, path: str) -> bool:
+        try:
+            await self.request("GET", path)
+        except (aiohttp.ClientError, TimeoutError, PlaneError):
+            return False
+        return True
+
+    async def _wait(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            value = condition()
+            if await value if asyncio.iscoroutine(value) else value:
+                return
+            for process in self.processes:
+                if process.exit_code is not None:
+                    raise PlaneError(f"{process.name} ended with {process.exit_code}:\n{process.tail(20)}")
+            if time.monotonic() > deadline:
+                raise PlaneError(f"waited {START_SECONDS} s for {what}:\n{self.log_tails(10)}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _process(self, name: str, program: Path, arguments: list[str]) -> Process:
+        return Process(name, [str(program), *arguments], self._folder / f"{name}.log")
+
+    def _write_identities(self) -> dict[str, str]:
+        groups = {"admin": "system:masters", "controller-manager": "system:masters", "system:kube-scheduler": ""}
+        groups |= {f"system:node:{node}": "system:nodes" for node in NODES}
+        tokens = {user: secrets.token_hex(16) for user in groups}
+        lines = [f"{tokens[user]},{user},{user},{group}" for user, group in groups.items()]
+        _write_private(self._folder / "tokens.csv", "\n".join(lines))
+        return tokens
+
+    def _write_kubeconfig(self, name: str, token: str) -> Path:
+        path = self._folder / f"{name.replace(':', '_')}.kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "pomona", "cluster": {"server": SERVER, "certificate-authority": str(self._certificate)}}
+            ],
+            "users": [{"name": name, "user": {"token": token}}],
+            "contexts": [{"name": "pomona", "context": {"cluster": "pomona", "user": name}}],
+            "current-context": "pomona",
+        }
+        _write_private(path, json.dumps(config))
+        return path
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
+def etcd_arguments(folder: Path) -> list[str]:
+    """Command line of etcd; nothing that it holds must survive, so it never waits for a disk."""
+    peers = "http://127.0.0.1:2380"
+    return [
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={ETCD}",
+        f"--advertise-client-urls={ETCD}",
+        f"--listen-peer-urls={peers}",
+        f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=default={peers}",
+        "--unsafe-no-fsync",
+    ]
+
+
+def apiserver_arguments(folder: Path) -> list[str]:
+    """Command line of the API server."""
+    key = folder / "certs" / "apiserver.key"
+    return [
+        f"--etcd-servers={ETCD}",
+        f"--cert-dir={folder / 'certs'}",
+        "--bind-address=0.0.0.0",  # the Service's address is on the bridge too
+        "--secure-port=443",
+        f"--advertise-address={network.ADDRESS}",
+        # A /24 is full after 254 Services.
+        "--service-cluster-ip-range=10.0.0.0/16",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--allow-privileged=true",
+    ]
+
+
+def controller_manager_arguments(folder: Path, kubeconfig: Path) -> list[str]:
+    """Command line of the controller manager: quick about volumes and dead nodes, because tests wait for both."""
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--root-ca-file={folder / 'certs' / 'apiserver.crt'}",
+        f"--cert-dir={folder / 'controller-manager'}",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+        "--enable-hostpath-provisioner",
+        "--pvclaimbinder-sync-period=1s",
+        "--node-monitor-period=1s",
+        "--node-monitor-grace-period=15s",
+    ]
+
+
+def scheduler_arguments(folder: Path, kubeconfig: Path) -> list[str]:
+    """Command line of the scheduler."""
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--cert-dir={folder / 'scheduler'}",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+    ]

@@ -1,0 +1,100 @@
+"""A program that a test or the demo runs beside itself: its log, and its end.
+
+It belongs to no event loop, so that a session's fixture may start what a test stops: pytest-asyncio gives each its own.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TAIL_BYTES = 64 << 10
+
+
+class Process:
+    """A program with its output in a file; it may be started again after it ended, and appends to the same log.
+
+    Args:
+        name: what people call it.
+        argv: program and arguments.
+        log: file for both outputs.
+        environment: variables on top of this process's own.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        self._argv = list(argv)
+        self._environment = {**os.environ, **(environment or {})}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the last start.
+
+        Raises:
+            RuntimeError: it was never started.
+        """
+        if self._child is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._child is not None and self._child.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, negative for a signal; None while it runs or before its first start."""
+        return None if self._child is None else self._child.poll()
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: it runs already.
+        """
+        if self.running:
+            raise RuntimeError(f"{self.name} runs already, as process {self.pid}")
+        with self.log.open("ab") as output:
+            self._child = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    async def stop(self, grace_seconds: float = 15) -> int:
+        """Ask it to end, wait, and return its exit code.
+
+        Raises:
+            TimeoutError: it was still there after the grace, and was killed.
+        """
+        try:
+            return await self._end(signal.SIGTERM, grace_seconds)
+        except subprocess.TimeoutExpired:
+            await self.kill()
+            raise TimeoutError(f"{self.name} did not end within {grace_seconds} s of SIGTERM") from None
+
+    async def kill(self) -> None:
+        """End it as a crash would; its own children live on."""
+        await self._end(signal.SIGKILL, 15)
+
+    def tail(self, lines: int) -> str:
+        """The last lines of its log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+    async def _end(self, with_signal: signal.Signals, grace_seconds: float) -> int:
+        if self._child is None:
+            return 0
+        self._child.send_signal(with_signal)  # nothing happens where it has ended
+        return await asyncio.to_thread(self._child.wait, grace_seconds)

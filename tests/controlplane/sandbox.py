@@ -1,0 +1,194 @@
+"""A Linux of one's own for a command: user, network, mount, process and IPC namespaces, no root needed.
+
+Inside, ports and addresses are free to choose, nothing is visible outside, and everything ends with the first process.
+Outside stays this program. It holds a pipe open for as long as it lives; the first process inside reads it, so that no
+way of dying (not even SIGKILL) leaves anything running. `unshare` alone cannot do that: it blocks SIGTERM.
+
+/run and /tmp are new and in memory. What the command needs and lives there (this checkout, Python, the home folder with
+the cache, as in a clone under /tmp) is bound back to its place.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+VARIABLE = "POMONA_SANDBOX"
+CHECKOUT = Path(__file__).resolve().parents[2]
+HIDDEN = (Path("/tmp"), Path("/run"))
+NAMESPACES = [
+    *("--user", "--map-root-user", "--net", "--mount", "--ipc"),
+    *("--pid", "--fork", "--kill-child", "--mount-proc"),
+]
+GRACE_SECONDS = 15
+TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+SWITCHES = {
+    # The file, the value that forbids it, the command that allows it.
+    "/proc/sys/user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
+    "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+}
+
+
+class SandboxError(Exception):
+    """This machine does not let us make namespaces; the text says how to allow it."""
+
+
+def inside() -> bool:
+    """Whether this process runs in a sandbox."""
+    return VARIABLE in os.environ
+
+
+def enter_command() -> str:
+    """The shell command by which the same user enters this sandbox from outside."""
+    pid = os.environ[VARIABLE]
+    # The process of that id is `unshare`: all its namespaces are the sandbox's, but for its own place among processes.
+    namespaces = f"--user --net --mount --ipc --pid=/proc/{pid}/ns/pid_for_children --preserve-credentials"
+    return f"nsenter --target {pid} {namespaces} --wd={shlex.quote(str(CHECKOUT))}"
+
+
+def check() -> None:
+    """Find out beforehand whether a sandbox can be made.
+
+    Raises:
+        SandboxError: with one line that says what to install or to allow.
+    """
+    if sys.platform != "linux":
+        raise SandboxError(f"the sandbox needs Linux namespaces; this is {sys.platform}")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        packages = " ".join(sorted({TOOLS[tool] for tool in missing}))
+        raise SandboxError(f"not on PATH: {', '.join(missing)}. On Debian and Ubuntu: apt-get install {packages}")
+    probe = ["unshare", *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    result = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        found = {path: Path(path).read_text().strip() for path in SWITCHES if Path(path).exists()}
+        raise SandboxError(advice(result.stderr, found))
+
+
+def advice(complaint: str, switches: Mapping[str, str]) -> str:
+    """One line for a person whose machine refuses: what it said, and what allows it.
+
+    Args:
+        complaint: what `unshare` wrote.
+        switches: the kernel's settings that exist here, by path.
+    """
+    said = " ".join(complaint.split()) or "unshare failed without a word"
+    off = [SWITCHES[path][1] for path, value in switches.items() if SWITCHES[path][0] == value]
+    way = (
+        f"allow it with: {' && '.join(f'sudo {command}' for command in off)}"
+        if off
+        else "in a container, start that with --privileged, or with seccomp, apparmor and systempaths unconfined"
+    )
+    return f"this machine refuses unprivileged namespaces ({said}); {way}"
+
+
+def run(argv: list[str]) -> int:
+    """Run a command in a sandbox of its own; returns its exit status.
+
+    Raises:
+        SandboxError: the sandbox cannot be made.
+    """
+    check()
+    reading, writing = os.pipe()
+    first = [sys.executable, "-m", "tests.controlplane.sandbox", "--first", str(reading), "--", *argv]
+    with subprocess.Popen(["unshare", *NAMESPACES, *first], pass_fds=[reading]) as process:
+        os.close(reading)
+        os.write(writing, f"{process.pid}\n".encode())
+
+        def end(_signal: int, _frame: FrameType | None) -> None:
+            with contextlib.suppress(OSError):
+                os.close(writing)
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGHUP, end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the command as well, which decides
+        return _exit_status(process.wait())
+
+
+def first_process(pipe: int, argv: list[str]) -> int:
+    """Be process 1: prepare mounts, run the command, reap orphans; end with the command or with the outer process."""
+    outer = os.read(pipe, 32).decode().strip()
+    _mount_private_folders()
+    command = subprocess.Popen(argv, env={**os.environ, VARIABLE: outer})
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(command.pid, signal.SIGTERM)  # not terminate(), which might reap what the loop below waits for
+        signal.alarm(GRACE_SECONDS)  # process 1 has no default reactions, so this one is ours too
+
+    def give_up(_signal: int, _frame: FrameType | None) -> None:
+        os._exit(128 + signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def follow_outer_process() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow_outer_process, daemon=True).start()
+    while True:
+        pid, status = os.wait()
+        if pid == command.pid:
+            command.returncode = os.waitstatus_to_exitcode(status)
+            return _exit_status(command.returncode)
+
+
+def _exit_status(code: int) -> int:
+    return code if code >= 0 else 128 - code  # as a shell reports a signal
+
+
+def _mount_private_folders() -> None:
+    kept = {folder: os.open(folder, os.O_PATH) for folder in _hidden_but_needed()}
+    for folder in HIDDEN:
+        _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(folder))
+    for folder, descriptor in kept.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        # The descriptor still means what the tmpfs hides; without -c, mount would look the name up anew.
+        _mount("-c", "--rbind", f"/proc/self/fd/{descriptor}", str(folder), descriptors=[descriptor])
+        os.close(descriptor)
+    Path("/run/netns").mkdir()
+
+
+def _hidden_but_needed() -> list[Path]:
+    needed = {CHECKOUT, Path.cwd(), Path.home(), Path(sys.prefix), Path(sys.base_prefix)}
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        needed.add(Path(cache))
+    places = {path.resolve() for path in needed if path.exists()}
+    return sorted(path for path in places if path not in HIDDEN and any(path.is_relative_to(top) for top in HIDDEN))
+
+
+def _mount(*arguments: str, descriptors: list[int] | None = None) -> None:
+    subprocess.run(["mount", *arguments], check=True, pass_fds=descriptors or [])
+
+
+def main(argv: list[str]) -> int:
+    """Entry of `python -m tests.controlplane.sandbox -- CMD...`."""
+    match argv:
+        case ["--first", pipe, "--", *command]:
+            return first_process(int(pipe), command)
+        case ["--", program, *arguments]:
+            try:
+                return run([program, *arguments])
+            except SandboxError as error:
+                print(error, file=sys.stderr)
+                return 1
+        case _:
+            print("usage: python -m tests.controlplane.sandbox -- COMMAND [ARGUMENT]...", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

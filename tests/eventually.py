@@ -1,0 +1,43 @@
+"""Waiting for what a running system will do: a condition with a limit, never a sleep of a guessed length."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from kube.errors import NotFound
+
+INTERVAL_SECONDS = 0.05
+
+T = TypeVar("T")
+
+
+async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 30) -> T:  # noqa: ASYNC109 - the message needs the last value, which a cancelled wait has lost
+    """Call a condition until it returns something true, and return that.
+
+    An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look for
+    things in objects that do not exist so far; any other error is the test's.
+
+    Args:
+        condition: plain or async function without arguments.
+        timeout: seconds.
+
+    Raises:
+        AssertionError: it never was; the text has the last value or error.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            value = condition()
+            result = await value if inspect.isawaitable(value) else value
+            if result:
+                return result
+            seen = repr(result)
+        except (AssertionError, LookupError, NotFound) as error:
+            seen = f"{type(error).__name__}: {error}"
+        if time.monotonic() >= deadline:
+            raise AssertionError(
+                f"{getattr(condition, '__qualname__', condition)} not true within {timeout} s; last: {seen}"
+            )
+        await asyncio.sleep(INTERVAL_SECONDS)
