@@ -1,7 +1,7 @@
 """A real control plane as local processes: etcd, API server, controller manager, scheduler.
 
 It is meant for a sandbox, where fixed addresses and ports are free. The API server makes its own key and certificate on
-its first start. The same key signs ServiceAccount tokens, and clients check the certificate: no tool for keys is needed.
+its first start. The same key signs ServiceAccount tokens, and clients check the certificate: no key tool is needed.
 Ready means that the API server says so and that the ServiceAccount `default/default` exists, which is the last thing
 that a pod waits for.
 """
