@@ -1,0 +1,61 @@
+"""The one table from an image's name to what it runs on this machine: the process kubelet's registry."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtimes import llama_server
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+VENV = Path(sys.prefix)
+PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# What every container has; the API server is reached at the first address of the Service range.
+DEFAULT_ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/root",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "PATH": PATH,
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """What an image's configuration says, and the folders of the host that it consists of."""
+
+    entrypoint: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str = "/"
+    visible: tuple[Path, ...] = ()
+
+
+def find(reference: str) -> Image | None:
+    """Return the image that a reference names, or None; our own images are found whatever their tag or digest."""
+    if reference in llama_server.IMAGES.values():
+        return _of_this_checkout(tuple(llama_server.command()))
+    match _repository(reference):
+        case "ghcr.io/pomona-dev/pomona":
+            return _of_this_checkout((sys.executable, "-m", "cli.main"))
+        case "pomona-test":
+            return _of_this_checkout(())
+    return None
+
+
+def _repository(reference: str) -> str:
+    name = reference.partition("@")[0]
+    head, _, last = name.rpartition("/")
+    return f"{head}/{last.partition(':')[0]}".lstrip("/")
+
+
+def _of_this_checkout(entrypoint: tuple[str, ...]) -> Image:
+    # A virtual environment links to the interpreter it was made from, which may lie in a home folder.
+    folders = [CHECKOUT, VENV, Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
+    environment = {"PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"}
+    if binary := os.environ.get("LLAMA_SERVER_BIN"):
+        folders.append(Path(binary).resolve().parent)
+        environment["LLAMA_SERVER_BIN"] = binary
+    return Image(entrypoint=entrypoint, environment=environment, visible=tuple(folders))

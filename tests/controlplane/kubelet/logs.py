@@ -1,0 +1,89 @@
+"""Where a container's output lies, laid out as a kubelet does, and the endpoint that `kubectl logs` reads."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from aiohttp import web
+
+# What a termination message may take from a log: the last 2048 bytes or 80 lines, whichever is less.
+FALLBACK_BYTES = 2048
+FALLBACK_LINES = 80
+TERMINATION_MESSAGE_BYTES = 4096
+FOLLOW_SECONDS = 0.2
+
+
+class LogFolder:
+    """Log files of one node: `<root>/<namespace>_<pod>_<uid>/<container>/<restart count>.log`; they outlive the pod."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, namespace: str, pod: str, uid: str, container: str, restart_count: int) -> Path:
+        """Return the file of one run of a container, its folder made."""
+        folder = self.root / f"{namespace}_{pod}_{uid}" / container
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{restart_count}.log"
+
+    def latest(self, namespace: str, pod: str, container: str, *, previous: bool = False) -> Path | None:
+        """Return the newest run's file, or the one before it, of the pod that has this name now."""
+        runs = sorted(
+            self.root.glob(f"{namespace}_{pod}_*/{container}/*.log"),
+            key=lambda path: (path.stat().st_ctime_ns, int(path.stem)),
+        )
+        position = 2 if previous else 1
+        return runs[-position] if len(runs) >= position else None
+
+
+def tail(path: Path, *, lines: int = FALLBACK_LINES, limit_bytes: int = FALLBACK_BYTES) -> str:
+    """Return the last lines of a file, at most `limit_bytes` of it; empty when there is no file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - limit_bytes))
+        content = file.read()
+    return b"".join(content.splitlines(keepends=True)[-lines:]).decode(errors="replace")
+
+
+def termination_message(message_file: Path, log: Path, *, policy: str, failed: bool) -> str:
+    """Return what a container left behind: its message file, else the log's end where the policy asks for it."""
+    with message_file.open("rb") as file:
+        message = file.read(TERMINATION_MESSAGE_BYTES).decode(errors="replace")
+    if not message and failed and policy == "FallbackToLogsOnError":
+        return tail(log)
+    return message
+
+
+async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path, key: Path) -> web.AppRunner:
+    """Serve `kubectl logs` (with --tail, --follow, --previous) over TLS; the caller cleans the runner up."""
+
+    async def container_logs(request: web.Request) -> web.StreamResponse:
+        names = request.match_info
+        path = folder.latest(
+            names["namespace"], names["pod"], names["container"], previous=request.query.get("previous") == "true"
+        )
+        if path is None:
+            return web.Response(status=404, text=f"no log of container {names['container']} in pod {names['pod']}")
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        with path.open("rb") as file:
+            if lines := request.query.get("tailLines"):
+                await response.write(b"".join(file.readlines()[-int(lines) :] if int(lines) else []))
+            while True:
+                if content := file.read(1 << 16):
+                    await response.write(content)
+                elif request.query.get("follow") != "true":
+                    return response
+                else:
+                    await asyncio.sleep(FOLLOW_SECONDS)
+
+    app = web.Application()
+    app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    await web.TCPSite(runner, address, port, ssl_context=context).start()
+    return runner

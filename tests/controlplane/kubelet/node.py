@@ -1,0 +1,128 @@
+"""A Node object and its heartbeat: what the scheduler and the node controller know of this kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.resources import LEASES, NODES
+from tests.controlplane.kubelet.api import NodeAPI
+from tests.controlplane.kubelet.pods import rfc3339
+
+Obj = dict[str, Any]
+
+LEASE_NAMESPACE = "kube-node-lease"
+LEASE_SECONDS = 40
+RENEW_SECONDS = 10.0
+STATUS_EVERY_RENEWALS = 6
+RETRY_SECONDS = 1.0
+KUBELET_PORT = 10250
+VERSION = "v1.35.4"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """What a node says of itself: name, address, labels, and what it can allocate as quantities."""
+
+    name: str
+    address: str
+    capacity: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def conditions(now: datetime, since: datetime) -> list[Obj]:
+    """Return the conditions of a healthy node, `since` when it became so."""
+    times = {"lastHeartbeatTime": rfc3339(now), "lastTransitionTime": rfc3339(since)}
+    healthy = [
+        {"type": kind, "status": "False", "reason": f"KubeletHasNo{kind}", "message": "not measured", **times}
+        for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
+    ]
+    return [*healthy, {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready", **times}]
+
+
+def status(node: NodeSpec, now: datetime, since: datetime) -> Obj:
+    """Return the Node's status."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    info = {
+        "architecture": machine,
+        "bootID": "",
+        "containerRuntimeVersion": "process://1",
+        "kernelVersion": os.uname().release,
+        "kubeProxyVersion": "",
+        "kubeletVersion": VERSION,
+        "machineID": node.name,
+        "operatingSystem": "linux",
+        "osImage": "processes of this machine",
+        "systemUUID": node.name,
+    }
+    return {
+        "addresses": [{"type": "InternalIP", "address": node.address}, {"type": "Hostname", "address": node.name}],
+        "allocatable": dict(node.capacity),
+        "capacity": dict(node.capacity),
+        "conditions": conditions(now, since),
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": KUBELET_PORT}},
+        "nodeInfo": info,
+    }
+
+
+def manifest(node: NodeSpec, now: datetime) -> Obj:
+    """Return the Node to create."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    own = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": machine}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name, "labels": {**own, **node.labels}},
+        "status": status(node, now, now),
+    }
+
+
+async def heartbeat(api: NodeAPI, node: NodeSpec) -> None:
+    """Register the node, then renew its Lease every 10 s and its status every minute, for ever."""
+    since, renewals = datetime.now(UTC), 0
+    while True:
+        try:
+            if renewals % STATUS_EVERY_RENEWALS == 0:
+                await _register(api, node, since)
+            await _renew(api, node.name)
+        except (ApiError, Unreachable) as error:
+            log.warning("heartbeat failed", node=node.name, error=str(error))
+            renewals = 0
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            renewals += 1
+            await asyncio.sleep(RENEW_SECONDS)
+
+
+async def _register(api: NodeAPI, node: NodeSpec, since: datetime) -> None:
+    now = datetime.now(UTC)
+    with contextlib.suppress(Conflict):
+        await api.client.create(NODES, manifest(node, now))
+        log.info("node registered", node=node.name)
+    await api.patch_merge(NODES, node.name, None, {"metadata": {"labels": dict(node.labels)}})
+    await api.patch_status(NODES, {"metadata": {"name": node.name}}, status(node, now, since))
+
+
+async def _renew(api: NodeAPI, name: str) -> None:
+    spec = {
+        "holderIdentity": name,
+        "leaseDurationSeconds": LEASE_SECONDS,
+        "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    try:
+        await api.patch_merge(LEASES, name, LEASE_NAMESPACE, {"spec": spec})
+    except NotFound:
+        metadata = {"name": name, "namespace": LEASE_NAMESPACE}
+        lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+        await api.client.create(LEASES, lease)
