@@ -1,25 +1,107 @@
 """Kubernetes Events for people: what happened to an object and why.
 
-The same thing happening again becomes a count on the first Event, and never more than a write a minute. An Event is
-news, not state: a failed write is logged and forgotten.
+The same thing happening again becomes a count on the first Event, written at most once a minute. An Event is news,
+not state: a failed write is logged and forgotten.
 """
 
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
+import structlog
+
 from kube.client import Client, Obj
+from kube.errors import ApiError, NotFound, Unreachable
+from kube.resources import EVENTS
+from kube.time import micro_time
+
+log = structlog.get_logger()
 
 EventType = Literal["Normal", "Warning"]
+
+WRITE_SECONDS = 5.0
+REFRESH_SECONDS = 60.0
+SERIES_SECONDS = 360.0
+"""As long as client-go: after six minutes without it, the same thing is a new event."""
+_SERIES_KEPT = 1024
+_NOTE_BYTES = 1024
+
+
+@dataclass(slots=True)
+class _Series:
+    """One event on the server, and how often it happened since. Times are monotonic."""
+
+    namespace: str
+    name: str
+    happened_at: float
+    written_at: float
+    count: int = 1
 
 
 class Recorder:
     """Writes Events in the name of `controller` (such as `pomona.dev/controller`), process `instance`."""
 
     def __init__(self, client: Client, controller: str, instance: str) -> None:
-        raise NotImplementedError
+        self._client = client
+        self._controller = controller
+        self._instance = instance
+        self._series: dict[tuple[str, ...], _Series] = {}
 
     async def event(self, regarding: Obj, type: EventType, reason: str, note: str, action: str) -> None:  # noqa: A002 - the API's name
         """Tell that `reason` (CamelCase) happened to `regarding` while doing `action`; `note` is the sentence.
 
-        Never raises for a failed write. At most 5 seconds.
+        An event of a cluster-scoped object is in namespace `default`. Takes at most 5 seconds, and never raises
+        because a write failed.
         """
-        raise NotImplementedError
+        metadata = regarding["metadata"]
+        key = (regarding["kind"], metadata.get("uid", metadata["name"]), type, reason, note, action)
+        now = time.monotonic()
+        series = self._series.pop(key, None)
+        if series is None or now - series.happened_at >= SERIES_SECONDS:
+            name = f"{metadata['name'][:200].rstrip('-.')}.{time.time_ns():x}"
+            series = _Series(metadata.get("namespace") or "default", name, now, now, count=0)
+        series.happened_at = now
+        series.count += 1
+        # Popped and put back: the dict is in the order of last use, and the first is the one to forget.
+        self._series[key] = series
+        if len(self._series) > _SERIES_KEPT:
+            del self._series[next(iter(self._series))]
+        if series.count > 1 and now - series.written_at < REFRESH_SECONDS:
+            return
+        series.written_at = now
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._write(series, self._body(regarding, type, reason, note, action))
+        except (ApiError, Unreachable, TimeoutError) as error:
+            self._series.pop(key, None)
+            log.warning("event not written", reason=reason, note=note, error=str(error) or "time-out")
+
+    async def _write(self, series: _Series, body: Obj) -> None:
+        if series.count > 1:
+            observed = {"count": series.count, "lastObservedTime": micro_time(datetime.now(UTC))}
+            operation = {"op": "add", "path": "/series", "value": observed}
+            try:
+                await self._client.patch_json(EVENTS, series.name, series.namespace, [operation])
+            except NotFound:
+                # The server forgets events after an hour.
+                body = {**body, "series": observed}
+            else:
+                return
+        metadata = {"namespace": series.namespace, "name": series.name}
+        await self._client.create(EVENTS, {"metadata": metadata, **body})
+
+    def _body(self, regarding: Obj, type_: EventType, reason: str, note: str, action: str) -> Obj:
+        metadata = regarding["metadata"]
+        reference = {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in metadata}
+        return {
+            "eventTime": micro_time(datetime.now(UTC)),
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+            "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **reference},
+            "type": type_,
+            "reason": reason,
+            "action": action,
+            "note": note.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+        }

@@ -4,41 +4,85 @@ A key is never worked on twice at once; added while it is being worked on, it co
 times, it comes once. Nothing polls: delays are timers of the event loop.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+import structlog
+
+from kube.backoff import backoff_seconds
+from kube.errors import ApiError, Unreachable
+
+log = structlog.get_logger()
+
 K = TypeVar("K", bound=Hashable)
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 300.0
 
 
 class WorkQueue(Generic[K]):
     """A coalescing queue of keys; `len` is how many wait now (neither later ones nor those being worked on)."""
 
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._dirty: set[K] = set()
+        self._processing: set[K] = set()
+        self._later: dict[K, asyncio.TimerHandle] = {}
+        self._failures: dict[K, int] = {}
+
     def add(self, key: K) -> None:
         """Have `key` worked on as soon as possible."""
-        raise NotImplementedError
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._processing:
+            self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have `key` worked on in `seconds`, or earlier when something else asks for it."""
-        raise NotImplementedError
+        """Have `key` worked on in `seconds`; of several such wishes the earliest counts."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        waiting = self._later.get(key)
+        if waiting and waiting.when() <= due:
+            return
+        if waiting:
+            waiting.cancel()
+        self._later[key] = loop.call_at(due, self._due, key)
 
     def retry(self, key: K) -> float:
         """Add `key` after its back-off, 0.1 s doubling to 300 s with jitter; returns the seconds."""
-        raise NotImplementedError
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
+        self.add_after(key, seconds)
+        return seconds
 
     def forget(self, key: K) -> None:
         """End the back-off of `key`: its work succeeded, or its object is gone."""
-        raise NotImplementedError
+        self._failures.pop(key, None)
 
     async def get(self) -> K:
         """Wait for a key; the caller must call `done` with it."""
-        raise NotImplementedError
+        key = await self._ready.get()
+        self._dirty.discard(key)
+        self._processing.add(key)
+        return key
 
     def done(self, key: K) -> None:
         """The work on `key` ended, however it ended."""
-        raise NotImplementedError
+        self._processing.discard(key)
+        if key in self._dirty:
+            self._ready.put_nowait(key)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._ready.qsize()
+
+    def _due(self, key: K) -> None:
+        del self._later[key]
+        self.add(key)
 
 
 async def run_workers(
@@ -52,4 +96,25 @@ async def run_workers(
     `reconcile` returns the seconds after which it wants the key again, or None. An error or a time-out is logged and
     retried with back-off.
     """
-    raise NotImplementedError
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(_work(queue, reconcile, timeout_seconds))
+
+
+async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], timeout_seconds: float) -> None:
+    while True:
+        key = await queue.get()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                again = await reconcile(key)
+        except (ApiError, Unreachable, TimeoutError) as error:
+            what = str(error) or f"no result within {timeout_seconds} s"
+            log.warning("reconcile failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
+        except Exception:  # a defect in one reconcile must not stop all the others
+            log.exception("reconcile crashed", key=key, retry_seconds=round(queue.retry(key), 1))
+        else:
+            queue.forget(key)
+            if again is not None:
+                queue.add_after(key, again)
+        finally:
+            queue.done(key)

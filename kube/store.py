@@ -1,10 +1,13 @@
 """What we know of the cluster: one dict per resource, with indexes and listeners.
 
-Sources put into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. It never goes back in
-time for an object of the same uid, so that a late event does not undo the answer to our own write.
+Sources put into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. The sources race each
+other, so it never goes back in time: an older version of an object does not replace a newer one, and does not bring
+back a deleted one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from kube.client import Client, Obj
 from kube.resources import Resource
@@ -16,41 +19,102 @@ Objects = list[Obj]
 Snapshot = Mapping[Key, tuple[str, str]]
 """(uid, resourceVersion) of each object at one moment."""
 
+_REMEMBERED_DELETIONS = 4096
+
+
+@dataclass(slots=True)
+class _Index:
+    keys: Callable[[Obj], Iterable[str]]
+    found: defaultdict[str, dict[Key, Obj]] = field(default_factory=lambda: defaultdict(dict))
+
+    def change(self, key: Key, old: Obj | None, new: Obj | None) -> None:
+        if old:
+            for value in self.keys(old):
+                self.found[value].pop(key, None)
+                if not self.found[value]:
+                    del self.found[value]
+        if new:
+            for value in self.keys(new):
+                self.found[value][key] = new
+
 
 class Store:
     """Objects by resource, namespace and name. Treat what it returns as frozen: it is shared."""
 
+    def __init__(self) -> None:
+        self._objects: defaultdict[Resource, dict[Key, Obj]] = defaultdict(dict)
+        self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
+        self._listeners: list[Listener] = []
+        self._deleted: dict[str, str] = {}
+
     def put(self, resource: Resource, obj: Obj) -> bool:
         """Take an object as observed; returns whether it is news. An older version of the same uid is ignored."""
-        raise NotImplementedError
+        uid, version = _version(obj)
+        old = self._objects[resource].get(_key(obj))
+        known = _version(old) if old else ("", "")
+        if old and known[0] == uid and not _newer(version, known[1]):
+            return False
+        if uid in self._deleted and not _newer(version, self._deleted[uid]):
+            return False
+        self._set(resource, _key(obj), obj)
+        return True
 
-    def remove(self, resource: Resource, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
-        """Forget an object (with `uid`: only this very one); returns whether it was there."""
-        raise NotImplementedError
+    def remove(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> bool:
+        """Forget an object; returns whether it was there.
+
+        Args:
+            resource: what it is.
+            namespace: where it is.
+            name: its name.
+            uid: forget it only if it is this very one.
+            resource_version: that of the deletion; what is older comes too late to bring the object back.
+        """
+        key = (namespace or "", name)
+        old = self._objects[resource].get(key)
+        if uid:
+            self._bury(uid, resource_version or "")
+        if not old or (uid and _version(old)[0] != uid):
+            return False
+        self._set(resource, key, None)
+        return True
 
     def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj | None:
         """One object, if known."""
-        raise NotImplementedError
+        return self._objects[resource].get((namespace or "", name))
 
     def list(self, resource: Resource, namespace: str | None = None) -> Objects:
         """All known objects of a resource, in one namespace or in all."""
-        raise NotImplementedError
+        objects = self._objects[resource]
+        return [obj for key, obj in objects.items() if not namespace or key[0] == namespace]
 
     def index(self, resource: Resource, name: str, keys: Callable[[Obj], Iterable[str]]) -> None:
-        """Keep an index under `name`: `keys` gives the values under which an object is found."""
-        raise NotImplementedError
+        """Keep an index under `name`: `keys`, a pure function, gives the values under which an object is found."""
+        index = _Index(keys)
+        for key, obj in self._objects[resource].items():
+            index.change(key, None, obj)
+        self._indexes[resource][name] = index
 
     def by_index(self, resource: Resource, name: str, value: str) -> Objects:
-        """The objects that the index has under `value`."""
-        raise NotImplementedError
+        """The objects that the index has under `value`; raises KeyError for an index that was never declared."""
+        found = self._indexes[resource][name].found
+        return [*found.get(value, {}).values()]
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener(resource, old or None, new or None)` after each change, in the order of changes."""
-        raise NotImplementedError
+        self._listeners.append(listener)
 
     def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
         """Who is known now; take it before a list is requested, and hand it to `replace`."""
-        raise NotImplementedError
+        objects = self._objects[resource]
+        return {key: _version(obj) for key, obj in objects.items() if not namespace or key[0] == namespace}
 
     def replace(
         self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
@@ -59,7 +123,17 @@ class Store:
 
         What was put since `before` is younger than the list, and stays.
         """
-        raise NotImplementedError
+        before = self.snapshot(resource, namespace) if before is None else before
+        present = {_key(obj): obj for obj in items}
+        self._drop_vanished(resource, before, present)
+        for key, obj in present.items():
+            old = self._objects[resource].get(key)
+            if old and _version(old) == before.get(key):
+                # Unchanged since before the list: the list is right even where it is older (a restored etcd).
+                if _version(old) != _version(obj):
+                    self._set(resource, key, obj)
+            else:
+                self.put(resource, obj)
 
     async def sweep(
         self, client: Client, resource: Resource, *, namespace: str | None = None, label_selector: str = ""
@@ -69,4 +143,53 @@ class Store:
         The selector must be that of the source, or everything it does not select is taken for a ghost.
         Raises ApiError and Unreachable, and then changes nothing.
         """
-        raise NotImplementedError
+        before = self.snapshot(resource, namespace)
+        found = await client.list_metadata(resource, namespace, label_selector=label_selector)
+        return self._drop_vanished(resource, before, {_key(obj): obj for obj in found.items})
+
+    def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[Key, Obj]) -> int:
+        """Remove what was known before a list, is not in it, and did not come anew meanwhile."""
+        dropped = 0
+        for key, (uid, version) in before.items():
+            old = self._objects[resource].get(key)
+            listed = present.get(key)
+            if old and _version(old) == (uid, version) and (not listed or _version(listed)[0] != uid):
+                self._bury(uid, version)
+                if not listed:
+                    self._set(resource, key, None)
+                    dropped += 1
+        return dropped
+
+    def _bury(self, uid: str, version: str) -> None:
+        self._deleted[uid] = version
+        if len(self._deleted) > _REMEMBERED_DELETIONS:
+            del self._deleted[next(iter(self._deleted))]
+
+    def _set(self, resource: Resource, key: Key, new: Obj | None) -> None:
+        objects = self._objects[resource]
+        old = objects.get(key)
+        if new is None:
+            objects.pop(key, None)
+        else:
+            objects[key] = new
+        for index in self._indexes[resource].values():
+            index.change(key, old, new)
+        for listener in self._listeners:
+            listener(resource, old, new)
+
+
+def _key(obj: Obj) -> Key:
+    metadata = obj["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def _version(obj: Obj) -> tuple[str, str]:
+    metadata = obj["metadata"]
+    return metadata.get("uid", ""), metadata.get("resourceVersion", "")
+
+
+def _newer(version: str, than: str) -> bool:
+    """Whether a resourceVersion is later; Kubernetes 1.35 promises that decimal ones of a resource are ordered."""
+    if version.isdecimal() and than.isdecimal():
+        return int(version) > int(than)
+    return version != than
