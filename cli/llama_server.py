@@ -5,11 +5,7 @@ import sys
 import click
 
 
-@click.command(
-    "llama-server",
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    short_help="Run llama.cpp's server from the pomona[llama] extra.",
-)
+@click.command("llama-server", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
     """Run llama.cpp's server; ARGUMENTS are llama-server's (--help lists those it takes)."""

@@ -9,7 +9,7 @@ from cli import log
 from gateway.proxy import control
 
 
-@click.command("proxy", short_help="Run the host's proxy (the agent starts it).")
+@click.command("proxy")
 @click.option("--socket", required=True, type=click.Path(path_type=Path), help="Unix socket of the control API.")
 @click.option(
     "--drain-seconds", default=30.0, show_default=True, help="After SIGTERM, how long running requests may still take."

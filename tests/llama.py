@@ -1,0 +1,54 @@
+"""llama.cpp's real HTTP server as a child process, for tests that need true tokens."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import IO, NamedTuple
+
+from runtimes import llama_server
+
+
+class LlamaServer(NamedTuple):
+    url: str
+    process: subprocess.Popen[str]
+
+
+@contextmanager
+def serve(model: Path, *extra: str, service: str = "tiny", context_length: int = 2048) -> Iterator[LlamaServer]:
+    """Serve `model` with one thread and one slot on a free port; killed at the end."""
+    arguments = llama_server.arguments(
+        str(model),
+        "127.0.0.1",
+        0,
+        service=service,
+        context_length=context_length,
+        parallel=1,
+        gpu_layers=None,
+        api_key_file=None,
+        extra=["-t", "1", *extra],
+    )
+    command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            url = _listening_url(process.stderr)
+            reader = Thread(target=process.stderr.read, daemon=True)  # a full pipe would stop the server
+            reader.start()
+            yield LlamaServer(url, process)
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+
+
+def _listening_url(log: IO[str]) -> str:
+    seen = []
+    for line in log:
+        seen.append(line)
+        url = llama_server.listening_url(line)
+        if url:
+            return url
+    raise AssertionError("llama-server ended:\n" + "".join(seen))

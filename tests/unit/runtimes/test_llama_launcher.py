@@ -1,0 +1,151 @@
+"""The launcher behaves as llama-server does: refusals, exit codes, log, signals; on the real server of the wheel."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from pathlib import Path
+
+import pytest
+import xllamacpp
+
+from runtimes import llama_launcher
+from tests import llama, tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "endless.gguf"
+    tiny_gguf.write(path, loop=True, n_ctx=1 << 17)
+    return path
+
+
+@pytest.fixture
+def server(endless: Path) -> Iterator[llama.LlamaServer]:
+    with llama.serve(endless, context_length=1 << 17) as server:
+        yield server
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@contextmanager
+def ask(server: llama.LlamaServer, **body: object) -> Iterator[HTTPResponse]:
+    messages = [{"role": "user", "content": "hi"}]
+    with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=30)) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps({"messages": messages} | body))
+        with connection.getresponse() as response:
+            yield response
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--no-such-flag"], "invalid argument: --no-such-flag"),
+        (["-m", "m.gguf", "stray"], "invalid argument: stray"),
+        (["-m"], "expected value for argument -m"),
+        (["-m", "m.gguf", "--port", "http"], "argument --port: invalid literal"),
+        (["-m", "m.gguf", "-ctk", "q3"], "argument -ctk: unknown value 'q3': use one of f32, f16"),
+        (["-m", "m.gguf", "--fit", "yes"], "argument --fit: unknown value 'yes': use on or off"),
+        (["-m", "m.gguf", "-fa", "1"], "argument -fa: unknown value '1': use on, off or auto"),
+        (["-m", "m.gguf", "--api-key-file", "/nope"], "argument --api-key-file: failed to open file '/nope'"),
+        (["--port", "0"], "--model is required"),
+    ],
+)
+def test_what_llama_server_refuses_is_refused(arguments: list[str], error: str) -> None:
+    with pytest.raises(llama_launcher.ArgumentError, match="^" + re.escape(error)):
+        llama_launcher.parse(arguments)
+
+
+def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# a comment\n\n")
+    with pytest.raises(llama_launcher.ArgumentError, match="holds no key"):
+        llama_launcher.parse(["-m", "m.gguf", "--api-key-file", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (["-ctk", "q8_0"], "cache_type_k", xllamacpp.ggml_type.GGML_TYPE_Q8_0),
+        (["-fa", "off"], "flash_attn_type", xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED),
+        (["-ngl", "all"], "n_gpu_layers", -2),
+        (["--fit", "off"], "fit_params", False),
+        (["--no-slots"], "endpoint_slots", False),
+        (["-c", "1", "--ctx-size", "2"], "n_ctx", 2),
+    ],
+)
+def test_values_reach_the_wheel(arguments: list[str], field: str, value: object) -> None:
+    assert getattr(llama_launcher.parse(["-m", "m.gguf", *arguments]), field) == value
+
+
+def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    readable = {"--api-key-file": str(keys), "--fit": "on", "-fit": "on"}
+    for name, option in llama_launcher.ARGUMENTS.items():
+        candidates = [readable.get(name, "f16"), "1", "none", "auto"]
+        values = [[]] if isinstance(option, llama_launcher._Switch) else [[text] for text in candidates]
+        assert any(accepted([name, *value]) for value in values), name
+    library = Path(xllamacpp.xllamacpp.__file__).read_bytes()
+    known = {match.decode() for match in re.findall(rb"\0(--?[a-z][a-z0-9-]*)(?=\0)", library)}
+    # Compilers merge a short string into the tail of a longer one, so short names cannot all be seen.
+    assert {name for name in llama_launcher.ARGUMENTS if name.startswith("--")} <= known
+
+
+def accepted(arguments: list[str]) -> bool:
+    try:
+        llama_launcher.parse(["-m", "m.gguf", *arguments])
+    except llama_launcher.ArgumentError:
+        return False
+    return True
+
+
+def test_an_unknown_argument_ends_with_1() -> None:
+    result = run("--no-such-flag")
+    assert (result.returncode, result.stderr) == (1, "error: invalid argument: --no-such-flag\n")
+
+
+def test_a_missing_model_ends_with_1_and_says_which(tmp_path: Path) -> None:
+    result = run("-m", str(tmp_path / "none.gguf"), "--port", "0")
+    assert result.returncode == 1
+    assert f"failed to open GGUF file '{tmp_path}/none.gguf'" in result.stderr
+    assert "exiting due to model loading error" in result.stderr
+
+
+def test_a_taken_port_ends_with_1(endless: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("-m", str(endless), "-c", "512", "-t", "1", "--port", str(taken.getsockname()[1]))
+    assert result.returncode == 1
+    assert "couldn't bind HTTP server socket" in result.stderr
+
+
+def test_the_key_is_enforced(endless: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    with llama.serve(endless, "--api-key-file", str(keys)) as server, ask(server, max_tokens=1) as response:
+        assert response.status == 401
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_cleanly(server: llama.LlamaServer, number: int) -> None:
+    with ask(server, max_tokens=1) as response:
+        assert response.status == 200
+    server.process.send_signal(number)
+    assert server.process.wait(timeout=5) == 0
+
+
+def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(server: llama.LlamaServer) -> None:
+    with ask(server, stream=True, max_tokens=1 << 17) as response:
+        assert response.readline().startswith(b"data: ")
+        server.process.terminate()
+        assert server.process.wait(timeout=5) == 0
+        with pytest.raises((IncompleteRead, ConnectionResetError)):
+            response.read()

@@ -1,0 +1,88 @@
+"""How llama-server is started: pure renderings, held against the launcher that must accept them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimes import llama_launcher, llama_server
+
+
+def render(*, gpu_layers: int | None = None, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
+    return llama_server.arguments(
+        "/weights/m.gguf",
+        "0.0.0.0",
+        8080,
+        service="chat",
+        context_length=4096,
+        parallel=4,
+        gpu_layers=gpu_layers,
+        api_key_file=api_key_file,
+        extra=extra,
+    )
+
+
+def test_context_is_what_each_slot_gets() -> None:
+    rendered = " ".join(render())
+    assert "-c 16384 -np 4" in rendered
+    assert "-m /weights/m.gguf --host 0.0.0.0 --port 8080 -a chat" in rendered
+
+
+def test_what_is_not_asked_is_not_said() -> None:
+    assert "-ngl" not in render()
+    assert "--api-key-file" not in render()
+    assert "-ngl 0" in " ".join(render(gpu_layers=0))
+
+
+def test_the_users_arguments_come_last_and_win() -> None:
+    rendered = render(extra=("-c", "512", "-t", "1"))
+    assert rendered[-4:] == ["-c", "512", "-t", "1"]
+    assert llama_launcher.parse(rendered).n_ctx == 512
+
+
+def test_the_launcher_takes_every_argument_that_is_rendered(tmp_path: Path) -> None:
+    key = tmp_path / "token"
+    key.write_text("secret\n")
+    parameters = llama_launcher.parse(render(gpu_layers=7, api_key_file=str(key)))
+    assert parameters.model.path == "/weights/m.gguf"
+    assert (parameters.hostnames, parameters.port, parameters.model_alias) == (["0.0.0.0"], 8080, {"chat"})
+    assert (parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers) == (16384, 4, 7)
+    assert (parameters.api_keys, parameters.sse_ping_interval) == (["secret"], 1)
+    assert (parameters.endpoint_metrics, parameters.ui, parameters.offline) == (True, False, True)
+
+
+def test_the_owners_environment_does_not_reach_the_server() -> None:
+    owners = {
+        "PATH": "/bin",
+        "LLAMA_ARG_CTX_SIZE": "1",
+        "LLAMA_API_KEY": "k",
+        "LLAMA_CACHE": "/c",
+        "HF_TOKEN": "t",
+        "OLLAMA_HOST": "h",
+    }
+    assert llama_server.child_environment(owners) == {"PATH": "/bin"}
+
+
+def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> None:
+    installed = tmp_path / "llama-server"
+    installed.touch(mode=0o755)
+    on_path = {"PATH": str(tmp_path)}
+    assert llama_server.command(on_path | {"LLAMA_SERVER_BIN": "/opt/llama-server"}) == ["/opt/llama-server"]
+    assert llama_server.command(on_path) == [str(installed)]
+    assert llama_server.command({"PATH": str(tmp_path / "empty")}) == [
+        sys.executable,
+        "-m",
+        "runtimes.llama_launcher",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("0.00.015.912 I srv          init: listening on http://127.0.0.1:33375\n", "http://127.0.0.1:33375"),
+        ("main: server is listening on http://127.0.0.1:8080 - starting the main loop\n", "http://127.0.0.1:8080"),
+        ("0.00.005.072 I srv          init: loading model\n", None),
+    ],
+)
+def test_the_announced_address_is_found(line: str, url: str | None) -> None:
+    assert llama_server.listening_url(line) == url

@@ -1,0 +1,105 @@
+"""Readiness is a generated token: true against the real server, and nothing that merely answers passes."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from runtimes.probe import Probe, generate_token
+from tests import llama, tiny_gguf
+
+
+@asynccontextmanager
+async def answering(response: web.Response) -> AsyncIterator[str]:
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return response
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site.port}"
+    finally:
+        await runner.cleanup()
+
+
+async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10) -> Probe:
+    async with aiohttp.ClientSession() as session:
+        return await generate_token(session, url, model="tiny", token=token, timeout_seconds=timeout_seconds)
+
+
+async def test_a_real_server_is_ready_and_its_token_is_checked(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "m.gguf")
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    with llama.serve(tmp_path / "m.gguf", "--api-key-file", str(keys)) as server:
+        assert await probe(server.url, token="secret") == Probe(
+            ok=True, reason="Generated", message=f"{server.url} generated a token"
+        )
+        refused = await probe(server.url, token="wrong")
+        assert (refused.ok, refused.reason) == (False, "Unauthorized")
+        assert refused.message.endswith("answered 401: Invalid API Key")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason", "quote"),
+    [
+        (
+            503,
+            '{"error":{"message":"Loading model","type":"unavailable_error","code":503}}',
+            "Loading",
+            "Loading model",
+        ),
+        (404, '{"error":{"message":"no such model"}}', "NotFound", "no such model"),
+        (500, "worker died", "BadAnswer", "answered 500: worker died"),
+        (200, '{"status":"ok"}', "BadAnswer", "without a token"),
+        (200, '{"choices":[]}', "BadAnswer", "without a token"),
+        (
+            200,
+            '{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":0}}',
+            "BadAnswer",
+            "without a token",
+        ),
+        (200, "<html>", "BadAnswer", "<html>"),
+        (599, "", "BadAnswer", "answered 599: an empty body"),
+    ],
+)
+async def test_an_answer_without_a_token_is_not_ready(status: int, body: str, reason: str, quote: str) -> None:
+    async with answering(web.Response(status=status, text=body)) as url:
+        result = await probe(url)
+    assert (result.ok, result.reason) == (False, reason)
+    assert quote in result.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"choices":[{"message":{"content":"Hello"}}]}',
+        '{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":1}}',
+        '{"choices":[{"message":{"content":null}}],"usage":{"completion_tokens":1}}',
+    ],
+)
+async def test_text_or_a_counted_token_is_ready(body: str) -> None:
+    async with answering(web.Response(text=body)) as url:
+        assert (await probe(url)).ok
+
+
+async def test_a_long_answer_is_quoted_in_part() -> None:
+    async with answering(web.Response(status=500, text="x" * 10_000)) as url:
+        assert len((await probe(url)).message) < 500
+
+
+async def test_nobody_there_is_unreachable(unused_tcp_port: int) -> None:
+    result = await probe(f"http://127.0.0.1:{unused_tcp_port}")
+    assert (result.ok, result.reason) == (False, "Unreachable")
+
+
+async def test_silence_is_timed_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel connects, nobody answers
+        result = await probe(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_seconds=0.2)
+    assert (result.ok, result.reason) == (False, "TimedOut")
