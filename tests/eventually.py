@@ -1,10 +1,12 @@
 """Waiting for what a running system will do: a condition with a limit, never a sleep of a guessed length."""
 
+# ruff: noqa: ASYNC109 - the message needs the last value, which asyncio.timeout around the call would lose
+
 import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from kube.errors import NotFound
 
@@ -13,7 +15,11 @@ INTERVAL_SECONDS = 0.05
 T = TypeVar("T")
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 30) -> T:  # noqa: ASYNC109 - the message needs the last value, which a cancelled wait has lost
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], timeout: float = ...) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], timeout: float = ...) -> T: ...
+async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 30) -> T:
     """Call a condition until it returns something true, and return that.
 
     An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look for

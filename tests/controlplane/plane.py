@@ -25,6 +25,7 @@ SERVER = f"https://{network.ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
 START_SECONDS = 60
 POLL_SECONDS = 0.05
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
 """Names for nodes; tokens are read from a file when the API server starts, so they are few and fixed."""
 
@@ -52,7 +53,8 @@ class ControlPlane:
         folder.mkdir(parents=True, exist_ok=True)
         self._binaries = binaries
         self._folder = folder
-        self._certificate = folder / "certs" / "apiserver.crt"
+        self.certificates = folder / "certs"
+        self._certificate = self.certificates / "apiserver.crt"
         self._tokens = self._write_identities()
         self.etcd = self._process("etcd", binaries.etcd, etcd_arguments(folder))
         self.apiserver = self._process("kube-apiserver", binaries.kube_apiserver, apiserver_arguments(folder))
@@ -160,7 +162,7 @@ class ControlPlane:
         """One call as admin, decoded.
 
         Args:
-            method: HTTP method.
+            method: HTTP method; PATCH is a merge patch.
             path: path and query.
             body: object to send as JSON.
             accept: statuses that are no failure although they are not 2xx.
@@ -169,10 +171,13 @@ class ControlPlane:
             PlaneError: any other status.
             aiohttp.ClientError: no answer.
         """
-        tls = ssl.create_default_context(cafile=self._certificate)
+        headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
+        if method == "PATCH":
+            headers["Content-Type"] = "application/merge-patch+json"
+        connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=self._certificate))
         async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._tokens['admin']}"}) as session,
-            session.request(method, SERVER + path, json=body, ssl=tls, timeout=aiohttp.ClientTimeout(10)) as response,
+            aiohttp.ClientSession(connector=connector, headers=headers, timeout=CALL_TIMEOUT) as session,
+            session.request(method, SERVER + path, json=body) as response,
         ):
             text = await response.text()
             if not response.ok and response.status not in accept:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 TAIL_BYTES = 64 << 10
 
 
@@ -66,6 +67,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                cwd=CHECKOUT,
                 start_new_session=True,
             )
 

@@ -1,0 +1,200 @@
+"""One control plane for all tests of this folder, and for each test what joins it.
+
+Everything runs in the sandbox: `make test-cluster`. Session fixtures have the session's event loop and tests one of
+their own, which works because nothing here belongs to a loop.
+"""
+
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from crds.meta import HOSTS_NAMESPACE
+from kube import credentials
+from kube.client import Client, connect
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    JOBS,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    NODES,
+    PODS,
+    SECRETS,
+)
+from tests.controlplane import binaries, members, sandbox
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, MetalHost
+from tests.controlplane.network import Network
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.eventually import eventually
+
+if not sandbox.inside():
+    raise pytest.UsageError(
+        "tests/cluster needs a sandbox of its own: run `make test-cluster`, with ARGS=... for pytest"
+    )
+
+TAIL_LINES = 40
+KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
+WORKLOADS = (INFERENCE_SERVICES, MODELS, METAL_PROCESSES, DEPLOYMENTS, JOBS, PODS)
+
+StartMetalHost = Callable[..., Awaitable[MetalHost]]
+"""`await metal_host("studio-1", *options of pomona agent)`."""
+
+FOLDER = pytest.StashKey[Path]()
+PROCESSES = pytest.StashKey[list[Process]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Below a failed test, print the ends of the logs; keep them whole in build/cluster-logs/."""
+    report = yield
+    if report.failed:
+        for process in item.config.stash.get(PROCESSES, []):
+            report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
+        kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
+        shutil.rmtree(kept, ignore_errors=True)
+        own = item.funcargs.get("tmp_path") if isinstance(item, pytest.Function) else None
+        for folder in (item.config.stash.get(FOLDER, None), own):
+            for log in folder.rglob("*.log") if isinstance(folder, Path) else ():
+                copy = kept / log.relative_to(folder)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(log, copy)
+    return report
+
+
+@pytest.fixture(scope="session")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what lives as long as the session."""
+    path = tmp_path_factory.mktemp("cluster")
+    request.config.stash[FOLDER] = path
+    return path
+
+
+@pytest.fixture(scope="session")
+def watched(request: pytest.FixtureRequest) -> list[Process]:
+    """Processes whose logs a failed test shows."""
+    return request.config.stash.setdefault(PROCESSES, [])
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def network() -> Network:
+    """The bridge, and a place for hosts."""
+    network = Network()
+    await network.start()
+    return network
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def plane(network: Network, folder: Path, watched: list[Process]) -> AsyncIterator[ControlPlane]:
+    """A control plane with Pomona's kinds and roles."""
+    del network  # the API server's address is on it
+    plane = ControlPlane(binaries.ensure(), folder / "plane")
+    watched += plane.processes
+    try:
+        await plane.start()
+        await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy")
+        yield plane
+    finally:
+        await plane.stop()
+
+
+@pytest_asyncio.fixture
+async def client(plane: ControlPlane) -> AsyncIterator[Client]:
+    """The API, as cluster administrator."""
+    async with connect(credentials.load(plane.kubeconfig())) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
+    """A namespace of the test's own; what is in it goes at the end, also where no controller takes finalizers off."""
+    name = f"test-{secrets.token_hex(4)}"
+    await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    for kind in WORKLOADS:
+        await plane.request("DELETE", kind.path(name), {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+    for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
+        path = METAL_PROCESSES.path(name, process["metadata"]["name"])
+        await plane.request("PATCH", path, {"metadata": {"finalizers": None}}, accept={404})
+    # Kubernetes waits five seconds before it empties a namespace: nobody waits for that.
+    await plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `cpu-1`, ready."""
+    kubelet = members.kubelet(plane, "cpu-1", folder)
+    watched.append(kubelet)
+    kubelet.start()
+    await eventually(lambda: _accepts_pods(plane, "cpu-1"))
+    yield kubelet
+    await kubelet.kill()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def gpu_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-1` with two NVIDIA devices, ready."""
+    kubelet = members.kubelet(plane, "gpu-1", folder, resources={"nvidia.com/gpu": "2"})
+    watched.append(kubelet)
+    kubelet.start()
+    await eventually(lambda: _accepts_pods(plane, "gpu-1"))
+    yield kubelet
+    await kubelet.kill()
+
+
+async def _accepts_pods(plane: ControlPlane, name: str) -> bool:
+    node = await plane.request("GET", NODES.path(None, name), accept={404})
+    ready = {"type": "Ready", "status": "True"}.items()
+    return (
+        any(ready <= condition.items() for condition in node["status"]["conditions"]) and "taints" not in node["spec"]
+    )
+
+
+@pytest_asyncio.fixture
+async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The controller, started; a test may stop, kill and start it."""
+    process = await members.controller(plane, tmp_path)
+    watched.append(process)
+    process.start()
+    yield process
+    watched.remove(process)
+    if process.running:
+        await process.stop()
+    # A killed one holds it still, and the next test's would wait for it to expire.
+    await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
+
+
+@pytest_asyncio.fixture
+async def metal_host(
+    plane: ControlPlane, network: Network, tmp_path: Path, watched: list[Process]
+) -> AsyncIterator[StartMetalHost]:
+    """Machines with agents: returns once the agent has renewed its Lease for the first time."""
+    hosts: list[MetalHost] = []
+
+    async def start(name: str, *options: str) -> MetalHost:
+        host = await members.metal_host(plane, network, name, tmp_path, *options)
+        hosts.append(host)
+        watched.append(host.agent)
+        host.agent.start()
+        await eventually(lambda: _renewed(plane, name))
+        return host
+
+    yield start
+    for host in hosts:
+        watched.remove(host.agent)
+        await host.host.close()
+        await host.agent.kill()
+        for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
+            await plane.request("DELETE", kind.path(place, host.name), accept={404})
+
+
+async def _renewed(plane: ControlPlane, host: str) -> bool:
+    lease = await plane.request("GET", LEASES.path(HOSTS_NAMESPACE, host), accept={404})
+    return "renewTime" in lease["spec"]

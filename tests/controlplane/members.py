@@ -1,0 +1,108 @@
+"""What joins a control plane: nodes, the controller, and hosts with their agents, as the processes that they are.
+
+Fixtures and demo start them through here, so there is one place that knows command lines and identities.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from crds.meta import HOSTS_NAMESPACE
+from tests.controlplane.network import Host, Network
+from tests.controlplane.plane import NODES, ControlPlane
+from tests.controlplane.process import Process
+
+CONTROLLER_NAMESPACE = "pomona-system"
+CONTROLLER_ACCOUNT = "pomona-controller"
+AGENT_ROLE = "pomona-metal-agent"
+
+
+def kubelet(
+    plane: ControlPlane,
+    name: str,
+    folder: Path,
+    *,
+    resources: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    arguments: tuple[str, ...] = (),
+) -> Process:
+    """A node, not yet started.
+
+    Args:
+        plane: the control plane to join.
+        name: one of NODES; its place there decides its addresses.
+        folder: for its pods and its log.
+        resources: extended resources, such as `{"nvidia.com/gpu": "2"}`.
+        labels: labels of the Node.
+        arguments: more of the kubelet's own options.
+    """
+    number = NODES.index(name) + 1
+    argv = [
+        *(sys.executable, "-m", "tests.controlplane.kubelet"),
+        f"--kubeconfig={plane.kubeconfig(f'system:node:{name}')}",
+        f"--node={name}",
+        f"--address=10.77.0.{10 + number}",
+        f"--pod-subnet=10.77.{number}",
+        f"--root={folder / name}",
+        f"--tls={plane.certificates}",
+        *(f"--resource={key}={value}" for key, value in (resources or {}).items()),
+        *(f"--label={key}={value}" for key, value in (labels or {}).items()),
+        *arguments,
+    ]
+    (folder / name).mkdir(parents=True)
+    return Process(f"kubelet {name}", argv, folder / f"kubelet-{name}.log")
+
+
+async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Process:
+    """The controller as its own ServiceAccount, not yet started."""
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    argv = [sys.executable, "-m", "cli.main", "controller", f"--kubeconfig={kubeconfig}", *arguments]
+    return Process("controller", argv, folder / "controller.log")
+
+
+@dataclass(frozen=True)
+class MetalHost:
+    """A machine of its own with an agent.
+
+    Attributes:
+        host: the machine: address, link.
+        agent: its agent; `stop`, `kill` and `start` concern it alone, what it runs lives on.
+        file_root: folder for `file://` sources.
+        state_folder: what the agent keeps.
+    """
+
+    host: Host
+    agent: Process
+    file_root: Path
+    state_folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of its MetalHost object."""
+        return self.host.name
+
+    @property
+    def address(self) -> str:
+        """Its address."""
+        return self.host.address
+
+
+async def metal_host(plane: ControlPlane, network: Network, name: str, folder: Path, *arguments: str) -> MetalHost:
+    """A machine with its agent as the host's own ServiceAccount, not yet started."""
+    host = await network.add_host(name)
+    kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name)
+    state_folder, file_root = folder / name / "state", folder / name / "files"
+    for needed in (state_folder, file_root):
+        needed.mkdir(parents=True)
+    argv = [
+        *host.exec,
+        *(sys.executable, "-m", "cli.main", "agent"),
+        f"--name={name}",
+        f"--kubeconfig={kubeconfig}",
+        f"--state-dir={state_folder}",
+        f"--address={host.address}",
+        f"--file-root={file_root}",
+        *arguments,
+    ]
+    return MetalHost(host, Process(f"agent {name}", argv, folder / f"agent-{name}.log"), file_root, state_folder)
