@@ -58,15 +58,13 @@ async def serve_pods(host: Host, node: str) -> None:
             await worker.run()
         except Exception:  # a task's boundary: one pod's trouble must not stop the node's other pods
             log.exception("worker failed", pod=worker.pod["metadata"]["name"])
-        finally:
-            workers.pop(worker.pod["metadata"]["uid"], None)
 
     async with asyncio.TaskGroup() as group:
 
         def on_change(resource: Resource, old: Obj | None, new: Obj | None) -> None:
             del resource
             old_uid, new_uid = (obj["metadata"]["uid"] if obj else None for obj in (old, new))
-            if old_uid and old_uid != new_uid and (worker := workers.get(old_uid)):
+            if old_uid and old_uid != new_uid and (worker := workers.pop(old_uid, None)):
                 worker.forget()
             if new is None or new_uid is None:
                 return

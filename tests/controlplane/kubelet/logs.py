@@ -28,11 +28,10 @@ class LogFolder:
         return folder / f"{restart_count}.log"
 
     def latest(self, namespace: str, pod: str, container: str, *, previous: bool = False) -> Path | None:
-        """Return the newest run's file, or the one before it, of the pod that has this name now."""
-        runs = sorted(
-            self.root.glob(f"{namespace}_{pod}_*/{container}/*.log"),
-            key=lambda path: (path.stat().st_ctime_ns, int(path.stem)),
-        )
+        """Return the newest run's file, or the one before it, of the newest pod of this name."""
+        folders = self.root.glob(f"{namespace}_{pod}_*/{container}")
+        newest = max(folders, key=lambda folder: folder.stat().st_mtime_ns, default=None)
+        runs = sorted(newest.glob("*.log"), key=lambda path: int(path.stem)) if newest else []
         position = 2 if previous else 1
         return runs[-position] if len(runs) >= position else None
 

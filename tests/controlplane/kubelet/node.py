@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, NotFound, Unreachable
 from kube.resources import LEASES, NODES
 from tests.controlplane.kubelet.api import NodeAPI
 from tests.controlplane.kubelet.pods import rfc3339
@@ -23,7 +22,6 @@ Obj = dict[str, Any]
 LEASE_NAMESPACE = "kube-node-lease"
 LEASE_SECONDS = 40
 RENEW_SECONDS = 10.0
-STATUS_EVERY_RENEWALS = 6
 RETRY_SECONDS = 1.0
 KUBELET_PORT = 10250
 VERSION = "v1.35.4"
@@ -76,42 +74,43 @@ def status(node: NodeSpec, now: datetime, since: datetime) -> Obj:
     }
 
 
-def manifest(node: NodeSpec, now: datetime) -> Obj:
-    """Return the Node to create."""
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+def manifest(node: NodeSpec, report: Obj) -> Obj:
+    """Return the Node to create, with the status `report`."""
+    machine = report["nodeInfo"]["architecture"]
     own = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": machine}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": node.name, "labels": {**own, **node.labels}},
-        "status": status(node, now, now),
+        "status": report,
     }
 
 
 async def heartbeat(api: NodeAPI, node: NodeSpec) -> None:
-    """Register the node, then renew its Lease every 10 s and its status every minute, for ever."""
-    since, renewals = datetime.now(UTC), 0
+    """Register the node, then write its status and renew its Lease every 10 s, for ever.
+
+    The status is written each time, so that a node that was taken for dead is Ready again at once.
+    """
+    since = datetime.now(UTC)
     while True:
         try:
-            if renewals % STATUS_EVERY_RENEWALS == 0:
-                await _register(api, node, since)
+            await _register(api, node, since)
             await _renew(api, node.name)
         except (ApiError, Unreachable) as error:
             log.warning("heartbeat failed", node=node.name, error=str(error))
-            renewals = 0
             await asyncio.sleep(RETRY_SECONDS)
         else:
-            renewals += 1
             await asyncio.sleep(RENEW_SECONDS)
 
 
 async def _register(api: NodeAPI, node: NodeSpec, since: datetime) -> None:
     now = datetime.now(UTC)
-    with contextlib.suppress(Conflict):
-        await api.client.create(NODES, manifest(node, now))
+    report = status(node, now, since)
+    try:
+        await api.patch_status(NODES, {"metadata": {"name": node.name}}, report)
+    except NotFound:
+        await api.client.create(NODES, manifest(node, report))
         log.info("node registered", node=node.name)
-    await api.patch_merge(NODES, node.name, None, {"metadata": {"labels": dict(node.labels)}})
-    await api.patch_status(NODES, {"metadata": {"name": node.name}}, status(node, now, since))
 
 
 async def _renew(api: NodeAPI, name: str) -> None:

@@ -71,7 +71,9 @@ class Worker:
         self._gone = False
         self._changed = asyncio.Event()
         self._reported: Obj = {}
-        self._state = PodState(started_at=datetime.now(UTC), init=(), containers=())
+        started = pod.get("status", {}).get("startTime")
+        began = datetime.fromisoformat(started) if started else datetime.now(UTC)
+        self._state = PodState(started_at=began, init=(), containers=())
         folder = host.folder(self._uid)
         self._volumes = PodVolumes(pod, folder / "volumes", host.api, self._lookup, host.allocatable)
         self._shared = Pod(
