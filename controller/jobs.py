@@ -1,0 +1,267 @@
+"""The Jobs that read and fetch weights for a Model: how one is written, and what came of it.
+
+The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights belong into a process
+with limits of its own. A Job is one attempt and is never changed; what is to be done decides its name, so asking for
+the same again finds what is there. It answers by its container's termination message. Attempts are counted on the
+Jobs themselves, so that a restarted controller continues where it was.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from controller.plan import child
+from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
+from crds.model import GGUF
+from kube.client import Obj
+from kube.resources import JOBS, MODELS
+
+ANNOTATION_WORK: Final = f"{GROUP}/work"
+"""Digest of what a Job is to do; equal for all attempts at it."""
+ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
+TERMINATION_LOG: Final = "/dev/termination-log"
+PERMANENT_EXIT: Final = 2
+"""Exit code of `pomona inspect` and `pomona fetch` for what trying again cannot heal."""
+
+FIRST_RETRY_SECONDS: Final = 5.0
+LAST_RETRY_SECONDS: Final = 300.0
+LOST_SECONDS: Final = 60.0
+"""A Job that ended this long ago and whose pod is not there has no answer left to give."""
+
+USER: Final = 65532
+POD_SECURITY: Final[Obj] = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Satisfies the `restricted` Pod Security Standard; the group owns the weights on the volume."""
+CONTAINER_SECURITY: Final[Obj] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where the pod may run."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Obj, ...] = ()
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to be done for a Model, whatever the number of attempts."""
+
+    owner: ObjectMeta
+    verb: Literal["inspect", "fetch"]
+    identity: tuple[str, ...]
+    """What makes it this work and not another; anything else may change without starting anew."""
+    arguments: tuple[str, ...]
+    image: str
+    environment: Mapping[str, str] = {}
+    token_secret: str | None = None
+    claim: str | None = None
+    """PersistentVolumeClaim that is mounted at /models."""
+    placement: Placement = Placement()
+
+    def digest(self) -> str:
+        """Return what is equal for all attempts at this work."""
+        return hashlib.sha256("\0".join((self.verb, *self.identity)).encode()).hexdigest()
+
+    def name(self, attempt: int) -> str:
+        """Return the name of the Job of this attempt, counted from 0."""
+        digest = hashlib.sha256(f"{self.digest()}\0{attempt}".encode()).hexdigest()
+        return f"{self.owner.name}-{self.verb}-{digest[:8]}"
+
+
+class Answer(msgspec.Struct, frozen=True, rename="camel"):
+    """What `--result` of `pomona inspect` and `pomona fetch` holds, of a success or of a failure."""
+
+    reason: str = ""
+    message: str = ""
+    revision: str = ""
+    sha256: str | None = None
+    file: str = ""
+    size_bytes: int | None = None
+    gguf: GGUF | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a Job so far. `reason` and `message` say why it is not further."""
+
+    state: Literal["Going", "Succeeded", "Failed", "Broken"]
+    """Broken may heal in another attempt, Failed may not."""
+    reason: str = ""
+    message: str = ""
+    ended: datetime | None = None
+    answer: Answer = Answer()
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a work is, and what is to be done for it now."""
+
+    outcome: Outcome
+    job: str = ""
+    """Name of the Job that counts, if there is one; all others are past."""
+    create: Obj | None = None
+    again_seconds: float | None = None
+
+
+class _Ended(NamedTuple):
+    """The condition that ends a Job."""
+
+    type: str
+    reason: str
+    message: str
+    when: datetime
+
+
+def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> Progress:
+    """Start the work, wait for it, or try it again after a back-off, for ever; `pods` are by uid of their Job."""
+    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    if current is None:
+        return Progress(outcome=Outcome(state="Going"), job=work.name(0), create=_build(work, 0))
+    attempt = _attempt(current)
+    outcome = read(current, pods.get(current["metadata"]["uid"], ()), now)
+    if outcome.state != "Broken" or outcome.ended is None:
+        again = LOST_SECONDS if _ended(current) and outcome.state == "Going" else None
+        return Progress(outcome=outcome, job=work.name(attempt), again_seconds=again)
+    pause = timedelta(seconds=min(FIRST_RETRY_SECONDS * 2 ** min(attempt, 16), LAST_RETRY_SECONDS))
+    if now < outcome.ended + pause:
+        wait = (outcome.ended + pause - now).total_seconds()
+        return Progress(outcome=outcome, job=work.name(attempt), again_seconds=wait)
+    return Progress(outcome=outcome, job=work.name(attempt + 1), create=_build(work, attempt + 1))
+
+
+def last(work: Work, jobs: Iterable[Obj]) -> str:
+    """Return the name of the last Job of a work that is done, which stays as the record of it; empty if none does."""
+    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    return "" if current is None else current["metadata"]["name"]
+
+
+def verb(job: Obj) -> str:
+    """Return what a Job of ours does."""
+    name: str = job["spec"]["template"]["spec"]["containers"][0]["name"]
+    return name
+
+
+def read(job: Obj, pods: Sequence[Obj], now: datetime) -> Outcome:
+    """Return what became of a Job, from its own conditions and its newest pod."""
+    pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
+    ended = _ended(job)
+    if pod is not None and (state := _terminated(pod)) is not None:
+        return _read_end(state, ended)
+    if ended is None:
+        return _read_waiting(pod) if pod is not None else Outcome(state="Going")
+    if now < ended.when + timedelta(seconds=LOST_SECONDS):
+        return Outcome(state="Going")  # its pod is on its way to us: the two are watched apart
+    message = f"the Job ended and its pod is gone: {ended.message or ended.reason or ended.type}"
+    return Outcome(state="Broken", reason="ResultLost", message=message, ended=ended.when)
+
+
+def _read_end(state: Obj, ended: _Ended | None) -> Outcome:
+    when = ended.when if ended else _time(state.get("finishedAt"))
+    try:
+        answer = msgspec.json.decode(state.get("message") or "{}", type=Answer)
+    except msgspec.DecodeError:
+        answer = Answer(reason="ResultUnreadable", message=f"the Job said: {state['message'][-500:]}")
+    if state["exitCode"] == 0:
+        return Outcome(state="Succeeded", answer=answer, ended=when)
+    reason = answer.reason or state.get("reason") or "Error"
+    message = answer.message or f"the Job's container ended with exit code {state['exitCode']}"
+    final = state["exitCode"] == PERMANENT_EXIT
+    return Outcome(state="Failed" if final else "Broken", reason=reason, message=message, ended=when)
+
+
+def _read_waiting(pod: Obj) -> Outcome:
+    """Return why a pod does not start, where it says so and it is more than taking its time."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Outcome(state="Going", reason=condition["reason"], message=condition.get("message", ""))
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+            return Outcome(state="Going", reason=waiting["reason"], message=waiting.get("message", ""))
+    return Outcome(state="Going")
+
+
+def _terminated(pod: Obj) -> Obj | None:
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        state: Obj | None = container.get("state", {}).get("terminated")
+        return state
+    return None
+
+
+def _ended(job: Obj) -> _Ended | None:
+    for condition in job.get("status", {}).get("conditions", []):
+        if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+            when = _time(condition.get("lastTransitionTime"))
+            return _Ended(condition["type"], condition.get("reason", ""), condition.get("message", ""), when)
+    return None
+
+
+def _time(text: str | None) -> datetime:
+    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
+
+
+def _is_of(job: Obj, work: Work) -> bool:
+    deleted = "deletionTimestamp" in job["metadata"]
+    return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == work.digest()
+
+
+def _attempt(job: Obj) -> int:
+    return int(job["metadata"]["annotations"][ANNOTATION_ATTEMPT])
+
+
+def _build(work: Work, attempt: int) -> Obj:
+    labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_MODEL: work.owner.name}
+    pod: Obj = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "securityContext": POD_SECURITY,
+        "nodeSelector": work.placement.node_selector,
+        "tolerations": list(work.placement.tolerations),
+        "containers": [_container(work)],
+    }
+    if work.claim is not None:
+        pod["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": work.claim}}]
+    spec = {
+        # One pod is one attempt: retries are ours, so that their back-off and their reasons are told on the Model.
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
+    job["metadata"]["annotations"] = {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
+    return job
+
+
+def _container(work: Work) -> Obj:
+    environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
+    if work.token_secret is not None:
+        key = {"name": work.token_secret, "key": "token", "optional": False}
+        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    container: Obj = {
+        "name": work.verb,
+        "image": work.image,
+        "args": [work.verb, *work.arguments, "--result", TERMINATION_LOG],
+        "env": environment,
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "securityContext": CONTAINER_SECURITY,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+    }
+    if work.claim is not None:
+        container["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
+    return container

@@ -1,0 +1,260 @@
+"""The Model reconciler: inspect the artifact, then put verified weights on a volume where pods need them.
+
+Two works, each a Job (see `jobs.py`, `weights.py`): `inspect` for every Model that the cluster can reach, `fetch` only
+when a service that runs as pods refers to it. What came out is kept in the status, so that a Job or a controller that
+is gone undoes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from artifacts.source import SourceError, parse
+from controller import jobs, weights
+from controller.jobs import Outcome, Progress
+from controller.plan import Key, Kind, Plan, Snapshot, prune
+from controller.status import condition, find, transitions
+from controller.weights import MODELS_PATH, Facts, Settings
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_MODEL, Accelerator
+from crds.model import GGUF, Model
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, Resource
+from kube.store import Store
+
+READY: Final = "Ready"
+CACHED: Final = "Cached"
+SILENT: Final = {"Inspecting", "Fetching", "NoConsumers"}
+"""Reasons that are worth no Event."""
+DONE: Final = Outcome(state="Succeeded")
+KIB: Final = 1024
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is of a Model."""
+
+    jobs: Sequence[Obj] = ()
+    pods: Mapping[str, Sequence[Obj]] = {}
+    """Pods by the uid of their Job."""
+    claim: Obj | None = None
+    consumers: Sequence[InferenceService] = ()
+    """Services that serve this Model as pods, the oldest first."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided, before it is written as a Plan."""
+
+    phase: str
+    conditions: Sequence[Obj]
+    facts: Facts | None = None
+    works: Sequence[Progress] = ()
+    """Their Jobs stay or are made."""
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    undecided: Sequence[Obj] = ()
+    """Jobs that stay because nothing is known of them yet."""
+
+
+def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
+    """Return where a service runs: its own word, else the Model's."""
+    return service.spec.hardware.accelerator or model.spec.hardware.accelerator
+
+
+def kind(image: str, environment: Mapping[str, str]) -> Kind:
+    """Register the reconciler; `image` and `environment` are those of its Jobs."""
+    settings = Settings(image, environment)
+
+    def decide(snapshot: Snapshot, key: Key) -> Plan:
+        model = snapshot.read(MODELS, key, Model)
+        if model is None or model.metadata.deletion_timestamp is not None:
+            return Plan()  # its children are garbage-collected
+        return desired(model, observe(snapshot, key, model), settings, snapshot.now)
+
+    return Kind(
+        resource=MODELS,
+        decide=decide,
+        owns=(JOBS, PVCS),
+        maps={PODS: _of_pod, INFERENCE_SERVICES: _of_service},
+    )
+
+
+def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
+    """Gather from the store what a decision about this Model needs."""
+    owned = snapshot.children(JOBS, model.metadata.uid)
+    services = (
+        msgspec.convert(obj, InferenceService)
+        for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
+        if obj["spec"]["modelRef"] == key.name and "deletionTimestamp" not in obj["metadata"]
+    )
+    pods = (each for each in services if not each.spec.suspend and accelerator_of(each, model) != "metal")
+    claims = snapshot.children(PVCS, model.metadata.uid)
+    return Observed(
+        jobs=owned,
+        pods={job["metadata"]["uid"]: snapshot.children(PODS, job["metadata"]["uid"]) for job in owned},
+        claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
+        consumers=sorted(pods, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)),
+    )
+
+
+def desired(model: Model, observed: Observed, settings: Settings, now: datetime) -> Plan:
+    """Decide what is to be done for a Model and what is to be said of it."""
+    return _plan(model, observed, _judge(model, observed, settings, now))
+
+
+def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) -> Verdict:
+    try:
+        source = parse(model.spec.source)
+    except SourceError as error:
+        told = _condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; edit spec.source")
+        return Verdict(phase="Failed", conditions=[told])
+    if source.scheme == "file":
+        return _hosts_only(model)
+    work = weights.inspection(model, settings)
+    if _is_inspected(model):
+        progress = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
+        return _cache(model, observed, settings, now, known=(Facts.of_status(model), progress))
+    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    if progress.outcome.state == "Succeeded":
+        return _cache(model, observed, settings, now, known=(Facts.of_answer(model, progress.outcome.answer), progress))
+    reason, message = _why(model, progress, doing="Inspecting", what="the artifact's header is being read")
+    cached = find(model.status.conditions, CACHED)
+    return Verdict(
+        phase="Failed" if progress.outcome.state == "Failed" else "Pending",
+        # An edit may leave the weights as they are: what is known of them stands until the inspection says.
+        conditions=[
+            _condition(model, READY, true=False, reason=reason, message=message),
+            *([msgspec.to_builtins(cached)] if cached else []),
+        ],
+        works=[progress],
+        undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
+    )
+
+
+def _hosts_only(model: Model) -> Verdict:
+    ready = "only a host that has the file can read it: its agent inspects it and rejects it when it does not fit"
+    cached = "pods cannot read a file:// source: serve it with accelerator metal, or use an hf:// or https:// source"
+    return Verdict(
+        phase="Ready",
+        conditions=[
+            _condition(model, READY, true=True, reason="HostInspects", message=ready),
+            _condition(model, CACHED, true=False, reason="HostInspects", message=cached),
+        ],
+    )
+
+
+def _cache(
+    model: Model, observed: Observed, settings: Settings, now: datetime, *, known: tuple[Facts, Progress]
+) -> Verdict:
+    """Decide for a Model that is inspected: whether its weights are on a volume, and whether they have to be."""
+    facts, inspected = known
+    ready = _condition(model, READY, true=True, reason="Inspected", message=_summary(facts))
+
+    def verdict(phase: str, cached: Obj, *works: Progress) -> Verdict:
+        return Verdict(phase=phase, conditions=[ready, cached], facts=facts, works=[inspected, *works])
+
+    at = _whereabouts(model, facts)
+    if observed.claim is not None:
+        work = weights.fetching(model, facts, observed.claim, observed.consumers, settings)
+        if _is_cached(model, at):
+            fetched = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
+            return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
+        if observed.consumers:
+            fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
+            if fetched.outcome.state == "Succeeded":
+                return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
+            what = "the weights are on their way to the volume"
+            reason, message = _why(model, fetched, doing="Fetching", what=what)
+            phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
+            return verdict(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
+    if observed.consumers:
+        waits = _condition(model, CACHED, true=False, reason="Fetching", message="the volume is being made")
+        made = verdict("Downloading", waits)
+        return msgspec.structs.replace(made, create=(weights.new_claim(model, facts),))
+    unused = "no InferenceService that runs as pods refers to this Model"
+    return verdict("Ready", _condition(model, CACHED, true=False, reason="NoConsumers", message=unused))
+
+
+def _plan(model: Model, observed: Observed, verdict: Verdict) -> Plan:
+    """Make the Jobs that are to run, delete those that are past, and write the status."""
+    kept = {work.job for work in verdict.works} | {job["metadata"]["name"] for job in verdict.undecided}
+    past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
+    status: Obj = {
+        "observedGeneration": model.metadata.generation,
+        "phase": verdict.phase,
+        "conditions": list(verdict.conditions),
+    }
+    if verdict.facts is not None:
+        status |= msgspec.to_builtins(verdict.facts)
+        if verdict.facts.size_bytes is not None:
+            status["size"] = _human(verdict.facts.size_bytes)
+    waits = (work.again_seconds for work in verdict.works if work.again_seconds is not None)
+    return Plan(
+        create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
+        delete=prune(past, ()),
+        status=status,
+        events=transitions(model.status.conditions, verdict.conditions, action="Reconcile", silent=SILENT),
+        again_seconds=min(waits, default=None),
+    )
+
+
+def _is_inspected(model: Model) -> bool:
+    """Whether the status says so of this very spec."""
+    ready = find(model.status.conditions, READY)
+    generation = model.metadata.generation
+    return ready is not None and ready.reason == "Inspected" and ready.observed_generation == generation
+
+
+def _is_cached(model: Model, at: str) -> bool:
+    """Whether the status says so of these very weights, whatever became of the Job that fetched them."""
+    cached = find(model.status.conditions, CACHED)
+    return cached is not None and cached.status == "True" and cached.message == at
+
+
+def _whereabouts(model: Model, facts: Facts) -> str:
+    path = f"{MODELS_PATH}/{weights.path_of(model, facts)}"
+    return f"{path}, sha256 {facts.sha256}" if facts.sha256 else path
+
+
+def _why(model: Model, progress: Progress, *, doing: str, what: str) -> tuple[str, str]:
+    """Return reason and message of a work that is not done, with the way out where the user has one."""
+    namespace, outcome = model.metadata.namespace, progress.outcome
+    if outcome.state == "Failed":
+        way_out = f"edit the Model, or try this again with: kubectl -n {namespace} delete job {progress.job}"
+        return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
+    if outcome.state == "Broken":
+        return outcome.reason, f"{outcome.message.rstrip('.')}; it is tried again by itself"
+    secret = model.spec.source_secret_ref
+    if outcome.reason == "CreateContainerConfigError" and secret is not None:
+        way_out = f"kubectl -n {namespace} create secret generic {secret.name} --from-literal=token=TOKEN"
+        return "SecretNotFound", f"spec.sourceSecretRef {secret.name}: {outcome.message}; create it with: {way_out}"
+    return (outcome.reason, f"Job {progress.job} waits: {outcome.message}") if outcome.reason else (doing, what)
+
+
+def _condition(model: Model, kind: str, *, true: bool, reason: str, message: str) -> Obj:
+    return condition(kind, true=true, reason=reason, message=message, generation=model.metadata.generation)
+
+
+def _summary(facts: Facts) -> str:
+    gguf = facts.gguf or GGUF()
+    known = (gguf.architecture, gguf.quantization, _human(facts.size_bytes) if facts.size_bytes else "")
+    return f"{facts.file}: " + ", ".join(each for each in known if each)
+
+
+def _human(size_bytes: int) -> str:
+    size, units = float(size_bytes), ["KiB", "MiB", "GiB", "TiB"]
+    if size < KIB:
+        return f"{size_bytes} B"
+    while (size := size / KIB) >= KIB and len(units) > 1:
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"
+
+
+def _of_pod(_store: Store, pod: Obj) -> list[Key]:
+    metadata = pod["metadata"]
+    model = metadata.get("labels", {}).get(LABEL_MODEL)
+    return [Key(metadata["namespace"], model)] if model else []
+
+
+def _of_service(_store: Store, service: Obj) -> list[Key]:
+    return [Key(service["metadata"]["namespace"], service["spec"]["modelRef"])]

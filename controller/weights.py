@@ -1,0 +1,137 @@
+"""What is done to a Model's weights, as data: what to inspect, what to fetch, onto which volume and to which path.
+
+Pods that serve find the weights by the same path, and hosts by the same revision and checksum.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from artifacts.source import parse
+from controller.jobs import Answer, Placement, Work
+from controller.plan import child
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_MODEL
+from crds.model import GGUF, Model
+from kube.client import Obj
+from kube.resources import MODELS, PVCS, Resource
+
+MODELS_PATH: Final = "/models"
+"""Where the volume is mounted, in the pods that fetch and in those that serve."""
+MIB: Final = 1024 * 1024
+SPARE_MIB: Final = 16
+"""Part of a small volume that its file system takes."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What all Jobs have in common."""
+
+    image: str
+    environment: Mapping[str, str] = {}
+
+
+class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What an inspection found: the fields of `ModelStatus` with these names."""
+
+    revision: str = ""
+    sha256: str = ""
+    file: str = ""
+    size_bytes: int | None = None
+    gguf: GGUF | None = None
+
+    @classmethod
+    def of_answer(cls, model: Model, answer: Answer) -> "Facts":
+        """Return what the inspect Job answered, and the checksum that the user states where it knows none."""
+        sha256 = answer.sha256 or model.spec.sha256 or ""
+        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf)
+
+    @classmethod
+    def of_status(cls, model: Model) -> "Facts":
+        """Return what the status says."""
+        return msgspec.convert(model.status, cls, from_attributes=True)
+
+
+def claim_name(model: str) -> str:
+    """Return the name of the PersistentVolumeClaim with the weights of the Model of this name."""
+    return f"{model}-cache"
+
+
+def cache_path(model: Model) -> str:
+    """Return the path of the weights below the volume's root, of a Model that is inspected.
+
+    Raises:
+        SourceError: spec.source is none; such a Model is never inspected.
+    """
+    return path_of(model, Facts.of_status(model))
+
+
+def path_of(model: Model, facts: Facts) -> str:
+    """Return the path below the volume's root of the weights that the facts are about. Raises as `cache_path`."""
+    return f"{parse(model.spec.source).cache_key(facts.revision)}/{facts.file}"
+
+
+def inspection(model: Model, settings: Settings) -> Work:
+    """Return the reading of the artifact's header."""
+    spec, secret = model.spec, _secret(model)
+    verified = ("--sha256", spec.sha256) if spec.sha256 else ()
+    return Work(
+        owner=model.metadata,
+        verb="inspect",
+        identity=(model.metadata.uid, spec.source, spec.sha256 or "", secret or ""),
+        arguments=(spec.source, *verified, "--json"),
+        image=settings.image,
+        environment=settings.environment,
+        token_secret=secret,
+    )
+
+
+def fetching(model: Model, facts: Facts, claim: Obj, consumers: Sequence[InferenceService], settings: Settings) -> Work:
+    """Return the download onto the claim's volume, placed where the first consumer runs.
+
+    A volume that waits for its first pod is thereby made where it is used.
+    """
+    secret, uid = _secret(model), claim["metadata"]["uid"]
+    placement = Placement()
+    if consumers:
+        spec = consumers[0].spec
+        placement = Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in spec.tolerations))
+    path = path_of(model, facts)
+    revision = ("--revision", facts.revision) if facts.revision else ()
+    verified = ("--sha256", facts.sha256) if facts.sha256 else ()
+    return Work(
+        owner=model.metadata,
+        verb="fetch",
+        # A claim of another uid is an empty volume, and a Job's placement cannot change: both are another fetch.
+        identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode()),
+        arguments=(
+            model.spec.source,
+            *revision,
+            "--to",
+            f"{MODELS_PATH}/{path.rpartition('/')[0]}",
+            *verified,
+            "--json",
+        ),
+        image=settings.image,
+        environment=settings.environment,
+        token_secret=secret,
+        claim=claim["metadata"]["name"],
+        placement=placement,
+    )
+
+
+def new_claim(model: Model, facts: Facts) -> tuple[Resource, Obj]:
+    """Return the claim of the volume, large enough for the weights and one tenth more unless the user says."""
+    cache = model.spec.cache
+    size = cache.size
+    if size is None:
+        size = f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
+    spec: Obj = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": size}}}
+    if cache.storage_class_name is not None:
+        spec["storageClassName"] = cache.storage_class_name
+    labels = {LABEL_MODEL: model.metadata.name}
+    return child(PVCS, claim_name(model.metadata.name), MODELS, model.metadata, labels, spec=spec)
+
+
+def _secret(model: Model) -> str | None:
+    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
