@@ -1,0 +1,36 @@
+"""The table of images."""
+
+import sys
+
+from runtimes import llama_server
+from tests.controlplane.kubelet import images
+
+
+def test_our_images_are_found_whatever_their_tag_or_digest() -> None:
+    for reference in (
+        "ghcr.io/pomona-dev/pomona",
+        "ghcr.io/pomona-dev/pomona:0.1",
+        "ghcr.io/pomona-dev/pomona@sha256:00",
+    ):
+        image = images.find(reference)
+        assert image is not None
+        assert image.entrypoint == (sys.executable, "-m", "cli.main")
+
+
+def test_every_image_of_llama_cpp_is_this_machines_llama_server() -> None:
+    for reference in llama_server.IMAGES.values():
+        image = images.find(reference)
+        assert image is not None
+        assert list(image.entrypoint) == llama_server.command()
+
+
+def test_an_unknown_image_is_not_found() -> None:
+    assert images.find("docker.io/library/nginx:1") is None
+    assert images.find("pomona-test.example.com/x") is None
+
+
+def test_checkout_and_interpreter_are_part_of_the_image() -> None:
+    image = images.find("pomona-test")
+    assert image is not None
+    assert images.CHECKOUT in image.visible
+    assert (images.CHECKOUT / "pyproject.toml").exists()
