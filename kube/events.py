@@ -57,7 +57,7 @@ class Recorder:
         """
         metadata = regarding["metadata"]
         key = (regarding["kind"], metadata.get("uid", metadata["name"]), type, reason, note, action)
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         series = self._series.pop(key, None)
         if series is None or now - series.happened_at >= SERIES_SECONDS:
             name = f"{metadata['name'][:200].rstrip('-.')}.{time.time_ns():x}"

@@ -5,7 +5,6 @@ on our own monotonic clock. The leader gives up before others may take over, and
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -21,6 +20,11 @@ log = structlog.get_logger()
 
 class LeadershipLost(Exception):  # noqa: N818 - what happened, as client-go calls it
     """The lease could not be renewed in time, or somebody else holds it. The led work has been cancelled."""
+
+
+def _now() -> float:
+    """Seconds of the loop's clock, which never jumps."""
+    return asyncio.get_running_loop().time()
 
 
 def may_take(spec: Obj, identity: str, unchanged_seconds: float) -> bool:
@@ -57,7 +61,7 @@ class Elector:
         self._version = ""
         """resourceVersion of the lease as we last saw it; empty when it must be read again."""
         self._spec: Obj = {}
-        self._seen_at = time.monotonic()
+        self._seen_at = 0.0
         self._leading = False
 
     @property
@@ -90,7 +94,7 @@ class Elector:
     async def _acquire(self) -> float:
         """Try until we hold the lease; returns the monotonic time from which it counts."""
         while True:
-            started = time.monotonic()
+            started = _now()
             if await self._attempt(self._deadline / 2, self._take):
                 return started
             self._version = ""
@@ -100,7 +104,7 @@ class Elector:
         """Renew until it fails for too long; raises LeadershipLost."""
         while True:
             await asyncio.sleep(self._retry)
-            started = time.monotonic()
+            started = _now()
             left = renewed_at + self._deadline - started
             if left <= 0:
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
@@ -132,7 +136,7 @@ class Elector:
                 lease = {"metadata": metadata, "spec": self._claim({})}
                 self._see(await self._client.create(LEASES, lease))
                 return True
-        if not may_take(self._spec, self._identity, time.monotonic() - self._seen_at):
+        if not may_take(self._spec, self._identity, _now() - self._seen_at):
             return False
         await self._write(self._claim(self._spec))
         return True
@@ -157,7 +161,7 @@ class Elector:
         self._version = lease["metadata"]["resourceVersion"]
         spec = lease.get("spec") or {}
         if spec != self._spec:
-            self._spec, self._seen_at = spec, time.monotonic()
+            self._spec, self._seen_at = spec, _now()
 
     def _claim(self, spec: Obj) -> Obj:
         now = micro_time(datetime.now(UTC))

@@ -1,0 +1,113 @@
+"""Faults at the one seam between us and the API server: a Transport around another that follows a plan.
+
+The plan sees each request before it is sent and says what becomes of it. `nth` counts, so that a test can go through
+all calls of an operation and fail, cut, repeat or die at each.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from enum import Enum, auto
+
+from kube.errors import Unreachable
+from kube.transport import Request, Response, Stream, Transport
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class Fault(Enum):
+    FAIL = auto()
+    """Not sent; the caller gets Unreachable."""
+    CUT = auto()
+    """Sent and done, but the answer is lost: Unreachable. A stream is cut after its first chunk."""
+    HANG = auto()
+    """Not sent, and no answer until the caller gives up."""
+    TWICE = auto()
+    """Sent twice, as a repeating proxy does; the second answer counts. A stream is not affected."""
+    CRASH_BEFORE = auto()
+    """The process dies before it sends."""
+    CRASH_AFTER = auto()
+    """The process dies after the server did it."""
+
+
+class Crash(BaseException):
+    """The process died here; no handler of the code under test may survive it."""
+
+
+Plan = Callable[[Request], Fault | Response | None]
+"""What becomes of a request: a fault, an answer in place of the server's, or nothing unusual."""
+
+
+def nth(number: int, fault: Fault | Response, *, methods: frozenset[str] = WRITES) -> Plan:
+    """`fault` at the call `number`, counted from 0, of those with `methods` (default: writes); watches do not count."""
+    seen = 0
+
+    def plan(request: Request) -> Fault | Response | None:
+        nonlocal seen
+        if request.method not in methods or "watch" in request.query:
+            return None
+        seen += 1
+        return fault if seen == number + 1 else None
+
+    return plan
+
+
+class FaultyTransport:
+    """`inner` with the faults of `plan`, which may be replaced at any time."""
+
+    def __init__(self, inner: Transport, plan: Plan = lambda _: None) -> None:
+        self.plan = plan
+        self.sent: list[Request] = []
+        """Requests that reached `inner`, in order."""
+        self._inner = inner
+
+    async def request(self, request: Request) -> Response:
+        fault = await self._before(request)
+        if isinstance(fault, Response):
+            return fault
+        response = await self._send(request)
+        if fault is Fault.TWICE:
+            response = await self._send(request)
+        if fault is Fault.CUT:
+            raise Unreachable(f"{request.method} {request.path}: answer lost by the test")
+        if fault is Fault.CRASH_AFTER:
+            raise Crash(request.path)
+        return response
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
+        fault = await self._before(request)
+        if isinstance(fault, Response):
+            yield Stream(fault.status, _once(fault.body), fault.retry_after_seconds)
+            return
+        self.sent.append(request)
+        async with self._inner.stream(request, idle_seconds=idle_seconds) as stream:
+            chunks = _cut(stream.chunks) if fault is Fault.CUT else stream.chunks
+            yield Stream(stream.status, chunks, stream.retry_after_seconds)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _before(self, request: Request) -> Fault | Response | None:
+        fault = self.plan(request)
+        if fault is Fault.FAIL:
+            raise Unreachable(f"{request.method} {request.path}: not sent by the test")
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash(request.path)
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        return fault
+
+    async def _send(self, request: Request) -> Response:
+        self.sent.append(request)
+        return await self._inner.request(request)
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def _cut(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        yield chunk
+        raise Unreachable("stream cut by the test")

@@ -1,0 +1,145 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kube.client import Obj
+from kube.resources import NODES, PODS, Resource
+from kube.store import Store
+
+
+def pod(name: str, version: int, *, uid: str = "", namespace: str = "ns", **labels: str) -> Obj:
+    metadata: dict[str, Any] = {"namespace": namespace, "name": name, "uid": uid or f"uid-{name}"}
+    return {"metadata": {**metadata, "resourceVersion": str(version), "labels": labels}}
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def heard(store: Store) -> list[tuple[Obj | None, Obj | None]]:
+    changes: list[tuple[Obj | None, Obj | None]] = []
+    store.subscribe(lambda _, old, new: changes.append((old, new)))
+    return changes
+
+
+def test_put_tells_news_from_repetition(store: Store, heard: list[Any]) -> None:
+    assert store.put(PODS, pod("a", 1))
+    assert not store.put(PODS, pod("a", 1))
+    assert store.put(PODS, pod("a", 2))
+    assert heard == [(None, pod("a", 1)), (pod("a", 1), pod("a", 2))]
+
+
+def test_an_older_version_never_replaces_a_newer_one(store: Store, heard: list[Any]) -> None:
+    store.put(PODS, pod("a", 10))
+    assert not store.put(PODS, pod("a", 9)), "numbers, not text"
+    assert store.get(PODS, "a", "ns") == pod("a", 10)
+    assert len(heard) == 1
+
+
+def test_a_new_object_of_the_same_name_replaces_the_old_one_whatever_its_version(store: Store) -> None:
+    store.put(PODS, pod("a", 10))
+    assert store.put(PODS, pod("a", 5, uid="another"))
+
+
+def test_the_answer_to_a_write_that_comes_after_the_deletion_brings_nothing_back(store: Store) -> None:
+    store.put(PODS, pod("a", 1))
+    assert store.remove(PODS, "ns", "a", uid="uid-a", resource_version="3")
+    assert not store.put(PODS, pod("a", 2))
+    assert store.put(PODS, pod("a", 4)), "it left our selector and came back"
+
+
+def test_a_late_deletion_does_not_remove_the_successor(store: Store) -> None:
+    store.put(PODS, pod("a", 7, uid="new"))
+    assert not store.remove(PODS, "ns", "a", uid="old", resource_version="6")
+    assert store.get(PODS, "a", "ns")
+
+
+def test_remove_says_whether_there_was_something(store: Store, heard: list[Any]) -> None:
+    assert not store.remove(PODS, "ns", "a")
+    store.put(PODS, pod("a", 1))
+    assert store.remove(PODS, "ns", "a")
+    assert heard[-1] == (pod("a", 1), None)
+
+
+def test_list_is_of_one_resource_and_one_namespace(store: Store) -> None:
+    store.put(PODS, pod("a", 1))
+    store.put(PODS, pod("a", 1, namespace="other", uid="x"))
+    store.put(NODES, {"metadata": {"name": "n", "uid": "n", "resourceVersion": "1"}})
+    assert len(store.list(PODS)) == 2
+    assert store.list(PODS, "ns") == [pod("a", 1)]
+    assert store.get(NODES, "n")
+
+
+def test_index_follows_every_change(store: Store) -> None:
+    store.put(PODS, pod("a", 1, app="x"))
+    store.index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
+    store.put(PODS, pod("b", 1, app="x"))
+    assert [obj["metadata"]["name"] for obj in store.by_index(PODS, "app", "x")] == ["a", "b"]
+    store.put(PODS, pod("a", 2, app="y"))
+    store.remove(PODS, "ns", "b")
+    assert store.by_index(PODS, "app", "x") == []
+    assert store.by_index(PODS, "app", "y") == [pod("a", 2, app="y")]
+
+
+def test_an_index_that_nobody_declared_is_a_defect(store: Store) -> None:
+    with pytest.raises(KeyError):
+        store.by_index(PODS, "typo", "x")
+
+
+def test_what_was_put_while_the_list_was_under_way_stays(store: Store, heard: list[Any]) -> None:
+    store.put(PODS, pod("old", 1))
+    before = store.snapshot(PODS)
+    store.put(PODS, pod("new", 6))
+    store.put(PODS, pod("old", 7))
+    store.replace(PODS, [pod("old", 1)], before=before)
+    assert store.list(PODS) == [pod("old", 7), pod("new", 6)]
+    assert len(heard) == 3
+
+
+def test_a_list_after_a_restored_backup_is_the_truth(store: Store) -> None:
+    store.put(PODS, pod("a", 100))
+    store.replace(PODS, [pod("a", 50)])
+    assert store.get(PODS, "a", "ns") == pod("a", 50)
+
+
+def test_replace_in_one_namespace_leaves_the_others(store: Store) -> None:
+    store.put(PODS, pod("a", 1, namespace="other"))
+    store.replace(PODS, [], namespace="ns")
+    assert store.list(PODS)
+
+
+Cluster = st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(1, 3), st.integers(1, 9)))
+
+
+@given(Cluster, Cluster)
+def test_replace_tells_exactly_the_differences(
+    first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
+) -> None:
+    def listed(cluster: dict[str, tuple[int, int]]) -> list[Obj]:
+        return [pod(name, version, uid=f"{name}-{uid}") for name, (uid, version) in cluster.items()]
+
+    store = Store()
+    store.index(PODS, "uid", lambda obj: [obj["metadata"]["uid"]])
+    store.replace(PODS, listed(first))
+    mirror: dict[str, Obj] = {obj["metadata"]["name"]: obj for obj in listed(first)}
+    told: list[str] = []
+
+    def listener(_: Resource, old: Obj | None, new: Obj | None) -> None:
+        name = (new or old or {})["metadata"]["name"]
+        told.append(name)
+        assert mirror.pop(name, None) == old
+        if new:
+            mirror[name] = new
+
+    store.subscribe(listener)
+    store.replace(PODS, listed(second))
+    assert mirror == {obj["metadata"]["name"]: obj for obj in listed(second)}
+    assert sorted(told) == sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+    assert sorted(obj["metadata"]["name"] for obj in store.list(PODS)) == sorted(second)
+    for obj in listed(first) + listed(second):
+        uid = obj["metadata"]["uid"]
+        assert store.by_index(PODS, "uid", uid) == [o for o in store.list(PODS) if o["metadata"]["uid"] == uid]
