@@ -27,7 +27,7 @@ class ProxyClient:
     """
 
     def __init__(self, socket: Path) -> None:
-        self._socket = socket
+        self.socket = socket
 
     async def configure(self, config: ProxyConfig) -> ProxyState:
         """Make `config` the whole configuration and return what became of it; see `ListenerState.error`."""
@@ -49,16 +49,16 @@ class ProxyClient:
         try:
             async with (
                 asyncio.timeout(timeout_seconds),
-                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self._socket))) as session,
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket))) as session,
                 session.request(method, f"http://proxy{path}", data=body) as response,
             ):
                 answer = await response.read()
         except TimeoutError as error:
-            raise ProxyUnreachableError(f"proxy at {self._socket}: no answer within {timeout_seconds:g} s") from error
+            raise ProxyUnreachableError(f"proxy at {self.socket}: no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ProxyUnreachableError(f"proxy at {self._socket}: {error}") from error
+            raise ProxyUnreachableError(f"proxy at {self.socket}: {error}") from error
         if response.status != HTTPStatus.OK:
-            raise ProxyRefusedError(f"proxy at {self._socket}: {_refusal(answer)}")
+            raise ProxyRefusedError(f"proxy at {self.socket}: {_refusal(answer)}")
         return answer
 
 

@@ -6,6 +6,8 @@ work, and a backend that breaks off breaks the client's connection, so that half
 """
 
 import hmac
+import socket
+import struct
 from collections.abc import AsyncIterator
 from http import HTTPMethod
 
@@ -141,14 +143,20 @@ class _Exchange:
         )
         if response is None:
             return errors.bad_gateway(self._service)
-        transport = self._request.transport
-        if transport is not None:
-            # A chunked or counted body that ends early is seen as cut; HTTP/1.0 has only the reset to say so.
-            if self._request.version >= aiohttp.HttpVersion11:
-                transport.close()
-            else:
-                transport.abort()
+        _cut(self._request)
         return response
+
+
+def _cut(request: web.BaseRequest) -> None:
+    """Close the client's connection so that it sees the answer as broken off, not as ended."""
+    transport = request.transport
+    if transport is None:
+        return
+    if request.version < aiohttp.HttpVersion11:
+        # A chunked or counted body shows by itself that it ended early; to an HTTP/1.0 client only a reset says so.
+        reset_on_close = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
+    transport.close()
 
 
 def _forwarded(headers: CIMultiDictProxy[str], withheld: tuple[str, ...] = ()) -> CIMultiDict[str]:

@@ -5,6 +5,7 @@ changes, and takes new requests to its new backends from the next one on.
 """
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 
 import aiohttp
@@ -124,7 +125,9 @@ class Listeners:
         try:
             await listener.bind()
         except OSError as error:
-            message = f"cannot listen on {service.address} port {service.port}: {error.strerror or error}"
+            # asyncio's own text repeats the address; a name that does not resolve has no errno of the system.
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            message = f"cannot listen on {service.address} port {service.port}: {reason}"
             self._failed[service.name] = self._describe(service, service.port, message)
             _log.error("listener not bound", service=service.name, error=message)
             await listener.finish()

@@ -1,0 +1,71 @@
+"""From what is bound to what is wanted, as a pure difference; and what the configuration refuses."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
+from gateway.proxy.listeners import plan
+
+services = st.builds(
+    ServiceListener,
+    name=st.sampled_from(["ns/a", "ns/b", "ns/c"]),
+    address=st.sampled_from(["127.0.0.1", "127.0.0.2"]),
+    port=st.integers(18000, 18002),
+    token=st.sampled_from(["old", "new"]),
+    backends=st.just((Backend(uid="u", url="http://127.0.0.1:1"),)) | st.just(()),
+)
+by_name = st.lists(services, unique_by=lambda service: service.name)
+
+
+@given(bound=by_name, wanted=by_name)
+def test_the_plan_reaches_what_is_wanted_and_moves_nothing_that_stays(
+    bound: list[ServiceListener], wanted: list[ServiceListener]
+) -> None:
+    now = {service.name: service for service in bound}
+    change = plan(now, wanted)
+    after = {name: service for name, service in now.items() if name not in change.unbind}
+    assert {service.name for service in change.update} == set(after)
+    for service in change.bind:
+        assert service.name not in after
+    for service in (*change.update, *change.bind):
+        after[service.name] = service
+    assert after == {service.name: service for service in wanted}
+    for service in wanted:
+        current = now.get(service.name)
+        if current and (current.address, current.port) == (service.address, service.port):
+            assert service.name not in change.unbind
+
+
+def decode(**service: object) -> ProxyConfig:
+    whole = {"name": "ns/a", "address": "127.0.0.1", "port": 18000, "token": "t"} | service
+    return msgspec.json.decode(msgspec.json.encode({"services": [whole]}), type=ProxyConfig)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("token", ""),
+        ("name", ""),
+        ("port", 70000),
+        ("backends", [{"uid": "u", "url": "https://127.0.0.1:1"}]),
+        ("backends", [{"uid": "u", "url": "http://127.0.0.1:1/path"}]),
+        ("backends", [{"uid": "", "url": "http://127.0.0.1:1"}]),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(field: str, value: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match=field):
+        decode(**{field: value})
+
+
+def test_names_and_uids_are_unique() -> None:
+    service = ServiceListener("ns/a", "127.0.0.1", 18000, "t", (Backend("u", "http://127.0.0.1:1"),))
+    with pytest.raises(ValueError, match="name 'ns/a' more than once"):
+        ProxyConfig((service, service))
+    with pytest.raises(ValueError, match="backend uid 'u' more than once"):
+        ProxyConfig((service, msgspec.structs.replace(service, name="ns/b")))
+
+
+def test_a_token_does_not_show_in_a_traceback() -> None:
+    assert "s3cret" not in repr(ProxyConfig((ServiceListener("ns/a", "127.0.0.1", 1, "s3cret"),)))

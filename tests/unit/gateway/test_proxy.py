@@ -1,0 +1,379 @@
+"""What a client and an engine see of the proxy, through the real process."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.proxy.config import Backend
+from gateway.proxy.forward import BODY_LIMIT_BYTES
+from tests import llama, tiny_gguf
+from tests.unit.gateway.proxy_process import AUTHORIZED, Gated, ProxyProcess, run, upstream
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
+        yield process
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
+
+
+async def echo(request: web.BaseRequest) -> web.StreamResponse:
+    body = await request.read()
+    seen = {"method": request.method, "target": request.raw_path, "headers": dict(request.headers)}
+    return web.json_response(seen | {"size": len(body)}, headers={"Connection": "X-Hop", "X-Hop": "1", "X-Kept": "2"})
+
+
+def error_of(answer: object) -> str:
+    assert isinstance(answer, dict)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    return str(answer["error"]["code"])
+
+
+# Real tokens
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    model = tmp_path_factory.mktemp("model") / "endless.gguf"
+    tiny_gguf.write(model, loop=True, n_ctx=1 << 17)
+    with llama.serve(model, context_length=1 << 17) as server:
+        yield Backend(uid="engine", url=server.url)
+
+
+async def test_real_tokens_come_through(proxy: ProxyProcess, http: aiohttp.ClientSession, engine: Backend) -> None:
+    url = await proxy.serve(engine)
+    async with http.post(f"{url}/v1/chat/completions", json=CHAT | {"max_tokens": 3}, headers=AUTHORIZED) as response:
+        assert response.status == 200
+        answer = await response.json()
+    assert answer["choices"][0]["message"]["content"] == "Hello from a"
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_a_real_stream_is_the_same_as_the_engines_own(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, engine: Backend
+) -> None:
+    async def words(url: str) -> list[str]:
+        body = CHAT | {"max_tokens": 20, "stream": True}
+        async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+            assert response.content_type == "text/event-stream"
+            events = [line[6:] async for line in response.content if line.startswith(b"data: ")]
+        assert events.pop() == b"[DONE]\n"
+        return [choice["delta"].get("content") for event in events for choice in json.loads(event)["choices"]]
+
+    assert await words(await proxy.serve(engine)) == await words(engine.url)
+
+
+async def test_a_client_that_hangs_up_stops_the_real_engine(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, engine: Backend
+) -> None:
+    url = await proxy.serve(engine)
+    endless = CHAT | {"max_tokens": 1 << 17, "stream": True}
+    async with http.post(f"{url}/v1/chat/completions", json=endless, headers=AUTHORIZED) as response:
+        await response.content.readline()
+        response.close()
+    # Its one slot is free again long before the endless answer could have ended.
+    short = CHAT | {"max_tokens": 1}
+    async with (
+        asyncio.timeout(3),
+        http.post(f"{url}/v1/chat/completions", json=short, headers=AUTHORIZED) as response,
+    ):
+        assert response.status == 200
+    assert await proxy.client.wait_idle("engine", 5)
+
+
+# Who may ask, and what is passed on
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "Bearer wrong", "Bearer ", "Basic s3cret-token", "s3cret-token", "Bearer s3cret-tokenn", "ü"],
+)
+async def test_without_the_token_nothing_reaches_the_engine(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, authorization: str | None
+) -> None:
+    never = Gated()
+    async with upstream(never) as backend:
+        url = await proxy.serve(backend)
+        headers = {"Authorization": authorization} if authorization else {}
+        async with http.get(f"{url}/v1/models", headers=headers) as response:
+            assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert error_of(await response.json()) == "invalid_api_key"
+    assert not never.arrived.is_set()
+
+
+async def test_health_is_public_and_says_whether_anyone_answers(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with upstream(echo) as backend, http.get(f"{await proxy.serve(backend)}/health") as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
+    async with http.get(f"{await proxy.serve()}/health") as response:
+        assert response.status == 503
+
+
+async def test_the_request_arrives_as_it_was_sent_but_for_what_belongs_to_the_connection(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    headers = AUTHORIZED | {"X-Mine": "1", "Connection": "X-Secret-Hop", "X-Secret-Hop": "1", "Cookie": "a=b"}
+    async with upstream(echo) as backend:
+        url = await proxy.serve(backend)
+        async with http.put(f"{url}/v1/x%2Fy?q=%20a", data=b"12345", headers=headers) as response:
+            seen = await response.json()
+            assert response.headers["X-Kept"] == "2"
+            assert "X-Hop" not in response.headers
+    assert (seen["method"], seen["target"], seen["size"]) == ("PUT", "/v1/x%2Fy?q=%20a", 5)
+    assert (seen["headers"]["X-Mine"], seen["headers"]["Cookie"]) == ("1", "a=b")
+    assert not {"Authorization", "X-Secret-Hop"} & set(seen["headers"])
+    assert seen["headers"]["Host"] == backend.url.removeprefix("http://")
+
+
+async def test_a_target_that_names_another_host_is_refused(proxy: ProxyProcess) -> None:
+    async with upstream(echo) as backend:
+        url = await proxy.serve(backend)
+        head = await raw(
+            url, b"GET http://10.0.0.1/secret HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret-token\r\n\r\n"
+        )
+    assert head.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_who_asks_before_a_large_body_is_told_to_go_on_only_with_the_token(proxy: ProxyProcess) -> None:
+    head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n"
+    async with upstream(echo) as backend:
+        url = await proxy.serve(backend)
+        assert (await raw(url, head + b"\r\n")).startswith(b"HTTP/1.1 401 ")
+        allowed = await raw(url, head + b"Authorization: Bearer s3cret-token\r\n\r\n")
+    assert allowed == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+async def raw(url: str, request: bytes) -> bytes:
+    """Send bytes as they are and return the head of the first answer."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_over_the_limit_is_refused(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, announced: bool
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        chunk = bytes(1 << 20)
+        for _ in range(BODY_LIMIT_BYTES // len(chunk) + 1):
+            yield chunk
+
+    headers = AUTHORIZED | ({"Content-Length": str(BODY_LIMIT_BYTES + 1)} if announced else {})
+    async with upstream(echo_unlimited) as backend:
+        url = await proxy.serve(backend)
+        async with http.post(f"{url}/v1/x", data=body(), headers=headers) as response:
+            assert response.status == 413
+            assert error_of(await response.json()) == "request_too_large"
+
+
+async def echo_unlimited(request: web.BaseRequest) -> web.StreamResponse:
+    async for _ in request.content.iter_any():
+        pass
+    return web.Response()
+
+
+# Streams
+
+
+async def test_a_chunk_is_passed_on_before_the_next_exists(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    gated = Gated()
+    async with upstream(gated) as backend:
+        url = await proxy.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:  # the head alone came through
+            for chunk in (b"one", b"two"):
+                gated.release(chunk)
+                assert await response.content.readany() == chunk
+            gated.end()
+            assert await response.content.read() == b"last"
+
+
+async def test_the_request_body_is_passed_on_before_its_end(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    first_arrived = asyncio.Event()
+
+    async def count(request: web.BaseRequest) -> web.StreamResponse:
+        first = await request.content.readany()
+        first_arrived.set()
+        return web.Response(body=first + await request.content.read())
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"first"
+        await first_arrived.wait()
+        yield b"second"
+
+    async with upstream(count) as backend:
+        url = await proxy.serve(backend)
+        async with http.post(f"{url}/v1/x", data=body(), headers=AUTHORIZED) as response:
+            assert await response.read() == b"firstsecond"
+
+
+@pytest.mark.parametrize("answering", [True, False])
+async def test_a_client_that_hangs_up_cancels_the_work(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, answering: bool
+) -> None:
+    arrived, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def work(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if answering:
+            await response.prepare(request)
+        arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return response
+
+    async def ask(url: str) -> None:
+        async with http.get(f"{url}/v1/x", headers=AUTHORIZED) as response:
+            await response.read()
+
+    async with upstream(work) as backend:
+        client = asyncio.create_task(ask(await proxy.serve(backend)))
+        await arrived.wait()
+        client.cancel()
+        await asyncio.wait_for(cancelled.wait(), 2)
+        assert await proxy.client.wait_idle(backend.uid, 2)
+
+
+@pytest.mark.parametrize("content_length", [None, 100])
+async def test_an_answer_that_the_engine_breaks_off_does_not_look_whole(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, content_length: int | None
+) -> None:
+    gated = Gated(content_length=content_length)
+    async with upstream(gated) as backend:
+        url = await proxy.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:
+            gated.release(b"half")
+            assert await response.content.readany() == b"half"
+            gated.release(b"CUT")
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+
+
+async def test_a_client_of_http_1_0_sees_the_break_as_a_reset(proxy: ProxyProcess) -> None:
+    gated = Gated()
+    async with upstream(gated) as backend:
+        host, port = (await proxy.serve(backend)).removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/stream HTTP/1.0\r\nAuthorization: Bearer s3cret-token\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        gated.release(b"CUT")
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_a_slow_client_does_not_fill_the_proxys_memory(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    sent = 0
+    stalled = asyncio.Event()
+
+    async def pour(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent < 64 << 20:
+            try:
+                await asyncio.wait_for(response.write(bytes(1 << 20)), 0.5)
+            except TimeoutError:
+                stalled.set()
+                raise
+            sent += 1 << 20
+        return response
+
+    async with upstream(pour) as backend:
+        url = await proxy.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:
+            await asyncio.wait_for(stalled.wait(), 10)
+            response.close()
+    assert sent < 32 << 20  # what the kernel's buffers on the way take
+
+
+# Which backend answers
+
+
+async def test_no_backend_is_a_503_that_says_when_to_come_back(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with http.get(f"{await proxy.serve()}/v1/models", headers=AUTHORIZED) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        assert error_of(await response.json()) == "service_unavailable"
+
+
+async def test_a_dead_backend_is_passed_over(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, unused_tcp_port: int
+) -> None:
+    dead = Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}")
+    async with http.get(f"{await proxy.serve(dead)}/v1/models", headers=AUTHORIZED) as response:
+        assert response.status == 503
+    async with upstream(echo, "alive") as alive:
+        url = await proxy.serve(dead, alive)
+        async with http.post(f"{url}/v1/x", data=b"whole body", headers=AUTHORIZED) as response:
+            assert (response.status, (await response.json())["size"]) == (200, 10)
+
+
+async def test_a_backend_that_does_not_accept_is_given_up_after_two_seconds(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        hung = Backend(uid="hung", url=f"http://127.0.0.1:{full.getsockname()[1]}")
+        started = asyncio.get_running_loop().time()
+        async with http.get(f"{await proxy.serve(hung)}/v1/models", headers=AUTHORIZED) as response:
+            assert response.status == 503
+        assert 1.5 < asyncio.get_running_loop().time() - started < 5
+
+
+async def test_a_backend_that_breaks_off_before_it_answers_is_a_502_and_not_asked_again(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    asked = 0
+
+    async def break_off(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        assert request.transport
+        request.transport.abort()
+        return web.Response()
+
+    async with (
+        upstream(break_off, "a") as a,
+        upstream(break_off, "b") as b,
+        http.post(f"{await proxy.serve(a, b)}/v1/x", data=b"x", headers=AUTHORIZED) as response,
+    ):
+        assert response.status == 502
+        assert error_of(await response.json()) == "upstream_failed"
+    assert asked == 1
+
+
+async def test_the_least_busy_backend_gets_the_next_request(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    first, second = Gated(), Gated()
+    async with upstream(first, "a") as a, upstream(second, "b") as b:
+        url = await proxy.serve(a, b)
+        async with (
+            http.get(f"{url}/v1/x", headers=AUTHORIZED) as one,
+            http.get(f"{url}/v1/x", headers=AUTHORIZED) as two,
+        ):
+            assert first.arrived.is_set()
+            assert second.arrived.is_set()
+            state = await proxy.client.state()
+            assert {b.uid: b.in_flight for b in state.services[0].backends} == {"a": 1, "b": 1}
+            first.end()
+            second.end()
+            assert await one.read() == await two.read() == b"last"

@@ -1,0 +1,273 @@
+"""The proxy under a changing configuration, and its own beginning and end."""
+
+import asyncio
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+from aiohttp import web
+
+from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.config import Backend, ProxyConfig
+from tests.unit.gateway.proxy_process import AUTHORIZED, TOKEN, Gated, ProxyProcess, run, service, upstream
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    return tmp_path / "private" / "proxy.sock"
+
+
+@pytest.fixture
+def mortal(socket_path: Path) -> Iterator[ProxyProcess]:
+    """A proxy of the test's own, to be ended."""
+    with run(socket_path) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
+        yield process
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
+
+
+async def hello(_: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(text="hello")
+
+
+async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
+        return response.status, await response.text()
+
+
+# Configuration
+
+
+async def test_a_drained_backend_finishes_its_stream_and_gets_nothing_new(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    old = Gated()
+    async with upstream(old, "old") as busy, upstream(hello, "new") as fresh:
+        url = await proxy.serve(busy)
+        draining = msgspec.structs.replace(busy, draining=True)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+            assert await proxy.serve(draining) == url
+            assert (await get(http, url))[0] == 503
+            assert await proxy.serve(draining, fresh) == url
+            assert await get(http, url) == (200, "hello")
+            assert not await proxy.client.wait_idle("old", 0.1)
+            idle = asyncio.create_task(proxy.client.wait_idle("old", 10))
+            old.end()
+            assert await stream.read() == b"last"
+            assert await idle
+
+
+async def test_a_stream_outlives_its_backends_and_its_services_configuration(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    gated = Gated()
+    async with upstream(gated, "gone") as backend:
+        url = await proxy.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+            await proxy.client.configure(ProxyConfig())
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await get(http, url)
+            assert not await proxy.client.wait_idle("gone", 0)
+            gated.end()
+            assert await stream.read() == b"last"
+        assert await proxy.client.wait_idle("gone", 5)
+
+
+async def test_a_listener_that_stays_is_not_touched(proxy: ProxyProcess) -> None:
+    async with upstream(hello) as backend:
+        first = await proxy.client.configure(ProxyConfig((service(backend),)))
+        more = ProxyConfig((service(backend), service(name="ns/other")))
+        second = await proxy.client.configure(more)
+        assert await proxy.client.configure(more) == second == await proxy.client.state()
+    ports = {s.name: s.port for s in second.services}
+    assert ports["ns/tiny"] == first.services[0].port
+    assert set(ports) == {"ns/tiny", "ns/other"}
+
+
+async def test_a_new_token_holds_from_the_next_request(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    async with upstream(hello) as backend:
+        url = await proxy.serve(backend)
+        changed = msgspec.structs.replace(service(backend), token="another")
+        await proxy.client.configure(ProxyConfig((changed,)))
+        assert (await get(http, url))[0] == 401
+
+
+async def test_two_services_exchange_their_ports_in_one_step(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    async with upstream(hello) as backend:
+        a, b = (await proxy.client.configure(ProxyConfig((service(name="a"), service(name="b"))))).services
+        swapped = (service(backend, name="a", port=b.port), service(name="b", port=a.port))
+        state = await proxy.client.configure(ProxyConfig(swapped))
+        assert [(s.name, s.port, s.error) for s in state.services] == [("a", b.port, ""), ("b", a.port, "")]
+        assert (await get(http, f"http://127.0.0.1:{b.port}"))[0] == 200
+        assert (await get(http, f"http://127.0.0.1:{a.port}"))[0] == 503
+
+
+async def test_a_taken_port_is_reported_harms_no_other_and_is_tried_again(proxy: ProxyProcess) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = ProxyConfig((service(name="free"), service(name="taken", port=port)))
+        free, blocked = (await proxy.client.configure(config)).services
+        assert free.error == ""
+        assert blocked.error == f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+        assert (await proxy.client.state()).services[1].error == blocked.error
+    again, bound = (await proxy.client.configure(config)).services
+    assert (again.port, bound.port, bound.error) == (free.port, port, "")
+
+
+async def test_a_configuration_that_is_refused_changes_nothing(proxy: ProxyProcess) -> None:
+    before = await proxy.client.configure(ProxyConfig((service(),)))
+    open_to_all = msgspec.structs.replace(service(), token="")
+    with pytest.raises(ProxyRefusedError, match=r"configuration refused: .* `\$\.services\[0\]\.token`"):
+        await proxy.client.configure(ProxyConfig((open_to_all,)))
+    assert await proxy.client.state() == before
+
+
+async def test_an_absent_proxy_is_told_from_one_that_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ProxyUnreachableError, match=r"nobody\.sock"):
+        await ProxyClient(tmp_path / "nobody.sock").state()
+
+
+# Life
+
+
+async def test_the_control_socket_is_private_and_says_who_serves(proxy: ProxyProcess) -> None:
+    path = proxy.client.socket
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    assert (await proxy.client.state()).pid == proxy.process.pid
+
+
+async def test_a_second_proxy_leaves_the_first_alone(proxy: ProxyProcess) -> None:
+    code, error = await end_of(proxy.client.socket)
+    assert code == 1
+    assert f"a proxy already runs on {proxy.client.socket}; stop it with SIGTERM, or use another path" in error
+    assert (await proxy.client.state()).pid == proxy.process.pid
+
+
+@pytest.fixture
+def open_directory(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+async def test_a_directory_that_others_may_enter_is_refused(open_directory: Path) -> None:
+    code, error = await end_of(open_directory / "proxy.sock")
+    assert code == 1
+    assert f"{open_directory} must belong to uid" in error
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def end_of(path: Path) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(path)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    _, error = await asyncio.wait_for(process.communicate(), 20)
+    return process.returncode, error.decode()
+
+
+async def test_a_killed_proxy_can_be_started_again_on_its_socket(socket_path: Path) -> None:
+    with run(socket_path) as first:
+        first.process.kill()
+        first.process.wait()
+        assert mode(socket_path)
+        with pytest.raises(ProxyUnreachableError):
+            await first.client.state()
+        with run(socket_path) as second:
+            state = await first.client.state()
+            assert (state.pid, state.services) == (second.process.pid, ())
+
+
+async def test_sigterm_lets_streams_end_and_takes_no_new_request(
+    mortal: ProxyProcess, http: aiohttp.ClientSession, socket_path: Path
+) -> None:
+    gated = Gated()
+    async with upstream(gated) as backend:
+        url = await mortal.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+            mortal.process.terminate()
+            gated.release(b"after")
+            assert await stream.content.readany() == b"after"
+            gated.end()
+            assert await stream.read() == b"last"
+        assert await asyncio.to_thread(mortal.process.wait, 10) == 0
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await get(http, url)
+    assert names(socket_path.parent) == ["proxy.lock"]
+
+
+async def test_a_drain_ends_when_its_time_is_up(socket_path: Path, http: aiohttp.ClientSession) -> None:
+    gated = Gated()
+    with run(socket_path, "--drain-seconds", "0.2") as proxy:
+        async with upstream(gated) as backend:
+            url = await proxy.serve(backend)
+            async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+                proxy.process.terminate()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await stream.read()
+            assert await asyncio.to_thread(proxy.process.wait, 10) == 0
+            await asyncio.wait_for(gated.cancelled.wait(), 2)
+    assert any("requests broken off" in line for line in proxy.log)
+
+
+async def test_a_second_sigterm_does_not_wait(mortal: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    gated = Gated()
+    async with upstream(gated) as backend:
+        url = await mortal.serve(backend)
+        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED):
+            mortal.process.terminate()
+            await refused(http, url)
+            mortal.process.terminate()
+            assert await asyncio.to_thread(mortal.process.wait, 10) == -signal.SIGTERM
+
+
+async def refused(http: aiohttp.ClientSession, url: str) -> None:
+    """Return when nobody listens at `url` any more."""
+    try:
+        while True:
+            async with http.get(f"{url}/health"):
+                pass
+    except aiohttp.ClientConnectorError:
+        return
+
+
+async def test_no_token_and_no_prompt_is_written_anywhere(
+    mortal: ProxyProcess, http: aiohttp.ClientSession, socket_path: Path, unused_tcp_port: int
+) -> None:
+    prompt = "a-prompt-that-nobody-may-read"
+    url = await mortal.serve(Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}"))
+    async with http.post(f"{url}/v1/x?q={prompt}", data=prompt, headers=AUTHORIZED) as response:
+        assert response.status == 503
+        answer = await response.text()
+    command = " ".join(psutil.Process(mortal.process.pid).cmdline())
+    state = repr(await mortal.client.state())
+    mortal.process.terminate()
+    await asyncio.to_thread(mortal.process.wait, 10)
+    log = "".join(mortal.log)
+    assert "does not accept" in log
+    for text in (log, command, state, answer):
+        assert TOKEN not in text
+        assert prompt not in text
+    assert names(socket_path.parent) == ["proxy.lock"]
