@@ -40,7 +40,7 @@ if not sandbox.inside():
         "tests/cluster needs a sandbox of its own: run `make test-cluster`, with ARGS=... for pytest"
     )
 
-TAIL_LINES = 40
+TAIL_LINES = 30
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
 WORKLOADS = (INFERENCE_SERVICES, MODELS, METAL_PROCESSES, DEPLOYMENTS, JOBS, PODS)
 
@@ -53,16 +53,17 @@ PROCESSES = pytest.StashKey[list[Process]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Below a failed test, print the ends of the logs; keep them whole in build/cluster-logs/."""
+    """Below a failed test, print the ends of the logs that concern it; keep all of them in build/cluster-logs/."""
     report = yield
     if report.failed:
+        kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
         for process in item.config.stash.get(PROCESSES, []):
             report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
-        kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
+        report.sections.append(("all logs", str(kept)))
         shutil.rmtree(kept, ignore_errors=True)
         own = item.funcargs.get("tmp_path") if isinstance(item, pytest.Function) else None
-        for folder in (item.config.stash.get(FOLDER, None), own):
-            for log in folder.rglob("*.log") if isinstance(folder, Path) else ():
+        for folder in [place for place in (item.config.stash.get(FOLDER, None), own) if isinstance(place, Path)]:
+            for log in folder.rglob("*.log"):
                 copy = kept / log.relative_to(folder)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(log, copy)
@@ -92,11 +93,10 @@ async def network() -> Network:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def plane(network: Network, folder: Path, watched: list[Process]) -> AsyncIterator[ControlPlane]:
+async def plane(network: Network, folder: Path) -> AsyncIterator[ControlPlane]:
     """A control plane with Pomona's kinds and roles."""
     del network  # the API server's address is on it
     plane = ControlPlane(binaries.ensure(), folder / "plane")
-    watched += plane.processes
     try:
         await plane.start()
         await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy")

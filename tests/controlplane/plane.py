@@ -84,8 +84,8 @@ class ControlPlane:
         self.apiserver.start()
         await self._wait(self._certificate.exists, "the API server's certificate")
         self.controller_manager.start()
-        self.scheduler.start()
         await self._wait_until_ready()
+        self.scheduler.start()  # earlier, its role is not there, and it would back off for seconds
         await self._wait(lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"), "default/default")
         await self.request("POST", "/apis/storage.k8s.io/v1/storageclasses", STORAGE_CLASS)
 
@@ -128,16 +128,7 @@ class ControlPlane:
         """
         files = [argument for path in paths for argument in ("--filename", str(path))]
         await self.kubectl("apply", "--server-side", *files)
-        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-        async def established() -> bool:
-            items = (await self.request("GET", definitions))["items"]
-            return all(
-                any(c["type"] == "Established" and c["status"] == "True" for c in item["status"].get("conditions", []))
-                for item in items
-            )
-
-        await self._wait(established, "the custom resource definitions to be established")
+        await self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl as admin and return what it prints.

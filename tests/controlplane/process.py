@@ -5,7 +5,6 @@ It belongs to no event loop, so that a session's fixture may start what a test s
 
 import asyncio
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,14 +32,8 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Process id of the last start.
-
-        Raises:
-            RuntimeError: it was never started.
-        """
-        if self._child is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._child.pid
+        """Process id of the last start."""
+        return self._started.pid
 
     @property
     def running(self) -> bool:
@@ -71,21 +64,34 @@ class Process:
                 start_new_session=True,
             )
 
+    async def wait(self, seconds: float) -> int:
+        """Wait until it has ended, and return its exit code.
+
+        Raises:
+            TimeoutError: it runs on.
+        """
+        try:
+            return await asyncio.to_thread(self._started.wait, seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} still runs after {seconds} s") from None
+
     async def stop(self, grace_seconds: float = 15) -> int:
-        """Ask it to end, wait, and return its exit code.
+        """Ask it to end, and return its exit code.
 
         Raises:
             TimeoutError: it was still there after the grace, and was killed.
         """
+        self._started.terminate()  # like kill(), nothing where it has ended
         try:
-            return await self._end(signal.SIGTERM, grace_seconds)
-        except subprocess.TimeoutExpired:
+            return await self.wait(grace_seconds)
+        except TimeoutError:
             await self.kill()
-            raise TimeoutError(f"{self.name} did not end within {grace_seconds} s of SIGTERM") from None
+            raise
 
     async def kill(self) -> None:
         """End it as a crash would; its own children live on."""
-        await self._end(signal.SIGKILL, 15)
+        self._started.kill()
+        await self.wait(15)
 
     def tail(self, lines: int) -> str:
         """The last lines of its log."""
@@ -95,8 +101,8 @@ class Process:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
-    async def _end(self, with_signal: signal.Signals, grace_seconds: float) -> int:
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None:
-            return 0
-        self._child.send_signal(with_signal)  # nothing happens where it has ended
-        return await asyncio.to_thread(self._child.wait, grace_seconds)
+            raise RuntimeError(f"{self.name} was never started")
+        return self._child
