@@ -115,8 +115,6 @@ class Leading(NamedTuple):
     store: Store
     recorder: Recorder
     enqueue: Callable[[Resource, Key], None]
-    last_contact: Callable[[], float]
-    """When the API server last gave a sign of life, on the monotonic clock."""
 
 
 LeaderTask = Callable[[Leading], Awaitable[None]]

@@ -8,7 +8,6 @@ new leader first sweeps what vanished unseen and then decides every object anew.
 import asyncio
 import os
 import secrets
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -19,7 +18,7 @@ from controller import models
 from controller.execute import Executor
 from controller.plan import OWNER_INDEX, Key, Kind, LeaderTask, Leading, controller_of
 from controller.source import Watched, follow
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
@@ -31,7 +30,6 @@ from kube.resources import (
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     JOBS,
-    LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
@@ -90,7 +88,6 @@ class Controller:
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._recorder = Recorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] = WorkQueue()
-        self._last_contact = time.monotonic()
         self.store = Store()
         for resource, _ in WATCHED:
             self.store.index(resource, OWNER_INDEX, _owner_uids)
@@ -99,16 +96,12 @@ class Controller:
 
     async def run(self) -> None:
         """Follow the cluster, stand for leader, reconcile while leading; ends only by cancellation."""
-        followed, leases, slices = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        client, store = self._client, self.store
+        followed, reflected = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(client, store, WATCHED, self._credentials, followed))
-            tasks.create_task(
-                reflect(client, store, LEASES, HOSTS_NAMESPACE, synced=leases, on_contact=self._contacted)
-            )
-            tasks.create_task(reflect(client, store, ENDPOINT_SLICES, label_selector=OURS, synced=slices))
-            for synced in (followed, leases, slices):
-                await synced.wait()
+            tasks.create_task(follow(self._client, self.store, WATCHED, self._credentials, followed))
+            tasks.create_task(reflect(self._client, self.store, ENDPOINT_SLICES, label_selector=OURS, synced=reflected))
+            await followed.wait()
+            await reflected.wait()
             log.info("store is complete", identity=self._identity)
             await self._stand()
 
@@ -122,7 +115,7 @@ class Controller:
 
     async def _lead(self) -> None:
         log.info("leading", identity=self._identity)
-        leading = Leading(self._client, self.store, self._recorder, self._enqueue, lambda: self._last_contact)
+        leading = Leading(self._client, self.store, self._recorder, self._enqueue)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep())
             tasks.create_task(run_workers(self._queue, self._reconcile, WORKERS, RECONCILE_SECONDS))
@@ -146,9 +139,6 @@ class Controller:
                 for obj in self.store.list(resource):
                     self._enqueue(resource, _key(obj))
             await asyncio.sleep(SWEEP_SECONDS)
-
-    def _contacted(self) -> None:
-        self._last_contact = time.monotonic()
 
     def _enqueue(self, resource: Resource, key: Key) -> None:
         self._queue.add(Item(resource, key))

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.source import parse
+from artifacts.source import cache_key
 from controller.jobs import Answer, Placement, Work
 from controller.plan import child
 from crds.inferenceservice import InferenceService
@@ -68,7 +68,7 @@ def cache_path(model: Model) -> str:
 
 def path_of(model: Model, facts: Facts) -> str:
     """Return the path below the volume's root of the weights that the facts are about. Raises as `cache_path`."""
-    return f"{parse(model.spec.source).cache_key(facts.revision)}/{facts.file}"
+    return f"{cache_key(model.spec.source, facts.revision)}/{facts.file}"
 
 
 def inspection(model: Model, settings: Settings) -> Work:
