@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ async def plane(network: Network, folder: Path) -> AsyncIterator[ControlPlane]:
     plane = ControlPlane(binaries.ensure(), folder / "plane")
     try:
         await plane.start()
-        await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy")
+        await members.install(plane)
         yield plane
     finally:
         await plane.stop()
@@ -131,30 +132,33 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
 async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `cpu-1`, ready."""
     kubelet = members.kubelet(plane, "cpu-1", folder)
-    watched.append(kubelet)
-    kubelet.start()
-    await eventually(lambda: _accepts_pods(plane, "cpu-1"))
-    yield kubelet
-    await kubelet.kill()
+    async with _joined(plane, "cpu-1", kubelet, watched):
+        yield kubelet
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def gpu_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `gpu-1` with two NVIDIA devices, ready."""
     kubelet = members.kubelet(plane, "gpu-1", folder, resources={"nvidia.com/gpu": "2"})
+    async with _joined(plane, "gpu-1", kubelet, watched):
+        yield kubelet
+
+
+@asynccontextmanager
+async def _joined(plane: ControlPlane, name: str, kubelet: Process, watched: list[Process]) -> AsyncIterator[None]:
+    async def accepts_pods() -> bool:
+        node = await plane.request("GET", NODES.path(None, name))
+        ready = {"type": "Ready", "status": "True"}.items()
+        conditions = node["status"]["conditions"]
+        return any(ready <= condition.items() for condition in conditions) and "taints" not in node["spec"]
+
     watched.append(kubelet)
     kubelet.start()
-    await eventually(lambda: _accepts_pods(plane, "gpu-1"))
-    yield kubelet
-    await kubelet.kill()
-
-
-async def _accepts_pods(plane: ControlPlane, name: str) -> bool:
-    node = await plane.request("GET", NODES.path(None, name), accept={404})
-    ready = {"type": "Ready", "status": "True"}.items()
-    return (
-        any(ready <= condition.items() for condition in node["status"]["conditions"]) and "taints" not in node["spec"]
-    )
+    try:
+        await eventually(accepts_pods)
+        yield
+    finally:
+        await kubelet.kill()
 
 
 @pytest_asyncio.fixture
@@ -179,22 +183,21 @@ async def metal_host(
     hosts: list[MetalHost] = []
 
     async def start(name: str, *options: str) -> MetalHost:
+        async def renewed() -> bool:
+            lease = await plane.request("GET", LEASES.path(HOSTS_NAMESPACE, name))
+            return "renewTime" in lease["spec"]
+
         host = await members.metal_host(plane, network, name, tmp_path, *options)
         hosts.append(host)
         watched.append(host.agent)
         host.agent.start()
-        await eventually(lambda: _renewed(plane, name))
+        await eventually(renewed)
         return host
 
     yield start
-    for host in hosts:
+    for host in hosts:  # also those that never renewed
         watched.remove(host.agent)
         await host.host.close()
         await host.agent.kill()
         for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
             await plane.request("DELETE", kind.path(place, host.name), accept={404})
-
-
-async def _renewed(plane: ControlPlane, host: str) -> bool:
-    lease = await plane.request("GET", LEASES.path(HOSTS_NAMESPACE, host), accept={404})
-    return "renewTime" in lease["spec"]

@@ -11,11 +11,16 @@ from pathlib import Path
 from crds.meta import HOSTS_NAMESPACE
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, ControlPlane
-from tests.controlplane.process import Process
+from tests.controlplane.process import CHECKOUT, Process
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
-AGENT_ROLE = "pomona-metal-agent"
+
+
+async def install(plane: ControlPlane) -> None:
+    """Pomona's kinds and roles, as a cluster's administrator installs them."""
+    await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "rbac.yaml")
+    await plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
 def kubelet(
@@ -91,6 +96,9 @@ class MetalHost:
 async def metal_host(plane: ControlPlane, network: Network, name: str, folder: Path, *arguments: str) -> MetalHost:
     """A machine with its agent as the host's own ServiceAccount, not yet started."""
     host = await network.add_host(name)
+    identity = folder / f"{name}.yaml"
+    identity.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name))
+    await plane.apply(identity)
     kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name)
     state_folder, file_root = folder / name / "state", folder / name / "files"
     for needed in (state_folder, file_root):

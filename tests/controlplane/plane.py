@@ -12,6 +12,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ STORAGE_CLASS = {
 
 class PlaneError(Exception):
     """The control plane did not do what was asked; the text has the end of the log that explains it."""
+
+
+class NotThereError(PlaneError, LookupError):
+    """404: there is no such object, or not yet."""
 
 
 class ControlPlane:
@@ -113,22 +118,22 @@ class ControlPlane:
         return self._write_kubeconfig(user, self._tokens[user])
 
     async def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Kubeconfig file of a ServiceAccount, which is made (with its namespace) when absent; good for a day."""
-        account = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-        await self.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}, accept={409})
-        await self.request("POST", account, {"metadata": {"name": name}}, accept={409})
-        review = await self.request("POST", f"{account}/{name}/token", {"spec": {"expirationSeconds": 86400}})
+        """Kubeconfig file of a ServiceAccount, with a token that is good for a day.
+
+        Raises:
+            PlaneError: there is no such account.
+        """
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        review = await self.request("POST", path, {"spec": {"expirationSeconds": 86400}})
         return self._write_kubeconfig(f"{namespace}_{name}", review["status"]["token"])
 
     async def apply(self, *paths: Path) -> None:
-        """`kubectl apply --server-side` files or folders, and wait until the kinds that they define can be used.
+        """`kubectl apply --server-side` files or folders.
 
         Raises:
             PlaneError: kubectl refused; the text has its words.
         """
-        files = [argument for path in paths for argument in ("--filename", str(path))]
-        await self.kubectl("apply", "--server-side", *files)
-        await self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        await self.kubectl("apply", "--server-side", *(f"--filename={path}" for path in paths))
 
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl as admin and return what it prints.
@@ -159,6 +164,7 @@ class ControlPlane:
             accept: statuses that are no failure although they are not 2xx.
 
         Raises:
+            NotThereError: 404.
             PlaneError: any other status.
             aiohttp.ClientError: no answer.
         """
@@ -172,7 +178,8 @@ class ControlPlane:
         ):
             text = await response.text()
             if not response.ok and response.status not in accept:
-                raise PlaneError(f"{method} {path}: {response.status} {text[:500]}")
+                error = NotThereError if response.status == HTTPStatus.NOT_FOUND else PlaneError
+                raise error(f"{method} {path}: {response.status} {text[:500]}")
             return json.loads(text) if response.content_type == "application/json" else text
 
     def log_tails(self, lines: int) -> str:
