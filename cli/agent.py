@@ -1,0 +1,89 @@
+"""`pomona agent`: the metal agent of an off-cluster host."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from cli import log
+from kube import credentials
+from kube.kubeconfig import CredentialsError
+from metal_agent.agent import run
+from metal_agent.start import Options, StartError
+
+
+def default_state_folder() -> Path:
+    """Return where this system keeps what an application must remember."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "Pomona"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pomona"
+
+
+class PortRange(click.ParamType[tuple[int, int]]):
+    """FIRST-LAST."""
+
+    name = "FIRST-LAST"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Read the two ports."""
+        if isinstance(value, tuple):
+            return value
+        first, _, last = str(value).partition("-")
+        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= 65535):  # noqa: PLR2004 - the last port
+            self.fail(f"{value!r} is no range of ports such as 18000-18999", param, ctx)
+        return int(first), int(last)
+
+
+@click.command("agent")
+@click.option("--name", required=True, help="Name of this host's MetalHost.")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Credentials of this host; default as kubectl's.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="What the agent keeps: weights, logs, records.")
+@click.option(
+    "--address", help="Address at which the cluster reaches this host; default: on the route to its API server."
+)
+@click.option("--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services.")
+@click.option("--file-root", type=click.Path(path_type=Path), help="Folder below which file:// sources are allowed.")
+@click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
+def command(
+    *,
+    name: str,
+    kubeconfig: Path | None,
+    state_dir: Path | None,
+    address: str | None,
+    port_range: tuple[int, int],
+    file_root: Path | None,
+    memory_budget: int | None,
+) -> None:
+    """Serve models as native processes of this machine, as its MetalHost in the cluster.
+
+    The agent may be stopped, killed, restarted and updated at any time: what it runs goes on and is taken over.
+    """
+    log.configure()
+    options = Options(
+        name=name,
+        folder=(state_dir or default_state_folder()).absolute(),
+        address=address,
+        first_port=port_range[0],
+        last_port=port_range[1],
+        file_root=file_root.absolute() if file_root else None,
+        memory_budget_bytes=memory_budget,
+    )
+    try:
+        asyncio.run(_until_signalled(kubeconfig, options))
+    except (StartError, CredentialsError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _until_signalled(kubeconfig: Path | None, options: Options) -> None:
+    """Run the agent; SIGTERM and SIGINT end it alone, and nothing that it runs."""
+    task = asyncio.current_task()
+    assert task  # noqa: S101 - a coroutine that runs has one
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await run(credentials.load(kubeconfig), options)

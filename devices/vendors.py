@@ -1,0 +1,40 @@
+"""The table of accelerators: what a pod must say so that Kubernetes gives it the device. Adding a vendor is one entry.
+
+What differs between vendors is data; whoever builds a pod reads it here and knows no vendor by name.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from crds.meta import Accelerator, Toleration
+
+
+class Vendor(NamedTuple):
+    """How one accelerator is used."""
+
+    in_pods: bool
+    """Whether replicas are pods; else they are processes of an off-cluster host."""
+    device_resource: str | None = None
+    """Extended resource of the vendor's device plugin; None where there is no device to count."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that keep other pods off the vendor's nodes, by the vendor's convention."""
+    gpu_layers: int | None = None
+    """Layers that llama.cpp keeps in device memory; None leaves it to llama.cpp."""
+
+
+_ALL_LAYERS = 999
+"""More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
+
+VENDORS: Final[Mapping[Accelerator, Vendor]] = MappingProxyType(
+    {
+        "cpu": Vendor(in_pods=True),
+        "nvidia": Vendor(
+            in_pods=True,
+            device_resource="nvidia.com/gpu",
+            tolerations=(Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),),
+            gpu_layers=_ALL_LAYERS,
+        ),
+        "metal": Vendor(in_pods=False),
+    }
+)

@@ -1,0 +1,42 @@
+"""Decides whether this host runs a process at all, before anything is fetched, and reserves its memory."""
+
+from artifacts.errors import ArtifactError
+from fitness.memory import gibibytes
+from metal_agent import engine
+from metal_agent.assignments import Assignment
+from metal_agent.ledger import Ledger
+from metal_agent.lifecycle import Admitted, Failed, Refused
+from metal_agent.weights import Weights
+
+_FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
+
+
+async def admit(assignment: Assignment, weights: Weights, ledger: Ledger) -> Admitted | Refused | Failed:
+    """Look at everything that can be known now; on Admitted its memory is reserved under its uid."""
+    spec = assignment.spec
+    if spec is None:
+        return Refused("Unsupported", assignment.problem)
+    runtimes = engine.installed()
+    if spec.runtime not in runtimes:
+        has = ", ".join(runtimes) or "none: install pomona[llama] or llama-server"
+        return Refused("Unsupported", f"spec.runtime {spec.runtime!r} is not installed on this host; it has {has}")
+    try:
+        estimate = await weights.estimate_bytes(spec)
+    except ArtifactError as error:
+        return refusal(spec.artifact.source, error)
+    if estimate is not None and estimate > spec.memory_bytes:
+        return Refused(
+            "InsufficientMemory",
+            f"the file's own header says that serving it takes {gibibytes(estimate)}, but only "
+            f"{gibibytes(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
+            f"{estimate} or lower the context",
+        )
+    problem = ledger.reserve(assignment.uid, spec.memory_bytes)
+    return Refused("InsufficientMemory", problem) if problem else Admitted()
+
+
+def refusal(source: str, error: ArtifactError) -> Refused | Failed:
+    """Tell what an artifact's error means here: a file that this host has not, another host may have."""
+    if source.startswith("file:") and error.reason in _FILE_REASONS:
+        return Refused(_FILE_REASONS[error.reason], error.message)
+    return Failed(error.reason, error.message, permanent=not error.retryable)

@@ -1,0 +1,335 @@
+"""Wires the agent of one host: what comes from the API, what is written to it, and the processes between.
+
+Everything that is written is a key of one queue, reconciled from the state of that moment, so that nothing is lost by
+a failure and nothing is written twice. Unknown is not deleted: only a fresh and whole list of MetalProcesses (or a
+deletion mark) takes a process away; an API server that is gone, slow or wrong takes none.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import structlog
+
+from crds.meta import HOSTS_NAMESPACE
+from devices import facts
+from devices.facts import HostFacts
+from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
+from kube.apply import apply_status
+from kube.client import Client, Obj, connect
+from kube.credentials import Credentials
+from kube.errors import Conflict, NotFound
+from kube.events import EventType, Recorder
+from kube.lease import renew
+from kube.queue import WorkQueue, run_workers
+from kube.resources import METAL_PROCESSES, SECRETS, Resource
+from kube.store import Store
+from kube.watch import reflect
+from metal_agent import assignments, registration
+from metal_agent.endpoints import FIELD_MANAGER
+from metal_agent.exposure import Exposed, clocks
+from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
+from metal_agent.ledger import Ledger
+from metal_agent.ports import Ports
+from metal_agent.proxy import Proxy
+from metal_agent.records import Records
+from metal_agent.runner import Host, Runner
+from metal_agent.start import Options, StartError, own, route_address, usable_address
+from metal_agent.supervisor import Supervisor
+from metal_agent.weights import Weights
+
+PATIENCE_SECONDS: Final = 10.0
+"""How long a starting agent waits for the API before it serves what it last knew."""
+_REPORT_SECONDS: Final = 60.0
+"""Between two looks at the own MetalHost, which somebody may have deleted."""
+_WORKERS: Final = 4
+_RECONCILE_SECONDS: Final = 30.0
+_TOLD: Final[dict[str, EventType]] = {
+    "Ready": "Normal",
+    "Stopped": "Normal",
+    "Failed": "Warning",
+    "Rejected": "Warning",
+}
+
+Key = tuple[str, ...]
+_ASSIGN: Final[Key] = ("assign",)
+_REGAIN: Final[Key] = ("regain",)
+_PROXY: Final[Key] = ("proxy",)
+_REPORT: Final[Key] = ("host",)
+
+log = structlog.get_logger()
+
+
+async def run(credentials: Credentials, options: Options) -> None:
+    """Serve as host `options.name` until cancelled; engines and proxy go on then, for the next agent to adopt.
+
+    Raises:
+        StartError: the state folder is in use, or address or budget cannot be found out or used.
+    """
+    with own(options.folder):
+        address = usable_address(options.address or route_address(credentials.server))
+        known = await asyncio.to_thread(facts.read)
+        budget_bytes = options.memory_budget_bytes or known.model_memory_bytes
+        if budget_bytes is None:
+            raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")
+        async with connect(credentials) as client, aiohttp.ClientSession() as session:
+            await Agent(client, session, options, address=address, host_facts=known, ledger=Ledger(budget_bytes)).run()
+
+
+class Agent:
+    """One host's agent."""
+
+    def __init__(
+        self,
+        client: Client,
+        session: aiohttp.ClientSession,
+        options: Options,
+        *,
+        address: str,
+        host_facts: HostFacts,
+        ledger: Ledger,
+    ) -> None:
+        self._client = client
+        self._name = options.name
+        self._address = address
+        self._facts = host_facts
+        self._ledger = ledger
+        self._store = Store()
+        self._synced = asyncio.Event()
+        self._secret_synced = asyncio.Event()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._recorder = Recorder(client, "pomona.dev/metal-agent", options.name)
+        self._memory = assignments.Memory(options.folder / "assignments.json")
+        self._known = self._memory.load()
+        self._ports = Ports(options.folder / "ports.json", options.first_port, options.last_port)
+        self._proxy = Proxy(options.folder, self._proxy_changed)
+        self._failed: set[Key] = set()
+        self._told: dict[str, str] = {}
+        self._runners: dict[str, Runner] = {}
+        self._exposed = Exposed(
+            client=client,
+            host=options.name,
+            address=address,
+            proxy=self._proxy,
+            ports=self._ports,
+            runners=self._runners,
+            secret=self._secret,
+        )
+        self._host = Host(
+            folder=options.folder,
+            records=Records(options.folder / "processes"),
+            weights=Weights(options.folder / "weights", options.file_root),
+            ledger=ledger,
+            session=session,
+            exposure=self._exposed,
+            secret=self._secret,
+            changed=self._changed,
+        )
+
+    async def run(self) -> None:
+        """Adopt what runs, then follow the API for ever."""
+        log.info("agent starts", host=self._name, address=self._address, budget_bytes=self._ledger.budget_bytes)
+        self._store.subscribe(self._heard)
+        selector = f"metadata.name={self._name}"
+        async with asyncio.TaskGroup() as group:
+            await self._proxy.adopt()
+            self._supervisor = Supervisor(self._host, self._runners, group)
+            self._supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
+            group.create_task(self._proxy.run())
+            group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
+            group.create_task(
+                reflect(
+                    self._client,
+                    self._store,
+                    SECRETS,
+                    HOSTS_NAMESPACE,
+                    field_selector=selector,
+                    synced=self._secret_synced,
+                )
+            )
+            group.create_task(
+                reflect(
+                    self._client,
+                    self._store,
+                    METAL_PROCESSES,
+                    field_selector=f"spec.hostName={self._name}",
+                    synced=self._synced,
+                )
+            )
+            group.create_task(
+                renew(
+                    self._client,
+                    HOSTS_NAMESPACE,
+                    self._name,
+                    field_manager=FIELD_MANAGER,
+                    duration_seconds=LEASE_SECONDS,
+                    interval_seconds=RENEW_SECONDS,
+                    on_renewed=self._renewed,
+                )
+            )
+            self._queue.add(_REPORT)
+            await self._await_api()
+
+    async def _await_api(self) -> None:
+        """Begin with what the API says or, when it says nothing for a while, with what it last said."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._synced.wait()
+        except TimeoutError:
+            log.warning("no API server: serving what it last said", processes=len(self._known.processes))
+            self._supervisor.add(assignments.read(obj) for obj in self._known.processes)
+            await self._synced.wait()
+        self._queue.add(_ASSIGN)
+
+    def _heard(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Look at a change of the store; a change of status alone is our own writing."""
+        if resource == SECRETS:
+            self._queue.add(_PROXY)
+        if old is None or new is None or _asked(old) != _asked(new):
+            self._queue.add(_ASSIGN)
+
+    def _renewed(self) -> None:
+        if self._exposed.freshness.renewed(clocks()):
+            self._queue.add(_REGAIN)
+        # The server is back: what failed need not wait until its back-off ends.
+        for key in self._failed:
+            self._queue.add(key)
+
+    def _proxy_changed(self, runs: bool) -> None:
+        if not runs:
+            self._exposed.accepted = frozenset()
+            self._publish_all()
+        self._queue.add(_PROXY)
+
+    def _changed(self, runner: Runner) -> None:
+        assignment = runner.assignment
+        self._queue.add(("process", assignment.uid))
+        if runner.state.phase == "Fetching" and runner.progress:
+            return
+        self._queue.add(_PROXY)
+        self._queue.add(_REPORT)
+        if assignment.service:
+            self._queue.add(("slice", *assignment.service))
+        if runner.state.phase == "Stopped":
+            self._queue.add(_ASSIGN)
+
+    def _publish_all(self) -> None:
+        for service, runners in self._exposed.services().items():
+            self._queue.add(("slice", *service))
+            for runner in runners:
+                self._queue.add(("process", runner.assignment.uid))
+
+    async def _reconcile(self, key: Key) -> float | None:
+        self._failed.add(key)
+        again = await self._write(key)
+        self._failed.discard(key)
+        return again
+
+    async def _write(self, key: Key) -> float | None:
+        match key:
+            case ("assign",):
+                self._assign()
+            case ("regain",):
+                await self._regain()
+            case ("proxy",):
+                await self._configure_proxy()
+            case ("slice", namespace, name):
+                await self._exposed.publish((namespace, name))
+            case ("process", uid):
+                await self._report_process(uid)
+            case ("host",):
+                runners = (runner.assignment for runner in self._runners.values())
+                wanted = registration.status(self._facts, self._address, self._ledger, runners)
+                await registration.report(self._client, self._name, wanted)
+                return _REPORT_SECONDS
+        return None
+
+    def _assign(self) -> None:
+        """Run what the API assigns; only a whole list counts."""
+        if not self._synced.is_set():
+            return
+        processes = self._store.list(METAL_PROCESSES)
+        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
+        self._supervisor.assign(assignments.read(obj) for obj in processes)
+        if self._secret_synced.is_set():
+            self._known = assignments.LastKnown(processes, (secret or {}).get("data") or {})
+            self._memory.save(processes, self._known.secret)
+        self._ports.keep({"/".join(service) for service in self._exposed.services()})
+
+    async def _regain(self) -> None:
+        """After a gap: see what is still assigned, then make endpoints for that again."""
+        fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
+        found = await self._exposed.endpoints.found()
+        assigned = {obj["metadata"]["uid"] for obj in fresh.items}
+        self._exposed.suspended = frozenset(self._runners.keys() - assigned)
+        self._exposed.endpoints.forget()
+        self._exposed.freshness.confirmed = True
+        for service in found:
+            self._queue.add(("slice", *service))
+        self._publish_all()
+        for key in (_ASSIGN, _PROXY):
+            self._queue.add(key)
+
+    async def _configure_proxy(self) -> None:
+        if self._proxy.process is None:
+            return
+        try:
+            changed = await self._exposed.configure()
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
+            # It has just been started, or is about to be: as with any other time-out, soon again.
+            raise TimeoutError(str(error)) from error
+        if changed:
+            self._publish_all()
+
+    async def _report_process(self, uid: str) -> None:
+        """Write the status of one process, if the object is still there."""
+        runner = self._runners.get(uid)
+        if runner is None:
+            return
+        assignment = runner.assignment
+        observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
+        if observed is None or observed["metadata"]["uid"] != uid:
+            return
+        body = self._status(runner)
+        with contextlib.suppress(NotFound, Conflict):
+            self._store.put(
+                METAL_PROCESSES, await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
+            )
+        await self._tell(runner, observed)
+
+    def _status(self, runner: Runner) -> dict[str, Any]:
+        service = runner.assignment.service
+        status = runner.status(self._exposed.port(service) if service else None)
+        problem = self._exposed.problems.get(service) if service else None
+        if problem and status.phase == "Ready":
+            status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
+        body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
+        return body
+
+    async def _tell(self, runner: Runner, observed: Obj) -> None:
+        """Record an Event for each new outcome."""
+        state = runner.state
+        outcome = f"{state.phase} {state.reason} {state.failures}"
+        kind = _TOLD.get(state.phase)
+        if kind and self._told.get(runner.assignment.uid) != outcome:
+            self._told[runner.assignment.uid] = outcome
+            note = state.message or f"{state.phase} on host {self._name}"
+            await self._recorder.event(observed, kind, state.reason or state.phase, note, "Serving")
+
+    def _secret(self, namespace: str, name: str) -> str | None:
+        """The token in Secret `namespace/name`, from the copy that the controller keeps for this host."""
+        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
+        data = (secret.get("data") or {}) if secret else self._known.secret
+        try:
+            return base64.b64decode(data[f"{namespace}_{name}_token"], validate=True).decode().strip() or None
+        except (KeyError, binascii.Error, UnicodeDecodeError):
+            return None
+
+
+def _asked(obj: Obj) -> tuple[Any, ...]:
+    """What the API asks for, of a MetalProcess or of our Secret."""
+    return obj["metadata"]["uid"], obj["metadata"].get("deletionTimestamp"), obj.get("spec"), obj.get("data")

@@ -1,0 +1,199 @@
+"""Brings requests to the processes and keeps them away: the proxy's configuration and the slices that lead to it.
+
+An endpoint is ready only when all of it is true at once: the engine generated a token, the proxy listens and has the
+engine and the service's token, and the cluster holds this host for alive. What stops is withdrawn first.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener
+from kube.client import Client, Obj
+from kube.errors import ApiError, Unreachable
+from metal_agent.assignments import Assignment
+from metal_agent.endpoints import Endpoints, Member, Service, desired
+from metal_agent.freshness import Clocks, Freshness
+from metal_agent.ports import NoPortError, Ports
+from metal_agent.proxy import Proxy
+from metal_agent.runner import Runner
+
+WITHDRAW_SECONDS: Final = 5.0
+"""For a withdrawal that the API server does not answer; what was to stop then stops, and requests fail at the proxy."""
+_ABSENT = frozenset({"Rejected", "Stopped"})
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One service on this host as the proxy is to serve it."""
+
+    port: int
+    token: str
+
+
+def services(runners: Iterable[Runner]) -> dict[Service, list[Runner]]:
+    """Group what is here by service."""
+    grouped: defaultdict[Service, list[Runner]] = defaultdict(list)
+    for runner in runners:
+        service = runner.assignment.service
+        if service and runner.state.phase not in _ABSENT:
+            grouped[service].append(runner)
+    return grouped
+
+
+def proxy_config(
+    address: str, grouped: Mapping[Service, Collection[Runner]], places: Mapping[Service, Place]
+) -> ProxyConfig:
+    """The whole configuration: a service without a place, for its port or token is not known, is not served."""
+    return ProxyConfig(
+        tuple(
+            ServiceListener(
+                name="/".join(service),
+                address=address,
+                port=place.port,
+                token=place.token,
+                backends=tuple(
+                    Backend(runner.assignment.uid, runner.url, draining=runner.state.phase == "Stopping")
+                    for runner in grouped[service]
+                    if runner.url
+                ),
+            )
+            for service, place in sorted(places.items())
+        )
+    )
+
+
+def accepted(state: ProxyState) -> frozenset[str]:
+    """The uids to which the proxy sends new requests."""
+    return frozenset(
+        backend.uid
+        for service in state.services
+        if not service.error
+        for backend in service.backends
+        if not backend.draining
+    )
+
+
+class Exposed:
+    """What of `runners` is reachable at `address`, through `proxy` and the slices of `host`."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        host: str,
+        address: str,
+        proxy: Proxy,
+        ports: Ports,
+        runners: Mapping[str, Runner],
+        secret: Callable[[str, str], str | None],
+    ) -> None:
+        self.freshness = Freshness()
+        self.suspended: frozenset[str] = frozenset()
+        """Known here and missing in the fresh list: about to be removed, and served elsewhere."""
+        self.accepted: frozenset[str] | None = None
+        """What the proxy serves; None before its first answer: then slices stay as an earlier agent left them."""
+        self.problems: dict[Service, str] = {}
+        self._host = host
+        self._address = address
+        self._proxy = proxy
+        self._ports = ports
+        self._runners = runners
+        self._secret = secret
+        self._configuring = asyncio.Lock()
+        self.endpoints = Endpoints(client, host, self._slice)
+
+    def port(self, service: Service) -> int | None:
+        """Return the port of `service` on the host's address."""
+        return self._ports.get("/".join(service))
+
+    def services(self) -> dict[Service, list[Runner]]:
+        """Group what is here by service."""
+        return services(self._runners.values())
+
+    async def configure(self) -> bool:
+        """Tell the proxy everything; answers whether what it serves has changed.
+
+        Raises ProxyUnreachableError, ProxyRefusedError and OSError.
+        """
+        async with self._configuring:
+            before = self.accepted
+            while True:
+                grouped = self.services()
+                state = await self._proxy.client.configure(proxy_config(self._address, grouped, self._places(grouped)))
+                # A port that another program holds is given up for the next one of the range.
+                taken = [service for service in state.services if service.error]
+                if not taken:
+                    break
+                for service in taken:
+                    log.warning("port not usable", service=service.name, error=service.error)
+                    self._ports.refuse(service.name)
+            self.accepted = accepted(state)
+            return self.accepted != before
+
+    async def publish(self, service: Service) -> None:
+        """Make the slice of `service` true, unless it is not known yet what is. Raises ApiError and Unreachable."""
+        if self.accepted is not None and self.freshness.may_serve(clocks()):
+            await self.endpoints.publish(service)
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Route no new request to the process; an API server that does not answer is waited for a bounded time."""
+        if assignment.service is None:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_SECONDS):
+                await self.endpoints.publish(assignment.service)
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("endpoint not withdrawn", service="/".join(assignment.service), error=str(error) or "time-out")
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        """Give the process nothing new and wait until it answers nothing, for a bounded time."""
+        try:
+            await self.configure()
+            if not await self._proxy.client.wait_idle(uid, timeout_seconds):
+                log.warning("requests are broken off", uid=uid, after_seconds=timeout_seconds)
+        except (ProxyUnreachableError, ProxyRefusedError, OSError) as error:
+            log.warning("not drained", uid=uid, error=str(error))
+
+    def _places(self, grouped: Mapping[Service, Collection[Runner]]) -> dict[Service, Place]:
+        places = {}
+        self.problems.clear()
+        for service, runners in grouped.items():
+            try:
+                port = self._ports.assign("/".join(service))
+            except NoPortError as error:
+                self.problems[service] = str(error)
+                continue
+            secret = next(runner.assignment.spec.token_secret for runner in runners if runner.assignment.spec)
+            token = self._secret(service[0], secret)
+            if token:
+                places[service] = Place(port, token)
+            else:
+                self.problems[service] = f"the token in Secret {service[0]}/{secret} has not arrived on this host"
+        return places
+
+    def _slice(self, service: Service) -> Obj | None:
+        serving = (self.accepted or frozenset()) - self.suspended if self.freshness.may_serve(clocks()) else frozenset()
+        members = [
+            Member(
+                uid=runner.assignment.uid,
+                name=runner.assignment.name,
+                ready=runner.state.phase == "Ready" and runner.assignment.uid in serving,
+                stopping=runner.state.phase == "Stopping",
+            )
+            for runner in self.services().get(service, [])
+        ]
+        return desired(service, self._host, self._address, self.port(service), members)
+
+
+def clocks() -> Clocks:
+    """Read both clocks."""
+    return Clocks(time.monotonic(), time.time())

@@ -1,0 +1,246 @@
+"""Decides the life of one native process: what follows from each event, as a pure function of state, event and time.
+
+The supervisor's shell executes the actions and feeds their outcome back as events. All that must never happen lives
+here, where it can be tested without a process: two engines at once, Ready before a token, a stop before the endpoint
+is withdrawn, a tight restart loop.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from crds.metalprocess import LastExit
+
+Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
+
+BACKOFF_CAP_SECONDS: Final = 300.0
+STABLE_SECONDS: Final = 60.0
+"""An engine that was Ready for so long is not in a crash loop: its next failure starts the back-off anew."""
+START_TIMEOUT_SECONDS: Final = 1800.0
+"""Time to load and to generate the first token. Large weights from a slow disk take many minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The host can run it, and its memory is reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This host can never run it as it is."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Verified weights are on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An action failed. A permanent failure is tried again too, but rarely: the source may be mended."""
+
+    reason: str
+    message: str
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The engine runs under this process id."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The engine generated a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The engine's process is gone."""
+
+    last: LastExit
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """The back-off is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The API says that it is no longer wanted here."""
+
+
+Event = Admitted | Refused | Fetched | Failed | Spawned | Answered | Exited | Elapsed | Removed
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Find out whether the host can run it, and reserve its memory: Admitted, Refused or Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring the weights: Fetched, Refused or Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start the engine: Spawned or Failed, before any other event is looked at. Exited follows Spawned some day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the engine for a token until it generates one: Answered, or Failed after the time-out."""
+
+    timeout_seconds: float = START_TIMEOUT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let time pass: Elapsed."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Make the endpoint not ready, so that no new request is routed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let requests that run end, for a bounded time."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop the engine's process group: SIGTERM, a grace, SIGKILL. Exited follows."""
+
+
+Action = Check | Fetch | Spawn | Probe | Wait | Withdraw | Drain | End
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where one process stands; `pid` is set exactly while its engine may exist, times are of a monotonic clock."""
+
+    phase: Phase = "Pending"
+    reason: str = ""
+    message: str = ""
+    pid: int | None = None
+    admitted: bool = False
+    fetched: bool = False
+    failures: int = 0
+    """Failures in a row; the back-off grows with them."""
+    restarts: int = 0
+    ready_since: float | None = None
+    last_exit: LastExit | None = None
+
+
+Step = tuple[State, tuple[Action, ...]]
+"""The next state and what to do now, in this order. Actions replace those that still run; none lets them go on."""
+
+
+def start() -> Step:
+    """Begin the life of a newly assigned process."""
+    return State(), (Check(),)
+
+
+def adopt(pid: int, *, ready: bool, restarts: int, now: float) -> Step:
+    """Take over an engine that an earlier agent started, and that had generated a token if `ready`."""
+    if ready:
+        return State("Ready", pid=pid, admitted=True, restarts=restarts, ready_since=now), ()
+    return State("Starting", pid=pid, admitted=True, restarts=restarts), (Probe(),)
+
+
+def backoff_seconds(failures: int) -> float:
+    """Delay before the next try after so many failures in a row (1 or more), in seconds."""
+    return min(BACKOFF_CAP_SECONDS, 2.0 ** min(failures - 1, 16))
+
+
+def step(state: State, event: Event, now: float) -> Step:
+    """Decide what follows from `event`; one that no longer fits the state, for it crossed another, changes nothing."""
+    match event:
+        case Removed():
+            return _removed(state)
+        case Exited():
+            return _exited(state, event, now)
+        case Failed():
+            return _failed(state, event)
+        case Refused() if state.phase in {"Pending", "Fetching"}:
+            return replace(state, phase="Rejected", reason=event.reason, message=event.message), ()
+        case Spawned() if state.phase == "Starting" and state.pid is None:
+            return replace(state, pid=event.pid), (Probe(),)
+        case Answered() if state.phase == "Starting" and state.pid is not None and not state.reason:
+            return replace(state, phase="Ready", ready_since=now), ()
+        case Admitted() if state.phase == "Pending":
+            return replace(state, phase="Fetching", admitted=True), (Fetch(),)
+        case Fetched() if state.phase == "Fetching":
+            return _begin(replace(state, fetched=True))
+        case Elapsed() if state.phase == "Failed":
+            return _again(state)
+        case _:
+            return state, ()
+
+
+def _clear(state: State, phase: Phase) -> State:
+    return replace(state, phase=phase, reason="", message="")
+
+
+def _begin(state: State) -> Step:
+    """Start the engine; every start after an exit counts as a restart."""
+    restarts = state.restarts + (state.last_exit is not None)
+    return replace(_clear(state, "Starting"), restarts=restarts), (Spawn(),)
+
+
+def _again(state: State) -> Step:
+    """Take up the life where it failed."""
+    if state.fetched:
+        return _begin(state)
+    return (_clear(state, "Fetching"), (Fetch(),)) if state.admitted else (_clear(state, "Pending"), (Check(),))
+
+
+def _removed(state: State) -> Step:
+    if state.phase in {"Stopping", "Stopped"}:
+        return state, ()
+    if state.pid is None:
+        return _clear(state, "Stopped"), ()
+    return _clear(state, "Stopping"), (Withdraw(), Drain(), End())
+
+
+def _exited(state: State, event: Exited, now: float) -> Step:
+    if state.pid is None:
+        return state, ()
+    gone = replace(state, pid=None, ready_since=None, last_exit=event.last)
+    if state.phase == "Stopping":
+        return replace(gone, phase="Stopped"), ()
+    stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
+    how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
+    return _back_off(
+        replace(gone, failures=0 if stable else state.failures),
+        state.reason or "EngineExited",
+        state.message or f"the engine ended with {how}; its last lines are in status.lastExit.log",
+    )
+
+
+def _failed(state: State, event: Failed) -> Step:
+    if state.phase == "Starting" and state.pid is not None:
+        if state.reason:
+            return state, ()
+        # The engine must be gone before another is started: the back-off begins with its Exited.
+        return replace(state, reason=event.reason, message=event.message), (End(),)
+    if state.phase in {"Pending", "Fetching", "Starting"}:
+        return _back_off(replace(state, fetched=False), event.reason, event.message, permanent=event.permanent)
+    return state, ()
+
+
+def _back_off(state: State, reason: str, message: str, *, permanent: bool = False) -> Step:
+    failures = state.failures + 1
+    seconds = BACKOFF_CAP_SECONDS if permanent else backoff_seconds(failures)
+    text = f"{message} (failure {failures}; next try in {seconds:.0f} s)"
+    return replace(state, phase="Failed", reason=reason, message=text, failures=failures), (Wait(seconds),)

@@ -1,0 +1,276 @@
+"""The thin shell around one process's life: performs the actions that `lifecycle.step` decides, and reports back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import aiohttp
+import structlog
+from msgspec import structs
+
+from artifacts.errors import ArtifactError
+from crds.metalprocess import LastExit, MetalProcessStatus, Progress
+from kube.time import rfc3339
+from metal_agent import engine, lifecycle, spawn
+from metal_agent.admission import admit, refusal
+from metal_agent.assignments import Assignment
+from metal_agent.ledger import Ledger
+from metal_agent.lifecycle import Event, State, step
+from metal_agent.records import Record, Records
+from metal_agent.spawn import NativeProcess
+from metal_agent.weights import Weights
+from runtimes.probe import generate_token
+
+GRACE_SECONDS: Final = 10.0
+"""Between SIGTERM and SIGKILL; requests were drained before, and llama-server may hang on SIGTERM."""
+DRAIN_SECONDS: Final = 30.0
+PROGRESS_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 60.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LAST_PAUSE_SECONDS: Final = 1.0
+
+log = structlog.get_logger()
+
+
+class Exposure(Protocol):
+    """How requests come to a process."""
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Route no new request to the process; bounded, and never raises for what the API server does."""
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        """Wait until the process answers no request, for a bounded time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What every process of this host shares."""
+
+    folder: Path
+    records: Records
+    weights: Weights
+    ledger: Ledger
+    session: aiohttp.ClientSession
+    exposure: Exposure
+    secret: Callable[[str, str], str | None]
+    """Gives the token in a Secret by namespace and name, as far as it is known."""
+    changed: Callable[["Runner"], None]
+    """Told after each change of state or progress."""
+
+
+class Runner:
+    """One MetalProcess on this host, from assignment (or adoption of `record`'s running `process`) to Stopped."""
+
+    def __init__(
+        self, assignment: Assignment, host: Host, record: Record | None = None, process: NativeProcess | None = None
+    ) -> None:
+        self.assignment = assignment
+        self.record = record
+        self.progress: Progress | None = None
+        self._host = host
+        self._process = process
+        self._model: Path | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._work: asyncio.Task[None] | None = None
+        self._log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
+        self._reported_at = 0.0
+        self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
+        self.state, self._first = lifecycle.start()
+        if record and process:
+            self.state, self._first = lifecycle.adopt(
+                process.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic()
+            )
+            self._log.info("adopted", pid=process.pid, phase=self.state.phase)
+
+    @property
+    def url(self) -> str | None:
+        """Where the engine answers, once it has generated a token."""
+        return self.record.url if self.record and self.state.phase in {"Ready", "Stopping"} else None
+
+    def remove(self) -> None:
+        """Have it stopped: the API no longer wants it here."""
+        if self.state.phase not in {"Stopping", "Stopped"}:
+            self._events.put_nowait(lifecycle.Removed())
+
+    async def run(self) -> None:
+        """Live until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._process:
+                    group.create_task(self._watch(self._process))
+                self._enter(group, self.state, self._first)
+                while self.state.phase != "Stopped":
+                    event = await self._events.get()
+                    self._enter(group, *step(self.state, event, time.monotonic()))
+        finally:
+            if self._process:
+                self._process.release()
+
+    def status(self, port: int | None) -> MetalProcessStatus:
+        """Report where it stands; `port` is the service's on the host's address."""
+        state, record = self.state, self.record if self.state.pid is not None else None
+        return MetalProcessStatus(
+            phase=state.phase,
+            reason=state.reason,
+            message=state.message[:4096],
+            progress=self.progress if state.phase == "Fetching" else None,
+            pid=state.pid,
+            port=port,
+            restarts=state.restarts or None,
+            started_at=record.started_at if record else None,
+            ready_at=record.ready_at if record else None,
+            last_exit=state.last_exit,
+        )
+
+    def _enter(self, group: asyncio.TaskGroup, state: State, actions: tuple[lifecycle.Action, ...]) -> None:
+        """Take on a state and begin its actions, in the place of those that still run."""
+        self._take_on(state)
+        while lifecycle.Spawn() in actions:
+            # At once, so that no event comes between the start of an engine and the state that knows of it.
+            state, actions = step(self.state, self._spawn(group), time.monotonic())
+            self._take_on(state)
+        if self._work and (actions or self.state.phase in {"Stopped", "Rejected"}):
+            self._work.cancel()
+        if actions:
+            self._work = group.create_task(self._perform_all(actions))
+
+    def _take_on(self, state: State) -> None:
+        before, self.state = self.state, state
+        if state.phase in {"Rejected", "Stopped"}:
+            self._host.ledger.release(self.assignment.uid)
+        if state.phase == "Ready" and before.phase != "Ready":
+            self._remember_ready()
+        if (state.phase, state.reason, state.pid) != (before.phase, before.reason, before.pid):
+            self._log.info("phase", phase=state.phase, reason=state.reason, message=state.message, pid=state.pid)
+        self._host.changed(self)
+
+    async def _perform_all(self, actions: tuple[lifecycle.Action, ...]) -> None:
+        for action in actions:
+            try:
+                event = await self._perform(action)
+            except Exception as error:  # noqa: BLE001 - a defect in one action must not end the host's other processes
+                self._log.exception("action failed", action=action)
+                event = lifecycle.Failed("InternalError", f"{type(action).__name__}: {error}")
+            if event:
+                self._events.put_nowait(event)
+
+    async def _perform(self, action: lifecycle.Action) -> Event | None:
+        match action:
+            case lifecycle.Check():
+                return await admit(self.assignment, self._host.weights, self._host.ledger)
+            case lifecycle.Fetch():
+                return await self._fetch()
+            case lifecycle.Probe():
+                return await self._probe(action.timeout_seconds)
+            case lifecycle.Wait():
+                await asyncio.sleep(action.seconds)
+                return lifecycle.Elapsed()
+            case lifecycle.Withdraw():
+                await self._host.exposure.withdraw(self.assignment)
+            case lifecycle.Drain():
+                await self._host.exposure.drain(self.assignment.uid, DRAIN_SECONDS)
+            case lifecycle.End() if self._process:
+                await self._process.end(GRACE_SECONDS)
+        return None
+
+    async def _fetch(self) -> Event:
+        assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
+        spec = self.assignment.spec
+        secret = spec.source_secret and self._host.secret(self.assignment.namespace, spec.source_secret)
+        if spec.source_secret and secret is None:
+            return lifecycle.Failed("SecretUnknown", f"the token in Secret {spec.source_secret} has not arrived here")
+        try:
+            self._model = await self._host.weights.fetch(spec.artifact, secret, self._on_progress)
+        except ArtifactError as error:
+            return refusal(spec.artifact.source, error)
+        return lifecycle.Fetched()
+
+    def _on_progress(self, here_bytes: int, total_bytes: int | None) -> None:
+        self.progress = Progress(bytes=here_bytes, total_bytes=total_bytes)
+        if time.monotonic() - self._reported_at >= PROGRESS_SECONDS:
+            self._reported_at = time.monotonic()
+            self._host.changed(self)
+
+    def _spawn(self, group: asyncio.TaskGroup) -> Event:
+        """Start the engine and write it down; between the two it is marked, and a later agent clears it up."""
+        spec = self.assignment.spec
+        if spec is None or self._model is None or not self._model.exists():
+            return lifecycle.Failed("WeightsMissing", f"the weights {self._model} are gone, and are fetched again")
+        try:
+            if self._log_path.exists():
+                self._log_path.replace(self._log_path.with_suffix(".previous.log"))
+            argv = engine.argv(spec, self._model)
+            process = spawn.spawn(argv, engine.environment(), self._log_path, self._host.folder)
+        except OSError as error:
+            return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
+        self._process = process
+        group.create_task(self._watch(process))
+        if identity := spawn.identify(process.pid):
+            self._write_record(
+                Record(
+                    uid=self.assignment.uid,
+                    namespace=self.assignment.namespace,
+                    name=self.assignment.name,
+                    spec=spec,
+                    identity=identity,
+                    started_at=rfc3339(datetime.now(UTC)),
+                    restarts=self.state.restarts,
+                )
+            )
+        return lifecycle.Spawned(process.pid)
+
+    async def _watch(self, process: NativeProcess) -> None:
+        how = await process.wait()
+        self._process = None
+        self._host.records.remove(self.assignment.uid)
+        self._events.put_nowait(
+            lifecycle.Exited(
+                LastExit(
+                    code=how.code,
+                    signal=how.signal or "",
+                    time=rfc3339(datetime.now(UTC)),
+                    log=spawn.last_lines(self._log_path),
+                )
+            )
+        )
+
+    async def _probe(self, timeout_seconds: float) -> Event:
+        """Ask until a token comes: first where the engine listens, which its log says, then for the token."""
+        problem, pause = "it does not listen yet", _FIRST_PAUSE_SECONDS
+        model = self.assignment.spec.service_name if self.assignment.spec else ""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    if url := engine.listening_url(self._log_path):
+                        found = await generate_token(
+                            self._host.session, url, model=model, token=None, timeout_seconds=_PROBE_SECONDS
+                        )
+                        if found.ok:
+                            self._remember_url(url)
+                            return lifecycle.Answered()
+                        problem = found.message
+                    await asyncio.sleep(pause)
+                    pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
+        except TimeoutError:
+            return lifecycle.Failed("StartTimeout", f"no token within {timeout_seconds:.0f} s: {problem}")
+
+    def _remember_url(self, url: str) -> None:
+        if self.record:
+            self.record = structs.replace(self.record, url=url)
+
+    def _remember_ready(self) -> None:
+        """Write down what an adopting agent needs; the identity anew, for a wrapper script has become its engine."""
+        if self.record and not self.record.ready_at and (identity := spawn.identify(self.record.identity.pid)):
+            self._write_record(structs.replace(self.record, identity=identity, ready_at=rfc3339(datetime.now(UTC))))
+
+    def _write_record(self, record: Record) -> None:
+        self.record = record
+        try:
+            self._host.records.write(record)
+        except OSError as error:
+            # Serving goes on; an agent that restarts now cannot adopt the engine, and starts another in its place.
+            self._log.error("cannot write the process's record", error=str(error))

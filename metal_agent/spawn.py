@@ -1,0 +1,196 @@
+"""Starts native processes that outlive the agent, finds them again, hears of their end and ends them.
+
+Each is the leader of its own session, writes to a log file rather than to a pipe that would die with the agent, and
+carries a mark in its environment by which an agent that lost its record still knows what it has to clear up.
+posix_spawn and not subprocess: with its own session subprocess forks, and a fork of a macOS process with threads
+crashes before exec.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+import structlog
+
+from devices import processes
+from metal_agent import exits
+
+MARK: Final = "POMONA_AGENT_STATE"
+"""Environment variable of every process we start; its value is the state folder of the agent that owns it."""
+_LOG_LINES = 40
+_LOG_TAIL_BYTES = 8192
+
+log = structlog.get_logger()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Tells a process from every other one, before and after it."""
+
+    pid: int
+    start_time: str
+    boot_id: str
+    command_line: tuple[str, ...]
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a process ended; both None when it was no child of ours, so that nobody told us."""
+
+    code: int | None = None
+    signal: str | None = None
+
+
+def identify(pid: int) -> Identity | None:
+    """Describe the live process `pid`; None when there is none, or when it is not ours to look at."""
+    started = processes.start_time(pid)
+    if started is None:
+        return None
+    try:
+        return Identity(pid, started, processes.boot_id(), tuple(psutil.Process(pid).cmdline()))
+    except psutil.Error:
+        return None
+
+
+class NativeProcess:
+    """One running process of ours, started or adopted. Needs a running event loop."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._watch = exits.watch(pid)
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[Exit] = self._loop.create_future()
+        self._loop.add_reader(self._watch, self._ended)
+
+    async def wait(self) -> Exit:
+        """Wait for its end."""
+        return await asyncio.shield(self._exit)
+
+    async def end(self, grace_seconds: float) -> None:
+        """Ask the group to end, kill what is left after the grace, and wait until the leader is gone."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self.wait()
+                return
+        log.warning("process ignores SIGTERM, killing its group", pid=self.pid, grace_seconds=grace_seconds)
+        self._signal(signal.SIGKILL)
+        await self.wait()
+
+    def release(self) -> None:
+        """Stop watching; the process goes on."""
+        if not self._exit.done():
+            self._exit.cancel()
+            self._close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._exit.done():
+            _signal_group(self.pid, number)
+
+    def _ended(self) -> None:
+        self._close()
+        # While the leader is a zombie its pid is not reused: whatever is left of its group is still ours to kill.
+        how = _exit_status(self.pid)
+        _signal_group(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        self._exit.set_result(how)
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._watch)
+        os.close(self._watch)
+
+
+def spawn(argv: Sequence[str], environment: Mapping[str, str], log_path: Path, owner: Path) -> NativeProcess:
+    """Start `argv` in a session of its own, output appended to `log_path`, marked as belonging to `owner`.
+
+    Raises:
+        OSError: the program is missing or cannot run, or the log cannot be written.
+    """
+    program = shutil.which(argv[0])
+    if program is None:
+        raise FileNotFoundError(f"cannot run {argv[0]!r}: no such program")
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    pid = os.posix_spawn(
+        program,
+        list(argv),
+        {**environment, MARK: str(owner)},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        # Python ignores these, and what is ignored is inherited.
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+    )
+    return NativeProcess(pid)
+
+
+def adopt(identity: Identity) -> NativeProcess | None:
+    """Take over the process that `identity` describes; None when it is gone, or its pid is another process now."""
+    try:
+        process = NativeProcess(identity.pid)
+    except ProcessLookupError:
+        return None
+    # Compared after the watch is open: the watch holds this very process, even if the pid is reused a moment later.
+    if identify(identity.pid) == identity:
+        return process
+    process.release()
+    return None
+
+
+def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
+    """Kill marked processes of `owner` outside the sessions that `known` pids lead; returns their pids.
+
+    They exist when an agent died between starting a process and writing it down, or when a record was damaged. Nobody
+    would ever stop them, and a second engine for the same model would take its memory twice.
+    """
+    strays = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) != str(owner) or os.getsid(process.pid) in known:
+                continue
+        except (psutil.Error, OSError):
+            continue
+        log.warning("killing a process of ours that has no record", pid=process.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+        strays.append(process.pid)
+    return strays
+
+
+def last_lines(log_path: Path) -> str:
+    """The end of a log, for a status: a few lines, at most 4 KiB, whatever bytes the engine wrote."""
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = "\n".join(text.splitlines()[-_LOG_LINES:])
+    return "".join(character for character in lines if character.isprintable() or character == "\n")[-4096:]
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    # Gone, or a group of zombies, which macOS reports as a lack of permission: there is nothing to signal.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _exit_status(pid: int) -> Exit:
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return Exit()
+    if found is None:
+        return Exit()
+    if found.si_code == os.CLD_EXITED:
+        return Exit(code=found.si_status)
+    return Exit(signal=signal.Signals(found.si_status).name)

@@ -1,0 +1,75 @@
+"""What must hold before an agent starts: options, a state folder of its own, an address that the cluster can use."""
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+class StartError(Exception):
+    """The agent cannot start as it was told; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the owner says. `address` and `memory_budget_bytes` are found out where they are None."""
+
+    name: str
+    folder: Path
+    address: str | None = None
+    first_port: int = 18000
+    last_port: int = 18999
+    file_root: Path | None = None
+    memory_budget_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def own(folder: Path) -> Iterator[None]:
+    """Own the state folder while the context lasts; the system gives it back however the agent ends.
+
+    Raises:
+        StartError: another agent has it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "agent.lock").open("w")
+    except OSError as error:
+        raise StartError(f"cannot use --state-dir {folder}: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartError(f"another agent uses --state-dir {folder}: stop it, or give another folder") from error
+        yield
+
+
+def route_address(server: str) -> str:
+    """Find the address of this host on the route to the API server; no packet is sent. Raises StartError."""
+    parts = urlsplit(server)
+    try:
+        family, kind, *_, target = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as route:
+            route.connect(target)
+            return str(route.getsockname()[0])
+    except OSError as error:
+        raise StartError(f"no route to the API server {server} ({error}): give --address") from error
+
+
+def usable_address(text: str) -> str:
+    """Check that the cluster may use the address and that it is this host's. Raises StartError."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise StartError(f"--address {text!r} is no IP address") from error
+    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+        raise StartError(f"the cluster cannot reach address {text}: give the one of this host's network with --address")
+    try:
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:  # noqa: PLR2004 - IPv6
+            probe.bind((text, 0))
+    except OSError as error:
+        raise StartError(f"address {text} is not one of this host ({error}): give --address") from error
+    return text

@@ -1,0 +1,61 @@
+"""Keeps one runner for each process that this host is to run, and takes over what an earlier agent left running."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from metal_agent import spawn
+from metal_agent.assignments import Assignment
+from metal_agent.runner import Host, Runner
+
+log = structlog.get_logger()
+
+
+class Supervisor:
+    """The processes of one host: `runners` by uid of their MetalProcess, changed only here and living in `group`."""
+
+    def __init__(self, host: Host, runners: dict[str, Runner], group: asyncio.TaskGroup) -> None:
+        self.runners = runners
+        self._host = host
+        self._group = group
+
+    def recover(self, others: Iterable[int] = ()) -> None:
+        """Adopt every engine that a record describes and that still runs; kill what runs without a record.
+
+        `others` are the pids of processes of this agent that are no engines. Call it once, before anything is started.
+        """
+        for uid, record in self._host.records.load().items():
+            process = spawn.adopt(record.identity)
+            if process is None:
+                log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
+                self._host.records.remove(uid)
+                continue
+            self._host.ledger.take_over(uid, record.spec.memory_bytes)
+            self._start(Runner(record.assignment, self._host, record, process))
+        adopted = {runner.record.identity.pid for runner in self.runners.values() if runner.record}
+        spawn.kill_strays(self._host.folder, adopted | set(others))
+
+    def add(self, assignments: Iterable[Assignment]) -> None:
+        """Run what is not running yet, and stop what is marked as deleted."""
+        for assignment in assignments:
+            if assignment.uid not in self.runners:
+                self._start(Runner(assignment, self._host))
+            if assignment.deleted:
+                self.runners[assignment.uid].remove()
+
+    def assign(self, assignments: Iterable[Assignment]) -> None:
+        """Make `assignments`, a fresh and whole list, all that this host runs: what it lacks is stopped."""
+        wanted = {assignment.uid: assignment for assignment in assignments}
+        for uid, runner in list(self.runners.items()):
+            if uid in wanted:
+                continue
+            if runner.state.phase == "Stopped":
+                del self.runners[uid]
+            else:
+                runner.remove()
+        self.add(wanted.values())
+
+    def _start(self, runner: Runner) -> None:
+        self.runners[runner.assignment.uid] = runner
+        self._group.create_task(runner.run())
