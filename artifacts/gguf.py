@@ -1,0 +1,284 @@
+"""Reader of GGUF headers, for bytes that nobody vouches for: every count and length is checked before it is believed.
+
+A pure function of a prefix of the file. Nothing is allocated by what the header claims, only by what it is; long arrays
+(a tokenizer's vocabulary) are walked over, not kept. Format: ggml-org/ggml `docs/gguf.md`, versions 2 and 3, little
+endian. What llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions, tensors outside
+the file) is refused here too, so that a header that passes is one that a server can load.
+"""
+
+import dataclasses
+import struct
+from collections import Counter
+
+from artifacts.errors import ArtifactError
+
+MAX_HEADER_BYTES = 64 << 20
+"""A header that is longer is refused; the largest vocabularies make about 16 MiB."""
+
+Number = int | float | bool
+Value = Number | str | tuple[Number, ...] | None
+"""None stands for an array that was not kept: of strings, of arrays, or a long one."""
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_ENTRIES = 1 << 16
+_MAX_NAME_BYTES = (1 << 16) - 1
+_MAX_STRING_BYTES = 16 << 20
+_MAX_NESTING = 2
+_MAX_DIMENSIONS = 4
+_KEPT_ELEMENTS = 4096
+_DEFAULT_ALIGNMENT = 32
+_MAX_ALIGNMENT = 1 << 20
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_LEAST_ENTRY_BYTES = 8 + 4 + 1
+_LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
+
+# ggml type number -> name, elements in a block, bytes of a block. From ggml/src/ggml.c (`type_traits`) and
+# ggml/src/ggml-common.h (`block_*` structs); a test holds it against the gguf package.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+
+class HeaderTruncated(Exception):  # noqa: N818  not a fault of the file: the caller brings more bytes
+    """The given prefix ends before the header does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFHeader:
+    """What a header says.
+
+    Attributes:
+        version: of the format.
+        metadata: key to value, in the order of the file.
+        tensor_count: number of tensors.
+        tensor_bytes: exact sum of their sizes, without padding.
+        bytes_by_type: the same by the name of the tensor type.
+        data_offset: where the first tensor begins, in bytes from the start of the file.
+
+    """
+
+    version: int
+    metadata: dict[str, Value]
+    tensor_count: int
+    tensor_bytes: int
+    bytes_by_type: dict[str, int]
+    data_offset: int
+
+
+def parse(data: bytes, file_bytes: int) -> GGUFHeader:
+    """Read the header of a file of `file_bytes` bytes from its first bytes.
+
+    Raises:
+        HeaderTruncated: `data` is a proper prefix and too short.
+        ArtifactError: HeaderInvalid.
+
+    """
+    reader = _Reader(data, file_bytes)
+    if not data.startswith(_MAGIC[: len(data)]):
+        raise _invalid(f"is no GGUF file: it begins with {data[:4]!r}")
+    reader.skip(len(_MAGIC), "the magic")
+    version = reader.unsigned(_U32, "the version")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
+        what = "is big endian" if swapped else f"has GGUF version {version}"
+        raise _invalid(f"{what}: convert it to version 3, little endian")
+    tensor_count = reader.count("tensors", _LEAST_TENSOR_BYTES)
+    entry_count = reader.count("metadata entries", _LEAST_ENTRY_BYTES)
+    metadata: dict[str, Value] = {}
+    for _ in range(entry_count):
+        key = reader.string("a metadata key", _MAX_NAME_BYTES)
+        if key in metadata:
+            raise _invalid(f"has the metadata key {key[:64]!r} twice")
+        metadata[key] = reader.value(key[:64])
+    return _with_tensors(reader, version, metadata, tensor_count)
+
+
+def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], count: int) -> GGUFHeader:
+    alignment = _alignment(metadata)
+    names: set[str] = set()
+    sizes: Counter[str] = Counter()
+    data_end = 0
+    for _ in range(count):
+        name = reader.string("a tensor name", _MAX_NAME_BYTES)
+        if name in names:
+            raise _invalid(f"has the tensor {name[:64]!r} twice")
+        names.add(name)
+        type_name, size_bytes, offset = reader.tensor(name[:64])
+        if offset % alignment:
+            raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
+        sizes[type_name] += size_bytes
+        data_end = max(data_end, offset + size_bytes)
+    data_offset = -(-reader.position // alignment) * alignment
+    total = sum(sizes.values())
+    needed = data_offset + max(data_end, total)
+    if count and needed > reader.file_bytes:
+        raise _invalid(f"has tensors up to byte {needed}, but {reader.file_bytes} bytes in all: it is cut or corrupted")
+    return GGUFHeader(version, metadata, count, total, dict(sizes), data_offset)
+
+
+def _alignment(metadata: dict[str, Value]) -> int:
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    # A power of two has a single bit.
+    if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise _invalid(f"has general.alignment {str(alignment)[:32]}, which is no power of two up to {_MAX_ALIGNMENT}")
+    return alignment
+
+
+def _invalid(problem: str) -> ArtifactError:
+    return ArtifactError("HeaderInvalid", f"the file {problem}")
+
+
+class _Reader:
+    """A position in the prefix; refuses what cannot be in the file, and says when the prefix is too short."""
+
+    def __init__(self, data: bytes, file_bytes: int) -> None:
+        self._data = data
+        self.file_bytes = file_bytes
+        self._header_limit = min(file_bytes, MAX_HEADER_BYTES)
+        self.position = 0
+
+    def skip(self, size: int, what: str) -> int:
+        """Step over `size` bytes and return where they began."""
+        start, end = self.position, self.position + size
+        if end > self._header_limit:
+            raise _invalid(f"ends, or passes {MAX_HEADER_BYTES >> 20} MiB of header, within {what}")
+        if end > len(self._data):
+            raise HeaderTruncated
+        self.position = end
+        return start
+
+    def scalar(self, form: struct.Struct, what: str) -> Number:
+        start = self.skip(form.size, what)
+        number: Number = form.unpack_from(self._data, start)[0]
+        return number
+
+    def unsigned(self, form: struct.Struct, what: str) -> int:
+        return int(self.scalar(form, what))
+
+    def count(self, what: str, least_bytes: int) -> int:
+        """Read how many entries follow, of at least `least_bytes` each."""
+        count = self.unsigned(_U64, f"the number of {what}")
+        if count > _MAX_ENTRIES or count * least_bytes > self._header_limit:
+            raise _invalid(f"claims {count} {what}, more than it can hold")
+        return count
+
+    def string(self, what: str, most_bytes: int) -> str:
+        size = self.unsigned(_U64, what)
+        if size > most_bytes:
+            raise _invalid(f"claims {size} bytes for {what}, more than {most_bytes}")
+        start = self.skip(size, what)
+        return self._data[start : self.position].decode(errors="replace")
+
+    def value(self, key: str) -> Value:
+        kind = self.unsigned(_U32, f"the type of {key!r}")
+        if kind == _STRING:
+            return self.string(f"the value of {key!r}", _MAX_STRING_BYTES)
+        if kind == _ARRAY:
+            return self._array(key, 1)
+        return self.scalar(self._scalar_form(kind, key), f"the value of {key!r}")
+
+    def _scalar_form(self, kind: int, key: str) -> struct.Struct:
+        if kind not in _SCALARS:
+            raise _invalid(f"has the unknown type {kind} for {key!r}")
+        return _SCALARS[kind]
+
+    def _array(self, key: str, depth: int) -> Value:
+        what = f"the array {key!r}"
+        kind, count = self.unsigned(_U32, what), self.unsigned(_U64, what)
+        if kind == _ARRAY:
+            if depth == _MAX_NESTING:
+                raise _invalid(f"nests arrays deeper than {_MAX_NESTING} for {key!r}")
+            self._check_elements(count, 12, what)
+            for _ in range(count):
+                self._array(key, depth + 1)
+            return None
+        if kind == _STRING:
+            self._check_elements(count, _U64.size, what)
+            for _ in range(count):
+                self._skip_string(what)
+            return None
+        form = self._scalar_form(kind, key)
+        self._check_elements(count, form.size, what)
+        start = self.skip(count * form.size, what)
+        if count > _KEPT_ELEMENTS:
+            return None
+        return struct.unpack_from(f"<{count}{form.format[1:]}", self._data, start)
+
+    def _check_elements(self, count: int, least_bytes: int, what: str) -> None:
+        if count * least_bytes > self._header_limit - self.position:
+            raise _invalid(f"claims {count} elements for {what}, more than it can hold")
+
+    def _skip_string(self, what: str) -> None:
+        size = self.unsigned(_U64, what)
+        if size > _MAX_STRING_BYTES:
+            raise _invalid(f"claims {size} bytes for a string of {what}, more than {_MAX_STRING_BYTES}")
+        self.skip(size, what)
+
+    def tensor(self, name: str) -> tuple[str, int, int]:
+        """Return type name, size in bytes and offset in the data of the tensor whose name was just read."""
+        what = f"the tensor {name!r}"
+        dimensions = self.unsigned(_U32, what)
+        if dimensions > _MAX_DIMENSIONS:
+            raise _invalid(f"claims {dimensions} dimensions for {what}, more than {_MAX_DIMENSIONS}")
+        shape = [self.unsigned(_U64, what) for _ in range(dimensions)]
+        kind, offset = self.unsigned(_U32, what), self.unsigned(_U64, what)
+        if kind not in TENSOR_TYPES:
+            raise _invalid(f"has the unknown tensor type {kind} for {what}: a newer Pomona may know it")
+        type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
+        if shape and shape[0] % block_elements:
+            raise _invalid(f"has rows of {shape[0]} in {what}, which are no whole blocks of {type_name}")
+        elements = 1
+        for size in shape:
+            elements *= size
+        size_bytes = elements // block_elements * block_bytes
+        if size_bytes + offset > self.file_bytes:
+            raise _invalid(f"has {what} end {size_bytes + offset} bytes into its data, but {self.file_bytes} in all")
+        return type_name, size_bytes, offset

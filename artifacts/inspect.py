@@ -1,0 +1,182 @@
+"""What a file says of itself, without fetching it: only its header crosses the network."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from artifacts import gguf, root
+from artifacts.errors import ArtifactError
+from artifacts.origin import Answer, Origin, RangeRefused, connect
+from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.source import Source
+from artifacts.summary import summarize
+from crds.model import GGUF
+
+_FIRST_BYTES = 256 << 10
+_GROWTH = 4
+_TOTAL_SECONDS = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """What is known without fetching.
+
+    Attributes:
+        size_bytes: size of the whole file.
+        revision: what was resolved: commit of hf://, entity tag or date of http(s)://, time and size of file://.
+        file: its name.
+        sha256: its digest as expected or as the hub states it, or None.
+        gguf: summary of the header.
+        tensor_bytes: exact bytes of all weights.
+
+    """
+
+    size_bytes: int
+    revision: str
+    file: str
+    sha256: str | None
+    gguf: GGUF
+    tensor_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    size_bytes: int
+    revision: str
+    sha256: str | None
+    header: gguf.GGUFHeader
+
+
+async def inspect(
+    source: Source,
+    *,
+    token: str | None,
+    endpoint: str,
+    file_root: Path | None,
+    sha256: str | None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> Inspection:
+    """Read the header of `source` and summarize it; takes at most 64 MiB of the file and 5 minutes.
+
+    Args:
+        source: what to inspect.
+        token: bearer token for the source's origin.
+        endpoint: hub of hf:// sources.
+        file_root: folder that file:// sources have to be in; None refuses them.
+        sha256: expected digest; compared with the hub's where it states one.
+        patience: time-outs and attempts.
+
+    Raises:
+        ArtifactError: with a reason and whether to try again later.
+
+    """
+    try:
+        async with asyncio.timeout(_TOTAL_SECONDS):
+            if source.scheme == "file":
+                found = await asyncio.to_thread(_local, root.locate(source, file_root))
+            else:
+                async with connect(source, token=token, endpoint=endpoint, revision=None, patience=patience) as origin:
+                    found = await _remote(source, origin, patience)
+    except TimeoutError as error:
+        raise ArtifactError(
+            "SourceUnreachable", f"{source.display}: its header took over {_TOTAL_SECONDS:.0f} s", retryable=True
+        ) from error
+    except ArtifactError as error:
+        if error.reason != "HeaderInvalid":
+            raise
+        raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
+    if sha256 and found.sha256 and sha256 != found.sha256:
+        raise ArtifactError(
+            "ChecksumMismatch",
+            f"{source.display}: expected sha256 {sha256}, but the hub's file has {found.sha256}: "
+            "correct the sha256 or the source",
+        )
+    _refuse_split(source, found.header)
+    return Inspection(
+        size_bytes=found.size_bytes,
+        revision=found.revision,
+        file=source.file,
+        sha256=sha256 or found.sha256,
+        gguf=summarize(found.header),
+        tensor_bytes=found.header.tensor_bytes,
+    )
+
+
+def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:
+    parts = header.metadata.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        raise ArtifactError(
+            "SplitUnsupported",
+            f"{source.display}: is one of {parts} files: merge them with `llama-gguf-split --merge`",
+        )
+
+
+def _local(path: Path) -> _Found:
+    size, wanted = path.stat().st_size, _FIRST_BYTES
+    with path.open("rb") as file:
+        while wanted <= gguf.MAX_HEADER_BYTES * _GROWTH:
+            file.seek(0)
+            try:
+                header = gguf.parse(file.read(wanted), size)
+            except gguf.HeaderTruncated:
+                wanted *= _GROWTH
+            else:
+                return _Found(size, root.revision(path), None, header)
+    raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
+
+
+async def _remote(source: Source, origin: Origin, patience: Patience) -> _Found:
+    backoff = Backoff(patience)
+    while True:
+        try:
+            return await _read_header(source, origin)
+        except RangeRefused:
+            raise ArtifactError("HeaderInvalid", "the file is empty or was cut while it was read") from None
+        except ArtifactError as error:
+            pause = backoff.pause_seconds(error)
+        await asyncio.sleep(pause)
+
+
+async def _read_header(source: Source, origin: Origin) -> _Found:
+    """Ask for growing ranges until the header is whole; a server without ranges is read until then and left."""
+    prefix = bytearray()
+    wanted = _FIRST_BYTES
+    validator = ""
+    while True:
+        async with origin.read(len(prefix), wanted - 1, validator) as answer:
+            if answer.first == 0:
+                prefix.clear()
+            elif answer.validator != validator:
+                problem = "changed while its header was read"
+                raise ArtifactError("SourceChanged", f"{source.display}: {problem}", retryable=True)
+            if answer.size_bytes is None:
+                problem = "the server does not say how large it is, so nothing can be planned"
+                raise ArtifactError("SourceRefused", f"{source.display}: {problem}")
+            header = await _parse_growing(answer, answer.size_bytes, prefix, wanted)
+            if header:
+                return _Found(answer.size_bytes, answer.revision, answer.sha256, header)
+        if len(prefix) == answer.first:
+            raise ArtifactError("SourceRefused", f"{source.display}: the server sends an empty range")
+        validator = answer.validator
+        wanted = max(wanted, len(prefix)) * _GROWTH
+
+
+async def _parse_growing(answer: Answer, size_bytes: int, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
+    """Read the answer into `prefix` until a header is in it; None when the answer ends before the header does."""
+    parsed_bytes = 0
+    async for block in answer.blocks:
+        prefix += block
+        if len(prefix) >= wanted:
+            header = await _try_parse(prefix, size_bytes)
+            if header:
+                return header
+            parsed_bytes = len(prefix)
+            wanted = parsed_bytes * _GROWTH
+    return await _try_parse(prefix, size_bytes) if len(prefix) > parsed_bytes else None
+
+
+async def _try_parse(prefix: bytearray, size_bytes: int) -> gguf.GGUFHeader | None:
+    try:
+        return await asyncio.to_thread(gguf.parse, bytes(prefix), size_bytes)
+    except gguf.HeaderTruncated:
+        return None

@@ -1,0 +1,174 @@
+"""The HTTP side of a source: one ranged request, checked and translated, for fetching and inspecting alike.
+
+Every fault leaves here as an ArtifactError that says whether another try can help. A token goes to the source's own
+origin only: aiohttp drops the Authorization header when a redirect leads to another one, as hubs do to their CDN.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+
+from artifacts.errors import ArtifactError
+from artifacts.patience import Patience
+from artifacts.source import Source
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_BLOCK_BYTES = 1 << 20
+_UNAUTHORIZED = (401, 403)
+_GONE = (404, 410)
+_TRY_AGAIN = (408, 425, 429)
+_SERVER_ERROR = 500
+_FIRST_ERROR = 400
+_PARTIAL = 206
+_RANGE_REFUSED = 416
+
+
+class RangeRefused(Exception):  # noqa: N818  a signal between two modules, it never leaves the package
+    """The server has no such bytes: the file is shorter than what was asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a server sends.
+
+    Attributes:
+        first: offset in the file of the first byte that comes; 0 when the server ignores ranges or the file changed.
+        size_bytes: size of the whole file, when the server says it.
+        validator: names these very bytes in a later If-Range; empty when the server gives nothing that can.
+        revision: what was resolved: commit of a hub, else entity tag or date, else empty.
+        sha256: digest that the hub states, or None.
+        blocks: the bytes.
+
+    """
+
+    first: int
+    size_bytes: int | None
+    validator: str
+    revision: str
+    sha256: str | None
+    blocks: AsyncIterator[bytes]
+
+
+class Origin:
+    """A source on a server; made by `connect`."""
+
+    def __init__(self, session: aiohttp.ClientSession, source: Source, url: str, revision: str | None) -> None:
+        self._session = session
+        self._source = source
+        self._url = url
+        self._asked_revision = revision
+
+    @contextlib.asynccontextmanager
+    async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[Answer]:
+        """Ask for the bytes from `first` to `last` (inclusive, None is the end), if they still match `validator`.
+
+        Raises:
+            ArtifactError: refused or unreachable, also when that happens while the blocks are read.
+            RangeRefused: the file has no byte `first`.
+
+        """
+        headers = {}
+        if first or last is not None:
+            headers["Range"] = f"bytes={first}-{'' if last is None else last}"
+            if first and validator:
+                headers["If-Range"] = validator
+        try:
+            async with self._session.get(self._url, headers=headers) as response:
+                self._check(response.status)
+                yield self._answer(response, first)
+        except TimeoutError as error:
+            raise self._unreachable("did not answer in time") from error
+        except aiohttp.ClientError as error:
+            raise self._unreachable(f"failed: {_without_url(error)}") from error
+
+    def _unreachable(self, problem: str) -> ArtifactError:
+        return ArtifactError("SourceUnreachable", f"{self._source.display}: the server {problem}", retryable=True)
+
+    def _check(self, status: int) -> None:
+        name = self._source.display
+        if status == _RANGE_REFUSED:
+            raise RangeRefused
+        if status in _UNAUTHORIZED:
+            raise ArtifactError(
+                "SourceUnauthorized",
+                f"{name}: HTTP {status}: it wants another token (spec.sourceSecretRef, HF_TOKEN in the environment), "
+                "its licence has to be accepted first, or it does not exist",
+            )
+        if status in _GONE:
+            raise ArtifactError(
+                "SourceNotFound", f"{name}: HTTP {status}: there is no such file: check path and revision"
+            )
+        if status in _TRY_AGAIN or status >= _SERVER_ERROR:
+            raise self._unreachable(f"answered HTTP {status}")
+        if status >= _FIRST_ERROR:
+            raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
+
+    def _answer(self, response: aiohttp.ClientResponse, asked_first: int) -> Answer:
+        first, size = 0, response.content_length
+        if response.status == _PARTIAL:
+            match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if not match or int(match[1]) != asked_first:
+                raise ArtifactError(
+                    "SourceRefused", f"{self._source.display}: the server sent another range than the one asked for"
+                )
+            first, size = asked_first, None if match[3] == "*" else int(match[3])
+        sha256, revision = None, _entity(response.headers)
+        if self._source.scheme == "hf":
+            hub = _hub_headers(response)
+            sha256 = _digest(hub.get("X-Linked-Etag", ""))
+            revision = hub.get("X-Repo-Commit") or self._asked_revision or self._source.revision
+        return Answer(
+            first=first,
+            size_bytes=size,
+            validator=_validator(response.headers),
+            revision=revision,
+            sha256=sha256,
+            blocks=response.content.iter_chunked(_BLOCK_BYTES),
+        )
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience
+) -> AsyncIterator[Origin]:
+    """Give the origin of an hf:// or http(s):// source; proxies of the environment are used."""
+    # Bytes have to arrive as they are stored, or ranges and digests mean nothing.
+    headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    timeout = aiohttp.ClientTimeout(total=None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
+    async with aiohttp.ClientSession(
+        headers=headers, timeout=timeout, trust_env=True, auto_decompress=False, read_bufsize=_BLOCK_BYTES
+    ) as session:
+        yield Origin(session, source, source.url(endpoint, revision), revision)
+
+
+def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
+    """Return the headers of the hub's own answer: the CDN that it redirects to names neither commit nor digest."""
+    answers = [*response.history, response]
+    return next((answer.headers for answer in answers if "X-Repo-Commit" in answer.headers), {})
+
+
+def _validator(headers: Mapping[str, str]) -> str:
+    tag = headers.get("ETag", "")
+    # A weak tag does not promise equal bytes, and RFC 9110 forbids it in If-Range.
+    return tag if tag.startswith('"') else headers.get("Last-Modified", "")
+
+
+def _entity(headers: Mapping[str, str]) -> str:
+    return headers.get("ETag", "").removeprefix("W/").strip('"') or headers.get("Last-Modified", "")
+
+
+def _digest(entity_tag: str) -> str | None:
+    tag = entity_tag.strip('"').lower()
+    return tag if _SHA256.fullmatch(tag) else None
+
+
+def _without_url(error: aiohttp.ClientError) -> str:
+    """Say what happened in one line; a URL in it may carry a signature."""
+    text = re.sub(r"https?://\S+", "URL", str(error)) or type(error).__name__
+    return " ".join(text.split())

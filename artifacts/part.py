@@ -1,0 +1,271 @@
+"""A download on disk: unfinished beside its final name, locked while someone works on it, and final only when whole.
+
+Beside `FILE` lie `FILE.part` and `FILE.part.json` (what the part is a part of), `FILE.verified.json` (what was
+verified, with the size and time of the file it is true of) and `FILE.lock`. Any line may be the last one that runs: the
+part is emptied before it is said to belong to another version, and the record of the verification is written before the
+rename, since it holds for nothing but the very file that the rename brings.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from artifacts.errors import ArtifactError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HASH_STEP_BYTES = 64 << 20
+_LOCK_RETRY_SECONDS = 0.2
+_GIB = 1 << 30
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+class Verified(msgspec.Struct, frozen=True, rename="camel"):
+    """What is true of a file as long as its size and time are these."""
+
+    source: str
+    revision: str
+    sha256: str
+    size_bytes: int
+    mtime_nanoseconds: int
+
+    def holds_for(self, path: Path) -> bool:
+        """Return whether the file is still the one that was verified."""
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+        return False
+
+
+class _PartState(msgspec.Struct, frozen=True, rename="camel"):
+    source: str
+    validator: str
+
+
+@contextlib.contextmanager
+def storage_faults(path: Path) -> Iterator[None]:
+    """Turn what the file system says about `path` into an ArtifactError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise ArtifactError(
+                "NoSpace",
+                f"{path}: the volume is full: free some space, the download goes on from there",
+                retryable=True,
+            ) from error
+        raise ArtifactError("StorageFailed", f"{path}: {error.strerror or error}", retryable=True) from error
+
+
+async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run in a thread; a cancellation waits for its end, so that nothing writes after the lock is released."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+async def hash_file(file: _Readable, size_bytes: int, on_hashed: Callable[[int], None]) -> "hashlib._Hash":
+    """Return the SHA-256 state over the first `size_bytes` from the current position, in steps off the event loop."""
+    digest = hashlib.sha256()
+    done = 0
+
+    def step() -> int:
+        end = min(size_bytes, done + _HASH_STEP_BYTES)
+        at = done
+        while at < end and (block := file.read(min(1 << 20, end - at))):
+            digest.update(block)
+            at += len(block)
+        return at
+
+    while done < size_bytes:
+        before, done = done, await in_thread(step)
+        if done == before:
+            break
+        on_hashed(done)
+    return digest
+
+
+@contextlib.asynccontextmanager
+async def locked(path: Path) -> AsyncIterator[None]:
+    """Hold the lock on the download of `path`; waits for whoever has it. The system frees it when a process dies."""
+    lock = path.with_name(f"{path.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        # A blocking flock in a thread could not be cancelled, so it is asked again and again.
+        while not _try_lock(descriptor):  # noqa: ASYNC110  the holder may be another process
+            await asyncio.sleep(_LOCK_RETRY_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_verified(path: Path) -> Verified | None:
+    """Return the record of `path` if it still holds for the file."""
+    record = _read(path.with_name(f"{path.name}.verified.json"), Verified)
+    return record if record and record.holds_for(path) else None
+
+
+def write_verified(path: Path, file: Path, source: str, revision: str, sha256: str) -> Verified:
+    """Record what is true of `file`, which is or will be `path`."""
+    stat = file.stat()
+    record = Verified(source, revision, sha256, stat.st_size, stat.st_mtime_ns)
+    _replace(path.with_name(f"{path.name}.verified.json"), msgspec.json.encode(record))
+    return record
+
+
+class Part:
+    """The unfinished download of `path`; made by `open_part`, under the lock."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path = path
+        self._part_path = path.with_name(f"{path.name}.part")
+        # Unbuffered: what was counted was written, and closing has nothing left that could fail.
+        descriptor = os.open(self._part_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self._source = source
+        self._state_path = path.with_name(f"{path.name}.part.json")
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.validator = ""
+        """Names the upstream version of the bytes so far; empty when they cannot be continued."""
+        self.inherited = False
+        """True when bytes of an earlier process are in it, of which nobody saw how they came to the disk."""
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the bytes so far."""
+        return self._digest.hexdigest()
+
+    async def resume(self, on_hashed: Callable[[int], None]) -> None:
+        """Take over what an earlier process left, unless it is of another source or cannot be continued."""
+        state = _read(self._state_path, _PartState)
+        # One byte less than there is: so a whole part is answered with 206, not with a 416 that names no version.
+        size = os.fstat(self._file.fileno()).st_size - 1
+        if size < 1 or not state or state.source != self._source or not state.validator:
+            return
+        self._file.seek(0)
+        self._digest = await hash_file(self._file, size, on_hashed)
+        self._file.truncate(size)
+        self._file.seek(size)
+        self.size_bytes, self.validator, self.inherited = size, state.validator, True
+
+    async def restart(self, validator: str) -> None:
+        """Empty it, for a version that `validator` names."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._digest = hashlib.sha256()
+        self.size_bytes, self.validator, self.inherited = 0, validator, False
+        await in_thread(_replace, self._state_path, msgspec.json.encode(_PartState(self._source, validator)))
+
+    async def append(self, block: bytes) -> None:
+        """Write and hash the next bytes, off the event loop."""
+
+        def write() -> None:
+            left = memoryview(block)
+            while left:
+                left = left[self._file.write(left) :]
+            self._digest.update(block)
+
+        await in_thread(write)
+        self.size_bytes += len(block)
+
+    def require_space(self, total_bytes: int) -> None:
+        """Raise NoSpace unless the rest of `total_bytes` fits on the volume."""
+        free = shutil.disk_usage(self._path.parent).free
+        missing = total_bytes - self.size_bytes - free
+        if missing > 0:
+            raise ArtifactError(
+                "NoSpace",
+                f"{self._path}: needs {(total_bytes - self.size_bytes) / _GIB:.2f} GiB more, {free / _GIB:.2f} GiB are "
+                f"free: {missing / _GIB:.2f} GiB are missing: free them or take a larger volume",
+                retryable=True,
+            )
+
+    async def finish(self, revision: str) -> Verified:
+        """Make it the final file: on disk first, then recorded, then renamed."""
+
+        def finish() -> Verified:
+            os.fsync(self._file.fileno())
+            record = write_verified(self._path, self._part_path, self._source, revision, self.sha256)
+            self._part_path.replace(self._path)
+            self._state_path.unlink(missing_ok=True)
+            _sync_folder(self._path.parent)
+            return record
+
+        return await in_thread(finish)
+
+    def discard(self) -> None:
+        """Delete what was downloaded; the next attempt starts anew."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._state_path.unlink(missing_ok=True)
+        self._digest = hashlib.sha256()
+        self.size_bytes, self.validator, self.inherited = 0, "", False
+
+    def close(self) -> None:
+        """Close the file; an empty part is not worth keeping."""
+        self._file.close()
+        if not self.size_bytes:
+            self._part_path.unlink(missing_ok=True)
+            self._state_path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_part(path: Path, source: str) -> Iterator[Part]:
+    """Open the part of `path`; the caller holds the lock."""
+    part = Part(path, source)
+    try:
+        yield part
+    finally:
+        part.close()
+
+
+def _read(path: Path, kind: type[R]) -> R | None:
+    """Return what the small file holds, or None when it is absent or was cut by a crash."""
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    return None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a small file so that it is whole or not there."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,40 @@
+"""`file://`: a machine gives out files below one folder that its owner chose, and none that a link or `..` leads to."""
+
+from pathlib import Path
+
+from artifacts.errors import ArtifactError
+from artifacts.source import Source
+
+
+def locate(source: Source, file_root: Path | None) -> Path:
+    """Return the real path of a file:// source.
+
+    Raises:
+        ArtifactError: SourceForbidden when it is not below `file_root` or there is none, SourceNotFound.
+
+    """
+    if file_root is None:
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: this machine gives out no local files: start it with --file-root DIR to give out DIR",
+        )
+    try:
+        path = Path(source.path).resolve(strict=True)
+        allowed = path.is_relative_to(file_root.resolve(strict=True))
+    except (OSError, RuntimeError) as error:
+        problem = getattr(error, "strerror", None) or "a loop of links"
+        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}") from error
+    if not allowed:
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: is not below --file-root {file_root}: move it there or widen the root",
+        )
+    if not path.is_file():
+        raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file")
+    return path
+
+
+def revision(path: Path) -> str:
+    """Return what changes when the file is written: its time and size."""
+    stat = path.stat()
+    return f"{stat.st_mtime_ns:x}-{stat.st_size:x}"

@@ -1,0 +1,142 @@
+"""What a user writes as a source, parsed once: `hf://`, `http(s)://` and `file://`, each down to one file."""
+
+import dataclasses
+import hashlib
+import re
+from typing import Literal
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from artifacts.errors import ArtifactError
+
+Scheme = Literal["hf", "http", "https", "file"]
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+"""Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
+
+_HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf"
+_HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?/(?P<path>[^@\s?#]+)", re.ASCII)
+# Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too.
+_MAX_NAME_BYTES = 240
+_KEY_DIGITS = 16
+
+
+class SourceError(ArtifactError):
+    """The text is no source: reason SourceInvalid, never retryable."""
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__("SourceInvalid", f"source {without_secrets(text)!r}: {problem}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One file somewhere.
+
+    Attributes:
+        scheme: how it is reached.
+        text: canonical text; equal texts mean the same file.
+        file: its name, safe to use as a name in a folder.
+        repo: ORG/REPO of an hf:// source, else empty.
+        revision: branch, tag or commit of an hf:// source (default main), else empty.
+        path: path in the repository, absolute path of a file://, or the whole URL.
+
+    """
+
+    scheme: Scheme
+    text: str
+    file: str
+    repo: str
+    revision: str
+    path: str
+
+    @property
+    def display(self) -> str:
+        """Text for messages: a query may be a signature, so it is left out."""
+        return without_secrets(self.text)
+
+    def url(self, endpoint: str, revision: str | None = None) -> str:
+        """Return the URL to get; `revision` replaces that of an hf:// source."""
+        if self.scheme != "hf":
+            return self.path
+        at = quote(revision or self.revision, safe="")
+        return f"{endpoint.rstrip('/')}/{self.repo}/resolve/{at}/{quote(self.path)}"
+
+
+def cache_key(text: str, revision: str) -> str:
+    """Return the folder below a cache's root that holds the file of this source at a resolved revision.
+
+    Raises:
+        SourceError: `text` is no source.
+
+    """
+    return hashlib.sha256(f"{parse(text).text}@{revision}".encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without a query, a fragment and what stands before an @ in the host."""
+    bare = re.split(r"[?#]", text, maxsplit=1)[0]
+    return bare if bare.startswith("hf://") else re.sub(r"//[^/]*@", "//", bare)
+
+
+def parse(text: str) -> Source:
+    """Return the source that `text` names.
+
+    Raises:
+        SourceError: it names none, tries to leave its folder, or carries a password.
+
+    """
+    scheme = text.partition("://")[0]
+    if scheme == "hf":
+        return _hugging_face(text)
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname
+        _ = parts.port
+    except ValueError as error:
+        raise SourceError(text, f"is no URL ({error})") from error
+    if scheme in ("http", "https"):
+        return _web(text, parts, host)
+    if scheme == "file":
+        return _local(text, parts, host)
+    raise SourceError(text, f"has to start with hf://, https://, http:// or file://, for example {_HF_FORM}")
+
+
+def _hugging_face(text: str) -> Source:
+    match = _HF.fullmatch(text)
+    if not match:
+        raise SourceError(text, f"an hf:// source has the form {_HF_FORM}")
+    repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+    _check_segments(text, f"{repo}/{path}")
+    canonical = f"hf://{repo}@{revision}/{path}"
+    return Source("hf", canonical, _file_name(text, path), repo, revision, path)
+
+
+def _web(text: str, parts: SplitResult, host: str | None) -> Source:
+    if not host or re.search(r"\s", text):
+        raise SourceError(text, "needs a host and no blanks: https://HOST/FILE.gguf")
+    if "@" in parts.netloc:
+        raise SourceError(text, "must not carry a password: give a token instead (spec.sourceSecretRef, HF_TOKEN)")
+    url = text.partition("#")[0]
+    scheme: Scheme = "https" if parts.scheme == "https" else "http"
+    return Source(scheme, url, _file_name(text, unquote(parts.path)), "", "", url)
+
+
+def _local(text: str, parts: SplitResult, host: str | None) -> Source:
+    path = unquote(parts.path)
+    if host not in (None, "localhost") or not path.startswith("/") or parts.query or parts.fragment:
+        raise SourceError(text, "a file:// source has three slashes and an absolute path: file:///PATH/FILE.gguf")
+    _check_segments(text, path[1:])
+    return Source("file", f"file://{quote(path)}", _file_name(text, path), "", "", path)
+
+
+def _check_segments(text: str, path: str) -> None:
+    if any(segment in ("", ".", "..") for segment in path.split("/")):
+        raise SourceError(text, "has an empty, `.` or `..` segment: write the path without it")
+
+
+def _file_name(text: str, path: str) -> str:
+    name = path.rpartition("/")[2]
+    if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
+        raise SourceError(
+            text, f"has to end in the name of a file (printable, no leading dot, at most {_MAX_NAME_BYTES} bytes)"
+        )
+    return name

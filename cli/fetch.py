@@ -1,0 +1,119 @@
+"""`pomona fetch`: one file of weights to a folder, in a Job, on a host, or by hand."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from cli import outcome
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+@click.command("fetch")
+@click.argument("source")
+@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder for the file.")
+@click.option(
+    "--sha256",
+    callback=outcome.digest,
+    help="Expected digest; a file that differs is deleted. Default: the hub's, where it has one.",
+)
+@click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` says it.")
+@click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
+def command(
+    source: str,
+    folder: Path,
+    *,
+    sha256: str | None,
+    revision: str | None,
+    file_root: Path | None,
+    as_json: bool,
+    result: Path | None,
+) -> None:
+    r"""Fetch the file of SOURCE into a folder: resumed after a cut, verified, never half there.
+
+    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Calling it again
+    is free when the file is there. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
+
+    Exit code: 0 fetched, 1 failed and may work later, 2 failed for good.
+
+    \b
+    Examples:
+      pomona fetch hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --to ~/models
+      HF_TOKEN=$(cat token) pomona fetch hf://acme/private@v2/model.gguf --to /models
+      pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
+    """
+    facts = outcome.run("fetch", _fetch(source, folder, sha256, revision, file_root), result)
+    outcome.write_result("fetch", facts, result)
+    if as_json:
+        print(msgspec.json.encode(facts).decode())
+    else:
+        digest = f"  sha256 {facts['sha256']}" if facts["sha256"] else ""
+        print(f"{facts['path']}  {outcome.size_text(facts['sizeBytes'])}{digest}")
+
+
+async def _fetch(
+    text: str, folder: Path, sha256: str | None, revision: str | None, file_root: Path | None
+) -> dict[str, Any]:
+    # aiohttp takes longer to import than a refused source takes to be refused.
+    from artifacts.fetch import fetch  # noqa: PLC0415
+    from artifacts.source import parse  # noqa: PLC0415
+
+    source = parse(text)
+    with _progress(source.file) as show:
+        done = await fetch(
+            source,
+            folder,
+            sha256=sha256,
+            token=outcome.token(),
+            endpoint=outcome.endpoint(),
+            file_root=file_root,
+            revision=revision,
+            on_progress=show,
+        )
+    return {
+        "file": done.path.name,
+        "path": str(done.path),
+        "sizeBytes": done.size_bytes,
+        "sha256": done.sha256,
+        "revision": done.revision,
+    }
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Give what shows progress on standard error: a bar on a terminal, now and then a line elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines(name, time.monotonic).show
+        return
+    from rich.console import Console  # noqa: PLC0415  only a terminal pays for it
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import TransferSpeedColumn as SpeedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), SpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Progress for logs: a line every ten seconds, none for what is done before the first."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._clock = clock
+        self._next = clock() + _LINE_EVERY_SECONDS
+
+    def show(self, done: int, total: int | None) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + _LINE_EVERY_SECONDS
+        share = f" of {outcome.size_text(total)} ({100 * done // total} %)" if total else ""
+        print(f"{self._name}: {outcome.size_text(done)}{share}", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""`pomona inspect`: what a GGUF file says of itself, without fetching it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from cli import outcome
+
+
+@click.command("inspect")
+@click.argument("source")
+@click.option("--sha256", callback=outcome.digest, help="Expected digest, compared with the hub's where it has one.")
+@click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
+def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
+    r"""Read the header of the file of SOURCE: architecture, quantization, context, and what its KV cache takes.
+
+    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Only the header
+    crosses the network. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
+
+    Exit code: 0 inspected, 1 failed and may work later, 2 failed for good.
+
+    \b
+    Examples:
+      pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+      pomona inspect file://$PWD/model.gguf --file-root . --json
+    """
+    facts = outcome.run("inspect", _inspect(source, sha256, file_root), result)
+    outcome.write_result("inspect", facts, result)
+    if as_json:
+        print(msgspec.json.encode(facts).decode())
+    elif sys.stdout.isatty():
+        _show_table(facts)
+    else:
+        for name, value in _rows(facts):
+            print(f"{name}: {value}")
+
+
+async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dict[str, Any]:
+    # aiohttp takes longer to import than a refused source takes to be refused.
+    from artifacts.inspect import inspect  # noqa: PLC0415
+    from artifacts.source import parse  # noqa: PLC0415
+
+    found = await inspect(
+        parse(text), token=outcome.token(), endpoint=outcome.endpoint(), file_root=file_root, sha256=sha256
+    )
+    return {
+        "file": found.file,
+        "sizeBytes": found.size_bytes,
+        "tensorBytes": found.tensor_bytes,
+        "revision": found.revision,
+        "sha256": found.sha256,
+        "gguf": msgspec.to_builtins(found.gguf),
+    }
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a person wants to know, without what the file does not say."""
+    gguf = facts["gguf"]
+    kv_bytes = gguf.get("kvBytesPerToken")
+    heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
+    rows = (
+        ("file", facts["file"]),
+        ("name", gguf.get("modelName")),
+        ("size", outcome.size_text(facts["sizeBytes"])),
+        ("weights", f"{outcome.size_text(facts['tensorBytes'])} in {gguf.get('tensorCount')} tensors"),
+        ("architecture", gguf.get("architecture")),
+        ("quantization", gguf.get("quantization")),
+        ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
+        ("layers", gguf.get("layerCount")),
+        ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
+        ("KV cache", f"{outcome.size_text(kv_bytes)} a token of context, as f16" if kv_bytes else None),
+        ("license", gguf.get("license")),
+        ("revision", facts["revision"]),
+        ("sha256", facts["sha256"]),
+    )
+    return [(name, str(value)) for name, value in rows if value not in (None, "")]
+
+
+def _show_table(facts: dict[str, Any]) -> None:
+    from rich.console import Console  # noqa: PLC0415  only a terminal pays for it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in _rows(facts):
+        # Text, not str: a file must not bring markup of its own to the terminal.
+        table.add_row(Text(name, style="dim"), Text(value))
+    Console().print(table)

@@ -1,0 +1,108 @@
+"""How `pomona fetch` and `pomona inspect` end: for people, for scripts, and for the Job that the controller reads.
+
+Exit code 0 is success, 1 a failure that may pass by itself, 2 one that may not (a Job's podFailurePolicy ends on it).
+The result file is a container's termination message, which Kubernetes cuts at 4,096 bytes.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+import msgspec
+
+from artifacts.errors import ArtifactError
+from artifacts.source import DEFAULT_ENDPOINT
+
+T = TypeVar("T")
+
+RESULT_BYTES = 3500
+_KIB = 1024
+_RETRYABLE, _PERMANENT = 1, 2
+
+
+def token() -> str | None:
+    """Return the download token: from the environment, since everybody can read a command line."""
+    return os.environ.get("HF_TOKEN") or None
+
+
+def endpoint() -> str:
+    """Return the hub of hf:// sources."""
+    return os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+
+
+def digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Check an option that takes a SHA-256."""
+    del context, parameter
+    if value is None or re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        return value and value.lower()
+    raise click.BadParameter(f"{value!r} is no SHA-256: it has 64 hexadecimal digits")
+
+
+def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
+    """Run `work` until its end or SIGTERM; on an ArtifactError say it in one line, write it to `result` and exit."""
+    try:
+        return asyncio.run(_until_stopped(work))
+    except ArtifactError as error:
+        _fail(verb, error, result)
+    except asyncio.CancelledError:
+        print(f"pomona {verb}: stopped; the next call goes on from here", file=sys.stderr)
+        sys.exit(_RETRYABLE)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    # The first process of a container has no default action: unhandled, SIGTERM would do nothing until SIGKILL.
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
+    facts = {"reason": error.reason, "message": error.message, "retryable": error.retryable}
+    write_result(verb, facts, result)
+    print(f"pomona {verb}: {error.message}", file=sys.stderr)
+    sys.exit(_RETRYABLE if error.retryable else _PERMANENT)
+
+
+def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:
+    """Write the facts as JSON to the result file, if one is wanted; exits 1 when that is not possible."""
+    if not result:
+        return
+    try:
+        result.write_bytes(encode_within(facts, RESULT_BYTES))
+    except OSError as error:
+        print(f"pomona {verb}: --result {result}: {error.strerror}", file=sys.stderr)
+        sys.exit(_RETRYABLE)
+
+
+def encode_within(facts: dict[str, Any], limit_bytes: int) -> bytes:
+    """Return JSON of at most `limit_bytes`: the longest strings are cut in half until it fits."""
+    while len(encoded := msgspec.json.encode(facts)) > limit_bytes:
+        facts = _halve(facts, max(_lengths(facts)))
+    return encoded
+
+
+def _lengths(value: object) -> list[int]:
+    if isinstance(value, dict):
+        return [length for inner in value.values() for length in _lengths(inner)]
+    return [len(value)] if isinstance(value, str) else [0]
+
+
+def _halve(value: Any, longest: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _halve(inner, longest) for key, inner in value.items()}
+    return value[: longest // 2] if isinstance(value, str) and len(value) == longest else value
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people, for example 4.4 GiB."""
+    size, unit = float(size_bytes), 0
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    while size >= _KIB and unit < len(units) - 1:
+        size, unit = size / _KIB, unit + 1
+    return f"{size:.1f} {units[unit]}" if unit else f"{size_bytes} B"
