@@ -167,13 +167,15 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> Outcome:
 
 def _read_end(state: Obj, ended: _Ended | None) -> Outcome:
     when = ended.when if ended else _time(state.get("finishedAt"))
+    said = state.get("message") or ""
     try:
-        answer = msgspec.json.decode(state.get("message") or "{}", type=Answer)
+        answer = msgspec.json.decode(said, type=Answer)
     except msgspec.DecodeError:
-        answer = Answer(reason="ResultUnreadable", message=f"the Job said: {state['message'][-500:]}")
-    if state["exitCode"] == 0:
-        return Outcome(state="Succeeded", answer=answer, ended=when)
-    reason = answer.reason or state.get("reason") or "Error"
+        answer = Answer(reason="ResultUnreadable", message=f"the Job's answer is no result: {said[-500:]!r}")
+    else:
+        if state["exitCode"] == 0:
+            return Outcome(state="Succeeded", answer=answer, ended=when)
+    reason = answer.reason or "Error"
     message = answer.message or f"the Job's container ended with exit code {state['exitCode']}"
     final = state["exitCode"] == PERMANENT_EXIT
     return Outcome(state="Failed" if final else "Broken", reason=reason, message=message, ended=when)
