@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from controller import models
+from controller import hosts, models, processes, services
+from controller.binder import Binder
 from controller.execute import Executor
 from controller.plan import OWNER_INDEX, Key, Kind, LeaderTask, Leading, controller_of
+from controller.readiness import Prober
 from controller.source import Watched, follow
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
@@ -74,7 +76,16 @@ class Item(NamedTuple):
 
 def registrations(options: Options) -> tuple[tuple[Kind, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
-    return (models.kind(options.image, options.environment),), ()
+    watch, prober = hosts.Watch(), Prober()
+    binder = Binder(watch.bindable)
+    watch.subscribe(binder.wake)
+    kinds = (
+        models.kind(options.image, options.environment),
+        services.kind(prober),
+        processes.release_kind(watch.wait_seconds),
+        hosts.HostKind(watch).kind(),
+    )
+    return kinds, (watch.run, binder.run, prober.run)
 
 
 class Controller:

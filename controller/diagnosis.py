@@ -1,0 +1,118 @@
+"""Why a replica does not serve, in the words of whoever knows: scheduler, kubelet, the engine's last lines, the agent.
+
+The first of the gravest is told: one cause that can be acted on is worth more than a list.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from controller.binder import Room
+from controller.requirements import Phase, Problem
+from crds.metalprocess import MetalProcess
+from fitness.memory import gibibytes
+from kube.client import Obj
+
+_BROKEN: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    }
+)
+_GRAVITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
+_QUOTED_CHARACTERS: Final = 400
+
+
+def gravest(problems: Iterable[Problem | None]) -> Problem | None:
+    """Return the first of the gravest, or None when there is none."""
+    return min((each for each in problems if each), key=lambda each: _GRAVITY.index(each.phase), default=None)
+
+
+def of_deployment(deployment: Obj) -> Problem | None:
+    """Return why a Deployment cannot make its pods, such as a quota."""
+    for condition in deployment.get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return Problem(condition.get("reason") or "ReplicaFailure", condition.get("message", ""), "Failed")
+    return None
+
+
+def of_pod(pod: Obj) -> Problem | None:
+    """Return why a pod does not run, or None while it is only taking its time."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            reason = condition.get("reason") or "Unschedulable"
+            return Problem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _BROKEN:
+            ended = _last_end(container)
+            return Problem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
+        if ended := _last_end(container):
+            return Problem("Restarting", f"pod {name}: {ended}", "Progressing")
+    return None
+
+
+def _last_end(container: Obj) -> str:
+    """Return how a container ended the last time, with its last words."""
+    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
+    if ended is None:
+        return ""
+    words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]
+    cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
+    return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
+
+
+def of_process(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[MetalProcess]) -> Problem | None:
+    """Return why a process does not serve, or None when it does.
+
+    Args:
+        process: one that is wanted.
+        rooms: what each live host can still take.
+        rejected: its siblings that a host refused.
+    """
+    status, host = process.status, process.spec.host_name
+    if status.phase == "Ready":
+        return None
+    if host is None:
+        return _unbound(process, rooms, rejected)
+    if status.phase == "Failed":
+        return Problem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
+    if status.phase == "Fetching":
+        return Problem("Fetching", f"host {host} {_progress(process)}", "Downloading")
+    what = status.message or "the engine is being started"
+    return Problem(status.reason or "Starting", f"host {host}: {what}", "Progressing")
+
+
+def _progress(process: MetalProcess) -> str:
+    progress = process.status.progress
+    if progress is None or not progress.total_bytes:
+        return "fetches the weights"
+    return f"has {gibibytes(progress.bytes)} of {gibibytes(progress.total_bytes)} of the weights"
+
+
+def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[MetalProcess]) -> Problem:
+    runtime, needed = process.spec.runtime, process.spec.memory_bytes
+    if not rooms:
+        message = f"no live host: run `pomona agent` on one that has {gibibytes(needed)} free"
+        return Problem("NoHost", message, "Pending")
+    able = [room for room in rooms if runtime in room.runtimes]
+    if not able:
+        return Problem("NoHost", f"none of the {len(rooms)} live hosts can run {runtime}", "Pending")
+    refused = {each.spec.host_name: each.status.message for each in rejected}
+    left = [room for room in able if room.host not in refused]
+    if not left:
+        host, why = next(iter(refused.items()))
+        return Problem("Rejected", f"host {host} rejected it: {why}", "Failed")
+    best = max(left, key=lambda room: room.free_bytes)
+    if best.free_bytes >= needed:
+        return Problem("Binding", f"host {best.host} has room", "Pending")
+    message = (
+        f"a replica needs {gibibytes(needed)}; the host with most free memory, {best.host}, has "
+        f"{gibibytes(best.free_bytes)}: free some there, or lower contextLength or parallel"
+    )
+    return Problem("NoHostFits", message, "Pending")

@@ -1,0 +1,121 @@
+"""Which hosts are alive, by the renewals of their Leases. Pure: the clock is passed in.
+
+A host is given up only when this process has itself watched the duration of its Lease pass without a renewal, on its
+own monotonic clock, while the API server answered: an API server that is away withdraws nobody.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+from kube.client import Obj
+
+DURATION_SECONDS: Final = 40.0
+"""Of a Lease that does not say for how long it is good."""
+OUTAGE_SECONDS: Final = 10.0
+"""An API server that gave no answer for longer was away: hosts could not renew, so their time starts anew."""
+
+
+class Lease(NamedTuple):
+    """What a host's Lease says."""
+
+    host: str
+    renewed: str
+    """Its renewTime, as text: only whether it changes counts after first sight."""
+    duration_seconds: float
+
+
+Life = Literal["Alive", "Unproven", "Expired"]
+"""Alive: may be given work. Unproven: not yet seen to renew. Expired: given up, until it renews."""
+
+
+class _Host:
+    """What was seen of one host."""
+
+    def __init__(self, lease: Lease | None, now: float, *, fresh: bool) -> None:
+        self.lease = lease
+        self.since = now
+        self.proven = fresh
+        self.expired_at: float | None = None
+
+    @property
+    def duration_seconds(self) -> float:
+        return self.lease.duration_seconds if self.lease else DURATION_SECONDS
+
+    @property
+    def life(self) -> Life:
+        if self.expired_at is not None:
+            return "Expired"
+        return "Alive" if self.proven else "Unproven"
+
+
+class Lives:
+    """Which hosts are alive. Pure: `now` is the reader's own monotonic clock in seconds, and never goes back."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, _Host] = {}
+        self._answered: float | None = None
+
+    def restart(self) -> None:
+        """Forget all, as a new leader must: nobody watched the hosts meanwhile."""
+        self._hosts = {}
+        self._answered = None
+
+    def life(self, host: str) -> Life:
+        """Return whether a host is alive."""
+        known = self._hosts.get(host)
+        return known.life if known else "Unproven"
+
+    def wait_seconds(self, host: str, now: float) -> float | None:
+        """Return how long an expired host has to stay so until what it ran counts as stopped; None: not expired."""
+        known = self._hosts.get(host)
+        if known is None or known.expired_at is None:
+            return None
+        return max(0.0, known.expired_at + known.duration_seconds - now)
+
+    def observe(self, registered: Iterable[str], leases: Iterable[Lease], now: float, today: datetime) -> set[str]:
+        """Take one answer of the API server; returns the hosts whose life has changed.
+
+        Args:
+            registered: names of all MetalHosts, with or without a Lease.
+            leases: all Leases of hosts.
+            now: when the answer came.
+            today: the wall clock, which is compared with a renewTime at first sight only.
+        """
+        if self._answered is not None and now - self._answered > OUTAGE_SECONDS:
+            for host in self._hosts.values():
+                host.since = now
+        self._answered = now
+        seen = {lease.host: lease for lease in leases}
+        names = {*registered, *seen}
+        before = {name: self.life(name) for name in {*names, *self._hosts}}
+        self._hosts = {name: self._look(name, seen.get(name), now, today) for name in names}
+        return {name for name, life in before.items() if self.life(name) != life}
+
+    def _look(self, name: str, lease: Lease | None, now: float, today: datetime) -> _Host:
+        known = self._hosts.get(name)
+        if known is None:
+            return _Host(lease, now, fresh=lease is not None and _is_fresh(lease, today))
+        if lease is not None and (known.lease is None or lease.renewed != known.lease.renewed):
+            return _Host(lease, now, fresh=True)
+        if known.expired_at is None and now - known.since >= known.duration_seconds:
+            known.expired_at = now
+        return known
+
+
+def _is_fresh(lease: Lease, today: datetime) -> bool:
+    try:
+        age = today - datetime.fromisoformat(lease.renewed)
+    except ValueError:
+        return False
+    return age.total_seconds() < lease.duration_seconds
+
+
+def read_lease(obj: Obj) -> Lease:
+    """Return what a Lease object says."""
+    spec = obj.get("spec", {})
+    return Lease(
+        obj["metadata"]["name"],
+        spec.get("renewTime", ""),
+        float(spec.get("leaseDurationSeconds") or DURATION_SECONDS),
+    )

@@ -1,0 +1,120 @@
+"""What there is of a service's replicas, pods and processes alike, and what is to be done about them.
+
+Only a replica that is as wanted counts as ready: while an edit rolls out, what still serves of the earlier spec does
+not, and where that cannot be told, the count is the lower one.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from controller import binder, diagnosis, processes, requirements
+from controller.plan import FIELD_MANAGER, Snapshot
+from controller.pods import Weights, deployment
+from controller.processes import Steps
+from controller.requirements import Problem
+from controller.weights import cache_path, claim_name
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE, Accelerator
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
+from crds.model import Model
+from devices.vendors import VENDORS
+from kube.apply import is_applied
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, PODS, Resource
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is of a service's replicas, of either kind, and what is to be done about them."""
+
+    total: int
+    """All that exist, also those that are being replaced."""
+    ready: tuple[str, ...] = ()
+    """Sorted uids of those as wanted that are ready."""
+    problem: Problem | None = None
+    """The gravest reason why one is not ready."""
+    apply: tuple[tuple[Resource, Obj], ...] = ()
+    steps: Steps = Steps()
+
+
+def in_pods(
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
+) -> Replicas:
+    """Look at what serves in pods. Without `model` nothing is applied, and what there is counts as wanted."""
+    observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.uid)), None)
+    desired: tuple[tuple[Resource, Obj], ...] = ()
+    if wanted and model is not None and accelerator is not None and VENDORS[accelerator].in_pods:
+        memory = service.spec.resources.memory or requirements.memory_bytes(service, model)
+        weights = Weights(claim_name(model.metadata.name), cache_path(model))
+        if memory is not None:
+            desired = (deployment(service, accelerator=accelerator, memory=memory, weights=weights),)
+    if observed is None:
+        return Replicas(total=0, apply=desired)
+    labels = (LABEL_SERVICE, service.metadata.name)
+    pods = [
+        pod
+        for pod in snapshot.store.list(PODS, service.metadata.namespace)
+        if labels in pod["metadata"].get("labels", {}).items() and "deletionTimestamp" not in pod["metadata"]
+    ]
+    ready = sorted(pod["metadata"]["uid"] for pod in pods if _is_ready(pod))
+    current = _current_ready(observed, desired, len(ready)) if desired or model is None else 0
+    problems = [diagnosis.of_deployment(observed), *(diagnosis.of_pod(pod) for pod in pods if not _is_ready(pod))]
+    return Replicas(
+        total=observed.get("status", {}).get("replicas", 0),
+        ready=tuple(ready[-current:] if current else ()),
+        problem=diagnosis.gravest(problems) if desired else None,
+        apply=desired,
+    )
+
+
+def _is_ready(pod: Obj) -> bool:
+    return any(
+        each["type"] == "Ready" and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
+    )
+
+
+def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready: int) -> int:
+    """Return how many of the ready pods are surely of the wanted template."""
+    status = observed.get("status", {})
+    applied = all(is_applied(resource, obj, observed, FIELD_MANAGER) for resource, obj in desired)
+    if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
+        return 0
+    earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)
+    reported: int = status.get("readyReplicas", 0)
+    return max(0, min(ready, reported) - earlier)
+
+
+def on_hosts(
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
+) -> Replicas:
+    """Look at what serves on hosts, and take the next steps. Without `model` nothing new is made."""
+    observed = [msgspec.convert(obj, MetalProcess) for obj in snapshot.children(METAL_PROCESSES, service.metadata.uid)]
+    spec = None
+    if model is not None:
+        memory = requirements.memory_bytes(service, model)
+        if accelerator is not None and VENDORS[accelerator].in_pods:
+            wanted = 0
+        elif memory is not None:
+            spec = processes.desired_spec(service, model, memory)
+    if not observed and not (spec and wanted):
+        return Replicas(total=0)
+    hosts = {
+        host.metadata.name: host
+        for host in (msgspec.convert(obj, MetalHost) for obj in snapshot.store.list(METAL_HOSTS))
+        if host.metadata.deletion_timestamp is None
+    }
+    alive = [host for name, host in hosts.items() if not processes.host_is_lost(name, hosts)]
+    everyone = (msgspec.convert(obj, MetalProcess) for obj in snapshot.store.list(METAL_PROCESSES))
+    rooms = binder.rooms(alive, everyone)
+    name = processes.family(service.metadata.name, spec) if spec else None
+    standing = processes.stand(name, wanted, observed, hosts)
+    taken = {process.metadata.name for process in observed}
+    steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
+    problems = [diagnosis.of_process(each, rooms, standing.rejected) for each in standing.kept]
+    return Replicas(
+        total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
+        ready=tuple(sorted(each.metadata.uid for each in standing.kept if each.status.phase == "Ready")),
+        problem=diagnosis.gravest(problems),
+        steps=steps,
+    )
