@@ -1,0 +1,138 @@
+"""Which programs of a machine may stand in for ours, and where ours are kept."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.controlplane import binaries
+from tests.controlplane.binaries import MODULE, Pins, ensure, fits, minor, read_pins
+from tests.controlplane.go_build import BuildError, is_new_enough
+
+VERSIONS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99))
+
+
+def test_versions_come_from_go_mod() -> None:
+    pins = read_pins((MODULE / "go.mod").read_text())
+
+    assert pins.kubernetes.startswith("1.35.")
+    assert pins.etcd.startswith("3.6.")
+    assert pins.of("etcd") == pins.etcd
+    assert pins.of("kubectl") == pins.kubernetes
+    assert pins.kubernetes in pins.key
+    assert pins.etcd in pins.key
+
+
+def test_all_staging_modules_are_of_the_same_release() -> None:
+    text = (MODULE / "go.mod").read_text()
+    replaced = [line.split("=>")[1].split() for line in text.splitlines() if "=>" in line]
+
+    assert len(replaced) > 20
+    assert {version for _, version in replaced} == {f"v0.{read_pins(text).kubernetes.removeprefix('1.')}"}
+
+
+def test_a_go_mod_without_a_version_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"go\.mod: no line matches .*kubernetes"):
+        read_pins("go 1.25.0\n")
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ("Kubernetes v1.35.4\n", (1, 35)),
+        ("etcd Version: 3.6.5\nGit SHA: 1234\n", (3, 6)),
+        ("Client Version: v1.34.0\nKustomize Version: v5.7.1\n", (1, 34)),
+        ("Kubernetes v0.0.0-master+$Format:%H$\n", (0, 0)),
+        ("command not found", None),
+    ],
+)
+def test_a_version_is_read_from_what_a_program_says(says: str, version: tuple[int, int] | None) -> None:
+    assert minor(says) == version
+
+
+@given(VERSIONS, VERSIONS)
+def test_servers_fit_in_the_same_minor_and_kubectl_beside_it(
+    found: tuple[int, int, int], wanted: tuple[int, int, int]
+) -> None:
+    says, text = f"v{found[0]}.{found[1]}.{found[2]}", f"{wanted[0]}.{wanted[1]}.{wanted[2]}"
+
+    assert fits("kube-apiserver", says, text) == (found[:2] == wanted[:2])
+    assert fits("kubectl", says, text) == (found[0] == wanted[0] and abs(found[1] - wanted[1]) <= 1)
+
+
+@pytest.mark.parametrize(
+    ("says", "enough"),
+    [
+        ("go version go1.25.0 linux/amd64", True),
+        ("go version go1.25 linux/amd64", False),
+        ("go version go1.30rc1 linux/amd64", True),
+        ("go version go1.24.9 linux/amd64", False),
+        ("", False),
+    ],
+)
+def test_go_must_be_new_enough(says: str, enough: bool) -> None:
+    assert is_new_enough(says, "1.25.0") is enough
+
+
+def program(folder: Path, name: str, says: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with nothing on PATH, and a cache that holds all programs already."""
+    pins = read_pins((MODULE / "go.mod").read_text())
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    (tmp_path / "bin").mkdir()
+    cached = tmp_path / "cache" / "pomona" / "controlplane" / pins.key
+    cached.mkdir(parents=True)
+    for name in binaries.PACKAGES:
+        program(cached, name, "cached")
+    return cached
+
+
+def test_the_cache_is_used(empty_machine: Path) -> None:
+    assert set(vars(ensure()).values()) == {empty_machine / name for name in binaries.PACKAGES}
+
+
+def test_what_fits_on_the_machine_comes_first(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    program(assets, "etcd", "etcd Version: 3.6.99")
+    program(assets, "kube-apiserver", "Kubernetes v1.34.9")
+    program(tmp_path / "bin", "etcd", "etcd Version: 3.6.0")
+    program(tmp_path / "bin", "kubectl", "Client Version: v1.36.1")
+
+    found = ensure()
+
+    assert found.etcd == assets / "etcd"
+    assert found.kube_apiserver == empty_machine / "kube-apiserver"  # of another minor version
+    assert found.kubectl == tmp_path / "bin" / "kubectl"
+
+
+def test_only_what_is_absent_is_built_and_a_failed_build_leaves_no_program(empty_machine: Path, tmp_path: Path) -> None:
+    (empty_machine / "kubectl").unlink()
+    log = tmp_path / "log"
+    program(tmp_path / "bin", "go", f'go version go1.99.0 x/y\' && echo "$@" >>{log} && [ "$1" = version ] && echo \'')
+
+    with pytest.raises(BuildError, match=r"`.*/go list` in .*controlplane failed"):
+        ensure()
+
+    assert "list -deps k8s.io/kubernetes/cmd/kubectl" in log.read_text()
+    assert not (empty_machine / "kubectl").exists()
+
+
+def test_a_key_names_both_versions_and_the_machine() -> None:
+    pins = Pins(go="1.25.0", kubernetes="1.35.4", etcd="3.6.5")
+
+    assert pins.key.startswith("kubernetes-1.35.4-etcd-3.6.5-")
