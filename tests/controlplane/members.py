@@ -100,9 +100,10 @@ async def metal_host(plane: ControlPlane, network: Network, name: str, folder: P
     identity.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name))
     await plane.apply(identity)
     kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name)
-    state_folder, file_root = folder / name / "state", folder / name / "files"
+    # Short names: the agent keeps a Unix socket in its folder, and a socket's path ends at 107 bytes.
+    state_folder, file_root = folder / name, folder / f"{name}-files"
     for needed in (state_folder, file_root):
-        needed.mkdir(parents=True)
+        needed.mkdir()
     argv = [
         *host.exec,
         *(sys.executable, "-m", "cli.main", "agent"),
