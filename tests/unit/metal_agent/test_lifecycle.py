@@ -1,0 +1,163 @@
+"""The life of one process: what follows from what, and what never happens whatever the order of events."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crds.metalprocess import LastExit
+from metal_agent import lifecycle as life
+from metal_agent.lifecycle import Event, State, step
+
+CRASH = life.Exited(LastExit(signal="SIGKILL"))
+HAPPY: Sequence[Event] = (life.Admitted(), life.Fetched(), life.Spawned(7), life.Answered())
+
+
+def after(*events: Event, start: State | None = None, now: float = 0.0) -> life.Step:
+    state, actions = (start, ()) if start else life.start()
+    for event in events:
+        state, actions = step(state, event, now)
+    return state, actions
+
+
+def test_from_assignment_to_ready_each_step_asks_for_the_next() -> None:
+    state, actions = life.start()
+    seen = [(state.phase, actions)]
+    for event in HAPPY:
+        state, actions = step(state, event, 0)
+        seen.append((state.phase, actions))
+    assert seen == [
+        ("Pending", (life.Check(),)),
+        ("Fetching", (life.Fetch(),)),
+        ("Starting", (life.Spawn(),)),
+        ("Starting", (life.Probe(),)),
+        ("Ready", ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "phase", "reason"),
+    [
+        ([life.Refused("InsufficientMemory", "no")], "Rejected", "InsufficientMemory"),
+        ([life.Admitted(), life.Refused("FileNotFound", "no")], "Rejected", "FileNotFound"),
+        ([life.Failed("SourceUnreachable", "no")], "Failed", "SourceUnreachable"),
+        ([life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True)], "Failed", "ChecksumMismatch"),
+        ([*HAPPY[:2], life.Failed("SpawnFailed", "no")], "Failed", "SpawnFailed"),
+        ([*HAPPY, CRASH], "Failed", "EngineExited"),
+        ([*HAPPY[:3], life.Failed("StartTimeout", "no"), CRASH], "Failed", "StartTimeout"),
+    ],
+)
+def test_what_goes_wrong_is_told_with_its_reason(events: list[Event], phase: str, reason: str) -> None:
+    state, _ = after(*events)
+    assert (state.phase, state.reason) == (phase, reason)
+
+
+def test_a_permanent_failure_is_not_tried_again_for_long() -> None:
+    _, actions = after(life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True))
+    assert actions == (life.Wait(life.BACKOFF_CAP_SECONDS),)
+
+
+def test_each_failure_is_taken_up_where_it_happened() -> None:
+    assert after(life.Failed("A", "a"), life.Elapsed())[1] == (life.Check(),)
+    assert after(life.Admitted(), life.Failed("A", "a"), life.Elapsed())[1] == (life.Fetch(),)
+    assert after(*HAPPY, CRASH, life.Elapsed())[1] == (life.Spawn(),)
+    assert after(*HAPPY[:2], life.Failed("WeightsMissing", "a"), life.Elapsed())[1] == (life.Fetch(),)
+
+
+def test_a_crash_loop_backs_off_and_counts_restarts() -> None:
+    state, _ = after(*HAPPY)
+    waits = []
+    for _ in range(11):
+        state, actions = step(state, CRASH, 0)
+        waits += [action.seconds for action in actions if isinstance(action, life.Wait)]
+        state, _ = after(life.Elapsed(), life.Spawned(8), life.Answered(), start=state)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert state.restarts == 11
+
+
+def test_an_engine_that_was_stable_starts_the_back_off_anew() -> None:
+    looping, _ = after(*HAPPY, CRASH, life.Elapsed(), life.Spawned(8), life.Answered(), now=10)
+    assert step(looping, CRASH, 10 + life.STABLE_SECONDS - 1)[1] == (life.Wait(2),)
+    assert step(looping, CRASH, 10 + life.STABLE_SECONDS)[1] == (life.Wait(1),)
+
+
+def test_an_engine_that_never_answers_is_ended_before_the_back_off() -> None:
+    state, actions = after(*HAPPY[:3], life.Failed("StartTimeout", "no token"))
+    assert (actions, state.pid) == ((life.End(),), 7)
+    assert after(CRASH, start=state)[1] == (life.Wait(1),)
+
+
+def test_removal_withdraws_then_drains_then_ends() -> None:
+    state, actions = after(*HAPPY, life.Removed())
+    assert (state.phase, actions) == ("Stopping", (life.Withdraw(), life.Drain(), life.End()))
+    assert after(CRASH, start=state)[0].phase == "Stopped"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        HAPPY[:1],
+        [life.Refused("A", "a")],
+        [life.Failed("A", "a")],
+        [*HAPPY, CRASH],
+    ],
+)
+def test_removal_without_an_engine_is_at_once(events: list[Event]) -> None:
+    assert after(*events, life.Removed())[0].phase == "Stopped"
+
+
+def test_an_adopted_engine_that_had_answered_stays_ready() -> None:
+    assert life.adopt(7, ready=True, restarts=2, now=0)[0].phase == "Ready"
+    state, actions = life.adopt(7, ready=False, restarts=2, now=0)
+    assert (state.phase, actions) == ("Starting", (life.Probe(),))
+    assert after(life.Answered(), start=state)[0].phase == "Ready"
+
+
+EVENTS = st.one_of(
+    st.sampled_from(
+        [life.Admitted(), life.Fetched(), life.Answered(), life.Elapsed(), life.Removed(), life.Refused("R", "r")]
+    ),
+    st.builds(life.Failed, st.just("F"), st.just("f"), st.booleans()),
+    st.just(CRASH),
+)
+
+
+@given(st.lists(EVENTS, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
+@settings(max_examples=200)
+def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[bool]) -> None:
+    """Events in any order, also impossible ones; a Spawn is answered at once, as the shell does."""
+    outcomes = iter(spawns)
+    state, actions = life.start()
+    running, answered = False, False
+    for now, event in enumerate(events):
+        if isinstance(event, life.Exited):
+            if not running:
+                continue
+            running = answered = False
+        answered = answered or (isinstance(event, life.Answered) and running)
+        before = state
+        state, actions = step(state, event, float(now))
+        if life.Spawn() in actions:
+            assert not running, "a second engine"
+            assert actions == (life.Spawn(),)
+            running = next(outcomes)
+            outcome = life.Spawned(now + 1) if running else life.Failed("SpawnFailed", "no")
+            state, actions = step(state, outcome, float(now))
+        assert (state.pid is not None) == running
+        assert state.phase != "Ready" or (running and answered), "Ready without a token"
+        assert state.phase not in {"Stopped", "Rejected", "Failed", "Pending", "Fetching"} or not running
+        if life.End() in actions and before.phase == "Ready":
+            assert actions.index(life.Withdraw()) < actions.index(life.Drain()) < actions.index(life.End())
+        if before.phase in {"Stopping", "Stopped"}:
+            assert state.phase in {"Stopping", "Stopped"}, "came back to life"
+    state, _ = step(state, life.Removed(), 99.0)
+    if running:
+        state, _ = step(state, CRASH, 99.0)
+    assert state.phase == "Stopped"
+
+
+@given(st.integers(1, 10_000))
+def test_the_back_off_grows_to_its_cap(failures: int) -> None:
+    assert 1 <= life.backoff_seconds(failures) <= life.backoff_seconds(failures + 1) <= life.BACKOFF_CAP_SECONDS

@@ -1,0 +1,118 @@
+"""What the agent remembers over its own death: ports, assignments, records, reservations."""
+
+from pathlib import Path
+
+import pytest
+
+from metal_agent import assignments, durable
+from metal_agent.assignments import LastKnown, Memory
+from metal_agent.ledger import GIB, Ledger
+from metal_agent.ports import NoPortError, Ports
+from metal_agent.records import Records
+from metal_agent.start import StartError, own, usable_address
+
+PROCESS = {
+    "metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1", "resourceVersion": "7"},
+    "spec": {
+        "serviceName": "chat",
+        "modelName": "tiny",
+        "runtime": "llama.cpp",
+        "artifact": {"source": "http://files/tiny.gguf"},
+        "memoryBytes": 1000,
+        "tokenSecret": "chat-token",
+    },
+    "status": {"phase": "Ready"},
+}
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "thing.json"
+    durable.write(path, {"a": 1})
+    durable.write(path, {"a": 2})
+    assert durable.read(path, dict[str, int]) == {"a": 2}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["thing.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "no number"}', b"\x00\xff"])
+def test_a_damaged_file_is_set_aside_and_not_fallen_over(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "thing.json"
+    path.write_bytes(content)
+    assert durable.read(path, dict[str, int]) is None
+    assert not path.exists()
+    assert (tmp_path / ".thing.json.damaged").read_bytes() == content
+
+
+def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "u1.json").write_text("half a rec")
+    assert Records(tmp_path).load() == {}
+
+
+def test_ports_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    ports = Ports(tmp_path / "ports.json", 18000, 18001)
+    assert (ports.assign("a/chat"), ports.assign("b/chat"), ports.assign("a/chat")) == (18000, 18001, 18000)
+    again = Ports(tmp_path / "ports.json", 18000, 18001)
+    assert (again.get("b/chat"), again.get("c/chat")) == (18001, None)
+    again.keep({"b/chat"})
+    assert again.assign("c/chat") == 18000
+
+
+def test_a_port_that_another_program_holds_is_not_given_again(tmp_path: Path) -> None:
+    ports = Ports(tmp_path / "ports.json", 18000, 18001)
+    ports.assign("a/chat")
+    ports.refuse("a/chat")
+    assert ports.assign("a/chat") == 18001
+    with pytest.raises(NoPortError, match=r"18000-18001.*b/chat"):
+        ports.assign("b/chat")
+
+
+def test_the_last_known_state_is_kept_without_status(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "assignments.json")
+    assert memory.load() == LastKnown()
+    memory.save([PROCESS], {"team-a_chat-token_token": "c2VjcmV0"})
+    known = Memory(tmp_path / "assignments.json").load()
+    assert known.secret == {"team-a_chat-token_token": "c2VjcmV0"}
+    assert assignments.read(known.processes[0]) == assignments.read(PROCESS)
+    assert "status" not in known.processes[0]
+
+
+def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> None:
+    newer = {**PROCESS, "spec": {**PROCESS["spec"], "priority": "imperial"}}  # type: ignore[dict-item]  # a JSON object
+    found = assignments.read(newer)
+    assert found.spec is None
+    assert "priority" in found.problem
+    assert found.uid == "u1"
+
+
+def test_a_deletion_mark_is_seen_whatever_the_spec_says() -> None:
+    deleted = {"metadata": {**PROCESS["metadata"], "deletionTimestamp": "2026-11-21T13:10:00Z"}, "spec": 7}  # type: ignore[dict-item]  # a JSON object
+    assert assignments.read(deleted).deleted
+
+
+def test_memory_is_reserved_once_and_never_beyond_the_budget() -> None:
+    ledger = Ledger(10 * GIB)
+    assert ledger.reserve("u1", 6 * GIB) == ""
+    assert ledger.reserve("u1", 6 * GIB) == ""
+    assert "needs 5.00 GiB, 4.00 GiB of this host's budget of 10.00 GiB are free" in ledger.reserve("u2", 5 * GIB)
+    ledger.release("u1")
+    assert ledger.reserve("u2", 5 * GIB) == ""
+
+
+def test_what_already_runs_is_counted_beyond_a_lowered_budget() -> None:
+    ledger = Ledger(1 * GIB)
+    ledger.take_over("u1", 3 * GIB)
+    assert ledger.available_bytes == 0
+    assert ledger.reserve("u2", 1) != ""
+
+
+def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with own(tmp_path), pytest.raises(StartError, match="another agent uses"), own(tmp_path):
+        pytest.fail("two agents")
+    with own(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.1.1", "fe80::1", "0.0.0.0", "studio", "192.0.2.77"])
+def test_addresses_that_the_cluster_cannot_use_are_refused(address: str) -> None:
+    with pytest.raises(StartError, match="--address"):
+        usable_address(address)
