@@ -9,10 +9,13 @@ from typing import Any
 
 from kube.client import Client, Obj
 from kube.comparison import Comparison
+from kube.errors import Conflict
 from kube.ownership import owned_fields
 from kube.resources import Resource
 from kube.store import Store
 from kube.time import rfc3339
+
+_STATUS_TRIES = 3
 
 
 def is_subset(desired: Any, observed: Any) -> bool:
@@ -50,16 +53,26 @@ async def apply_if_changed(
 async def apply_status(
     client: Client, resource: Resource, observed: Obj, status: Mapping[str, Any], field_manager: str
 ) -> Obj:
-    """Apply `status` as the whole status of `field_manager` on the very object `observed` (by uid), if it differs.
+    """Apply `status` as the whole status of `field_manager` on the very object `observed`, if it differs.
+
+    The server ignores a uid on a status, so the version is the precondition; an object merely behind is read again.
 
     Raises, besides the usual of `Client`: Conflict when the name now belongs to another object, NotFound when to none.
     """
-    if is_applied(resource, {"status": status}, observed, field_manager, "status"):
-        return observed
     metadata = observed["metadata"]
-    identity = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
-    desired = {"metadata": identity, "status": status}
-    return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
+    identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    for tries_left in reversed(range(_STATUS_TRIES)):
+        if is_applied(resource, {"status": status}, observed, field_manager, "status"):
+            break
+        version = {"resourceVersion": observed["metadata"]["resourceVersion"]}
+        desired = {"metadata": {**identity, **version}, "status": status}
+        try:
+            return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
+        except Conflict:
+            observed = await client.get(resource, metadata["name"], metadata.get("namespace"))
+            if observed["metadata"]["uid"] != metadata["uid"] or not tries_left:
+                raise
+    return observed
 
 
 def merge_conditions(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], now: datetime) -> list[Obj]:

@@ -160,7 +160,13 @@ class Client:
             msgspec.json.encode(_typed(resource, obj)),
             "application/apply-patch+yaml",
         )
-        return await self._call("apply", resource, namespace, name, request)
+        try:
+            return await self._call("apply", resource, namespace, name, request)
+        except Invalid as error:
+            # A successor of the same name is no conflict to the server, but an attempt to change its uid.
+            if any(field == "metadata.uid" for field, _ in error.causes):
+                raise _conflict(error, "the name belongs to another object now") from error
+            raise
 
     async def patch_json(
         self,
@@ -181,12 +187,7 @@ class Client:
             # A patch that does not fit the object is answered as invalid too, but without a word about any field.
             if error.causes:
                 raise
-            raise Conflict(
-                _describe("patch", resource, namespace, name),
-                status=error.status,
-                reason=error.reason,
-                message=f"the object is not as the patch expects it ({error.message})",
-            ) from error
+            raise _conflict(error, "the object is not as the patch expects it") from error
 
     async def delete(
         self,
@@ -288,6 +289,12 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in lines:
             if line:
                 yield line
+
+
+def _conflict(error: Invalid, meaning: str) -> Conflict:
+    """The conflict that the server reports as an invalid object."""
+    message = f"{meaning} ({error.message})"
+    return Conflict(error.call, status=error.status, reason=error.reason, message=message, causes=error.causes)
 
 
 def _refusal(call: str, response: Response) -> ApiError:

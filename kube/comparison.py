@@ -6,7 +6,7 @@ field that we own and no longer want is found, which a comparison of values alon
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -85,19 +85,20 @@ class Comparison:
     def _covers_items(
         self, observed: Sequence[Any], desired: Sequence[Any], owned: Sequence[tuple[Mapping[str, Any], FieldSet]]
     ) -> bool:
-        """An associative list: items are found by their keys; those of others may stand between ours."""
+        """An associative list: items are found by their keys, in our order; those of others may stand between ours."""
         keys = owned[0][0].keys()
         if not all(any(_identifies(item, identity, keys) for item in desired) for identity, _ in owned):
             return False
+        rest = iter(observed)
         for item in desired:
-            there = next((other for other in observed if _identifies(item, other, keys)), None)
+            there = next((other for other in rest if _identifies(item, other, keys)), None)
             fields = next((fields for identity, fields in owned if _identifies(item, identity, keys)), None)
             if there is None or not self.covers(there, item, fields):
                 return False
         return True
 
 
-def _identifies(item: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str] | Any) -> bool:
+def _identifies(item: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
     """Whether `other` is the item that `item` speaks of; a key that it leaves out is the server's default."""
     return all(key not in item or item[key] == other.get(key) for key in keys)
 

@@ -15,6 +15,7 @@ class ApiError(Exception):
     """The server's refusal.
 
     Attributes:
+        call: verb, resource and name.
         status: the HTTP status code.
         reason: the server's CamelCase reason, such as `AlreadyExists`.
         message: the server's own sentence.
@@ -33,6 +34,7 @@ class ApiError(Exception):
         causes: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(f"{call}: {status} {reason or 'no reason'}: {message or 'no message'}")
+        self.call = call
         self.status = status
         self.reason = reason
         self.message = message

@@ -1,0 +1,141 @@
+"""Leases on a real API server."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kube.client import Client
+from kube.lease import Elector, LeadershipLost, renew
+from kube.resources import (
+    LEASES,
+)
+from kube.transport import Request
+from tests.background import running
+from tests.eventually import eventually
+from tests.faults import Fault, FaultyTransport, nth
+
+MANAGER = "pomona-test"
+
+
+def elector(client: Client, namespace: str, identity: str) -> Elector:
+    return Elector(
+        client, namespace, "leader", identity, duration_seconds=2, renew_deadline_seconds=1.0, retry_seconds=0.2
+    )
+
+
+async def holder(client: Client, namespace: str) -> str:
+    return str((await client.get(LEASES, "leader", namespace))["spec"]["holderIdentity"])
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_one_leads_and_the_next_follows_at_once_when_it_stops(client: Client, namespace: str) -> None:
+    first, second = (elector(client, namespace, name) for name in ("first", "second"))
+    leading = asyncio.create_task(first.run(forever))
+    await eventually(lambda: first.is_leader)
+    async with running(second.run(forever)):
+        assert not second.is_leader
+        leading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leading
+        assert await holder(client, namespace) in ("", "second"), "released"
+        await eventually(lambda: second.is_leader, timeout=1)
+        assert not first.is_leader
+    lease = await client.get(LEASES, "leader", namespace)
+    assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("", 2)
+
+
+async def test_a_leader_cut_off_stops_before_another_takes_over(
+    faulty: Client, transport: FaultyTransport, client: Client, namespace: str
+) -> None:
+    first, second = elector(faulty, namespace, "first"), elector(client, namespace, "second")
+    stopped_at = took_at = 0.0
+    now = asyncio.get_running_loop().time
+
+    async def first_work() -> None:
+        nonlocal stopped_at
+        try:
+            await forever()
+        finally:
+            stopped_at = now()
+
+    async def second_work() -> None:
+        nonlocal took_at
+        took_at = now()
+        await forever()
+
+    leading = asyncio.create_task(first.run(first_work))
+    await eventually(lambda: first.is_leader)
+    async with running(second.run(second_work)):
+        await asyncio.sleep(0.5)
+        transport.plan = lambda _: Fault.HANG
+        with pytest.raises(LeadershipLost, match="was not renewed"):
+            await leading
+        assert not first.is_leader
+        await eventually(lambda: second.is_leader, timeout=5)
+    assert 0 < stopped_at < took_at
+
+
+async def test_a_renewal_whose_answer_is_lost_loses_nothing(
+    faulty: Client, transport: FaultyTransport, namespace: str
+) -> None:
+    first = elector(faulty, namespace, "first")
+    cuts = 0
+
+    def every_other_write(request: Request) -> Fault | None:
+        nonlocal cuts
+        if request.method != "PATCH":
+            return None
+        cuts += 1
+        return Fault.CUT if cuts % 2 else Fault.TWICE
+
+    transport.plan = every_other_write
+    async with running(first.run(forever)):
+        await eventually(lambda: cuts > 8)
+        assert first.is_leader
+        transport.plan = lambda _: None
+
+
+async def test_a_lease_taken_by_force_is_given_up(client: Client, namespace: str) -> None:
+    first = elector(client, namespace, "first")
+    leading = asyncio.create_task(first.run(forever))
+    await eventually(lambda: first.is_leader)
+    thief = {"metadata": {"namespace": namespace, "name": "leader"}, "spec": {"holderIdentity": "thief"}}
+    await client.apply(LEASES, thief, field_manager="thief")
+    with pytest.raises(LeadershipLost, match="is held by thief"):
+        await leading
+    assert await holder(client, namespace) == "thief", "not released by who does not hold it"
+
+
+async def test_work_that_fails_releases_the_lease_and_tells_why(client: Client, namespace: str) -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await elector(client, namespace, "first").run(work)
+    assert await holder(client, namespace) == ""
+
+
+async def test_a_hosts_lease_is_renewed_through_failures(
+    faulty: Client, transport: FaultyTransport, client: Client, namespace: str
+) -> None:
+    renewals = 0
+
+    def renewed() -> None:
+        nonlocal renewals
+        renewals += 1
+
+    transport.plan = nth(2, Fault.HANG)
+    async with running(
+        renew(faulty, namespace, "host", field_manager=MANAGER, interval_seconds=0.2, on_renewed=renewed)
+    ):
+        await eventually(lambda: renewals == 2)
+        before = await client.get(LEASES, "host", namespace)
+        await eventually(lambda: renewals == 4)
+        after = await client.get(LEASES, "host", namespace)
+    assert after["spec"]["holderIdentity"] == "host"
+    assert after["spec"]["leaseDurationSeconds"] == 40
+    assert after["spec"]["renewTime"] > before["spec"]["renewTime"]
