@@ -12,6 +12,7 @@ from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import NODES, PODS
 from tests.controlplane import members
+from tests.controlplane.kubelet.worker import kill_leftovers
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.eventually import eventually
@@ -108,9 +109,10 @@ async def joined(plane: ControlPlane, kubelet: Process, name: str) -> None:
     await eventually(accepts_pods)
 
 
-async def removed(plane: ControlPlane, kubelet: Process, name: str) -> None:
-    """End a kubelet and take its node away, so that no other test's pod is put there."""
+async def removed(plane: ControlPlane, kubelet: Process, name: str, folder: Path) -> None:
+    """End a kubelet and its containers, and take its node away, so that no other test's pod is put there."""
     await kubelet.kill()
+    await kill_leftovers(folder / name)
     await plane.request("DELETE", NODES.path(None, name), accept={404})
 
 
@@ -127,7 +129,7 @@ async def quick_node(plane: ControlPlane, node_folder: Path, watched: list[Proce
     watched.append(kubelet)
     await joined(plane, kubelet, NODE)
     yield NODE
-    await removed(plane, kubelet, NODE)
+    await removed(plane, kubelet, NODE, node_folder)
 
 
 @pytest.fixture

@@ -98,8 +98,8 @@ async def run(options: argparse.Namespace) -> None:
             backoff=Backoff(base_seconds=options.backoff_base),
             report_only=options.report_only,
         )
-        await kill_leftovers(host)
-        if options.tls:
+        await kill_leftovers(host.root)
+        if options.tls and not options.report_only:
             (certificate,), (key,) = options.tls.glob("*.crt"), options.tls.glob("*.key")
             server = await logs.serve(host.logs, options.address, KUBELET_PORT, certificate=certificate, key=key)
             stack.push_async_callback(server.cleanup)

@@ -32,7 +32,7 @@ class PodNetwork:
     async def add(self, uid: str) -> str:
         """Make the pod's network namespace, named by `netns(uid)`; return its address. Safe to call again."""
         address, name, link = self.allocate(uid), netns(uid), f"v{uid[:13]}"
-        await self.remove_namespace(uid)
+        await remove_namespace(uid)
         await ip(
             f"netns add {name}",
             f"link add {link} type veth peer name eth0 netns {name}",
@@ -49,21 +49,22 @@ class PodNetwork:
 
     async def remove(self, uid: str) -> None:
         """Take the namespace and with it the links away, and free the address."""
-        await self.remove_namespace(uid)
+        await remove_namespace(uid)
         self.release(uid)
-
-    async def remove_namespace(self, uid: str) -> None:
-        """Take a pod's namespace away if there is one, also one that an earlier kubelet left."""
-        try:
-            await ip(f"netns delete {netns(uid)}")
-        except NetworkError as error:
-            if "No such file" not in str(error):
-                raise
 
 
 def netns(uid: str) -> str:
     """Return the name of a pod's network namespace."""
     return f"pod-{uid}"
+
+
+async def remove_namespace(uid: str) -> None:
+    """Take a pod's namespace away if there is one, also one that an earlier kubelet left."""
+    try:
+        await ip(f"netns delete {netns(uid)}")
+    except NetworkError as error:
+        if "No such file" not in str(error):
+            raise
 
 
 async def ensure_address(address: str) -> None:

@@ -261,7 +261,7 @@ class Supervisor:
         (folder / "termination").write_bytes(b"")
         mounts = [self._mount(entry, variables) for entry in container.get("volumeMounts", [])]
         mounts.append(Mount(folder / "termination", container.get("terminationMessagePath", TERMINATION_PATH)))
-        mounts.append(Mount(pod.folder / "hosts", "/etc/hosts"))
+        mounts += [Mount(pod.folder / name, f"/etc/{name}") for name in ("hosts", "resolv.conf")]
         count = self.state.restart_count + (1 if self.state.container_id else 0)
         return Launch(
             argv=environment.command(container, image.entrypoint, variables),

@@ -20,7 +20,7 @@ from tests.controlplane.kubelet import containers, pods
 from tests.controlplane.kubelet.api import CONFIG_MAPS, NodeAPI
 from tests.controlplane.kubelet.environment import ConfigError
 from tests.controlplane.kubelet.logs import LogFolder
-from tests.controlplane.kubelet.podnet import PodNetwork
+from tests.controlplane.kubelet.podnet import PodNetwork, remove_namespace
 from tests.controlplane.kubelet.pods import Backoff, ContainerState, PodState, Running, Waiting
 from tests.controlplane.kubelet.supervisor import Pod, StopRequest, Supervisor
 from tests.controlplane.kubelet.volumes import PodVolumes, VolumeError
@@ -185,6 +185,8 @@ class Worker:
             self._volumes.addresses = self._shared.addresses
             name = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
             (folder / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{name}\n")
+            # There is no cluster DNS. Without a server's address a look-up fails at once, and not after 10 s.
+            (folder / "resolv.conf").write_text("")
             self._state = replace(self._state, pod_ip=address)
             self._changed.set()
         await self._volumes.refresh()
@@ -262,12 +264,12 @@ class Worker:
         await asyncio.to_thread(shutil.rmtree, self._shared.folder, ignore_errors=True)
 
 
-async def kill_leftovers(host: Host) -> None:
-    """End what an earlier kubelet of this node left: its containers, their networks, their folders."""
+async def kill_leftovers(root: Path) -> None:
+    """End what an earlier kubelet with this root folder left: its containers, their networks, their folders."""
     with contextlib.suppress(FileNotFoundError):
-        for folder in (host.root / "pods").iterdir():
+        for folder in (root / "pods").iterdir():
             for container in (folder / "containers").glob("*"):
                 if containers.kill_leftover(container):
                     log.info("killed a container of an earlier kubelet", folder=str(container))
-            await host.network.remove_namespace(folder.name)
+            await remove_namespace(folder.name)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
