@@ -29,7 +29,14 @@ async def test_our_kinds_are_served_and_explained(plane: ControlPlane) -> None:
         "metalprocesses",
         "models",
     ]
-    assert "modelRef" in await plane.kubectl("explain", "isvc.spec")
+
+    async def explained() -> bool:
+        try:
+            return "modelRef" in await plane.kubectl("explain", "isvc.spec")
+        except PlaneError:
+            return False  # the API server publishes a new schema a moment after it serves the kind
+
+    await eventually(explained)
 
 
 async def test_kubectl_says_why_it_failed(plane: ControlPlane) -> None:
