@@ -1,0 +1,124 @@
+"""Real processes: started, adopted, watched to their end and ended."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from metal_agent import spawn
+from metal_agent.spawn import Exit, NativeProcess
+from tests.eventually import eventually
+
+WAITS = [sys.executable, "-c", "import signal; print('ready', flush=True); signal.pause()"]
+DEAF = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 60 & wait $!; done"]
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    spawn.kill_strays(tmp_path, ())
+
+
+async def start(argv: list[str], owner: Path) -> NativeProcess:
+    process = spawn.spawn(argv, dict(os.environ), owner / "it.log", owner)
+    await eventually(lambda: "ready" in spawn.last_lines(owner / "it.log"))
+    return process
+
+
+async def test_it_leads_a_session_of_its_own_and_logs_to_a_file(owner: Path) -> None:
+    process = await start(WAITS, owner)
+    assert os.getsid(process.pid) == process.pid
+    assert os.getpgid(process.pid) == process.pid
+    assert (owner / "it.log").read_text() == "ready\n"
+    await process.end(grace_seconds=5)
+
+
+async def test_its_end_is_told_with_code_or_signal(owner: Path) -> None:
+    ended = await start(["sh", "-c", "echo ready; exit 7"], owner)
+    assert await ended.wait() == Exit(code=7)
+    killed = await start(WAITS, owner)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert await killed.wait() == Exit(signal="SIGKILL")
+
+
+async def test_no_descriptor_is_left_behind(owner: Path) -> None:
+    before = psutil.Process().num_fds()
+    for _ in range(20):
+        process = spawn.spawn(["true"], dict(os.environ), owner / "it.log", owner)
+        await process.wait()
+        spawn.spawn(["true"], dict(os.environ), owner / "it.log", owner).release()
+    assert psutil.Process().num_fds() == before
+
+
+async def test_one_that_ignores_sigterm_is_killed_with_its_whole_group(owner: Path) -> None:
+    process = await start(DEAF, owner)
+    helper = (await eventually(lambda: psutil.Process(process.pid).children()))[0]
+    await process.end(grace_seconds=0.2)
+    assert await process.wait() == Exit(signal="SIGKILL")
+    await eventually(lambda: not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_helpers_of_one_that_crashed_do_not_stay(owner: Path) -> None:
+    process = await start(["sh", "-c", "sleep 60 & echo ready; wait"], owner)
+    helper = (await eventually(lambda: psutil.Process(process.pid).children()))[0]
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await eventually(lambda: not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_released_one_goes_on_and_is_adopted(owner: Path) -> None:
+    first = await start(WAITS, owner)
+    identity = spawn.identify(first.pid)
+    assert identity
+    first.release()
+    adopted = spawn.adopt(identity)
+    assert adopted
+    await adopted.end(grace_seconds=5)
+    assert spawn.adopt(identity) is None
+
+
+@pytest.mark.parametrize("lie", [{"start_time": "1"}, {"boot_id": "another boot"}, {"command_line": ("other",)}])
+async def test_a_pid_that_is_another_process_now_is_not_adopted(owner: Path, lie: dict[str, object]) -> None:
+    process = await start(WAITS, owner)
+    identity = spawn.identify(process.pid)
+    assert identity
+    assert spawn.adopt(msgspec.structs.replace(identity, **lie)) is None
+    assert spawn.identify(process.pid) == identity, "what is not ours is left alone"
+    await process.end(grace_seconds=5)
+
+
+async def test_strays_are_killed_and_those_of_others_left_alone(
+    owner: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stray, known = await start(WAITS, owner), await start(DEAF, owner)
+    elsewhere = tmp_path_factory.mktemp("other-agent")
+    foreign = await start(WAITS, elsewhere)
+    helper = (await eventually(lambda: psutil.Process(known.pid).children()))[0]
+    assert spawn.kill_strays(owner, {known.pid}) == [stray.pid]
+    assert await stray.wait() == Exit(signal="SIGKILL")
+    assert helper.is_running()
+    assert spawn.identify(foreign.pid)
+    for process in (known, foreign):
+        await process.end(grace_seconds=0.1)
+
+
+async def test_a_program_that_is_not_there_says_so(owner: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-engine"):
+        spawn.spawn(["no-such-engine"], {}, owner / "it.log", owner)
+
+
+def test_the_last_lines_of_a_log_are_few_and_printable(tmp_path: Path) -> None:
+    log = tmp_path / "it.log"
+    assert spawn.last_lines(log) == ""
+    log.write_bytes(
+        b"x" * 9000 + b"\n" + b"".join(b"line %d\n" % number for number in range(100)) + b"\x1b[31mlast \xff\n"
+    )
+    lines = spawn.last_lines(log).splitlines()
+    assert len(lines) == 40
+    assert lines[0] == "line 61"
+    assert "\x1b" not in lines[-1]

@@ -1,0 +1,229 @@
+"""The supervisor with llama.cpp's real server: to Ready, through crashes and agent restarts, to Stopped."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+
+from crds.metalprocess import Artifact
+from metal_agent import spawn
+from metal_agent.assignments import Assignment
+from metal_agent.ledger import GIB
+from metal_agent.records import Records
+from runtimes.probe import generate_token
+from tests.eventually import eventually
+from tests.unit.metal_agent.conftest import Machine
+
+MakeAssignment = Callable[..., Assignment]
+
+
+async def ready(machine: Machine, uid: str = "u1") -> int:
+    """Wait until the process is Ready; returns its pid."""
+    runner = machine.runners[uid]
+    await eventually(lambda: runner.state.phase == "Ready")
+    assert runner.state.pid
+    return runner.state.pid
+
+
+async def phase(machine: Machine, expected: str, reason: str = "", uid: str = "u1") -> str:
+    """Wait for a phase (with a reason); returns its message."""
+    runner = machine.runners[uid]
+    await eventually(lambda: (runner.state.phase, runner.state.reason) == (expected, reason))
+    return runner.state.message
+
+
+def engines(machine: Machine) -> list[psutil.Process]:
+    """Every live engine of this machine."""
+    model = str(machine.file_root / "tiny.gguf")
+    return [
+        process
+        for process in psutil.process_iter(["status", "cmdline"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and model in (process.info["cmdline"] or [])
+    ]
+
+
+async def test_an_assignment_becomes_a_process_that_answers_and_goes_when_it_is_taken_away(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    runner = machine.runners["u1"]
+    assert runner.url
+    async with aiohttp.ClientSession() as session:
+        assert (await generate_token(session, runner.url, model="chat", token=None, timeout_seconds=10)).ok
+    status = runner.status(18000)
+    assert (status.phase, status.pid, status.port) == ("Ready", pid, 18000)
+    assert status.ready_at
+    assert machine.ledger.reserved.keys() == {"u1"}
+
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    assert machine.exposure.calls == [("withdraw", True), ("drain", True)]
+    assert engines(machine) == []
+    assert machine.ledger.reserved == {}
+    assert Records(machine.folder / "processes").load() == {}
+
+
+async def test_a_crash_is_told_and_the_engine_comes_back(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    os.kill(pid, signal.SIGKILL)
+    assert "SIGKILL" in await phase(machine, "Failed", "EngineExited")
+    again = await ready(machine)
+    status = machine.runners["u1"].status(None)
+    assert again != pid
+    assert status.restarts == 1
+    assert status.last_exit
+    assert status.last_exit.signal == "SIGKILL"
+    assert "listening on" in status.last_exit.log
+
+
+async def test_an_engine_that_refuses_its_arguments_quotes_its_own_words(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment(extra_args=["--no-such-flag"])])
+    assert "exit code 1" in await phase(machine, "Failed", "EngineExited")
+    last = machine.runners["u1"].state.last_exit
+    assert last
+    assert "invalid argument: --no-such-flag" in last.log
+
+
+async def test_the_next_agent_adopts_what_runs(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    assert psutil.pid_exists(pid), "an agent that ends stops nothing"
+
+    await machine.start()
+    assert await ready(machine) == pid
+    assert machine.ledger.reserved.keys() == {"u1"}
+    machine.supervisor.assign([assignment()])
+    assert {change for change in machine.changes if change[1] != "Ready"} == set(), "it never stopped being Ready"
+    assert len(engines(machine)) == 1
+
+    os.kill(pid, signal.SIGKILL)
+    await phase(machine, "Failed", "EngineExited")
+    assert await ready(machine) != pid
+
+
+async def test_what_was_taken_away_while_no_agent_ran_is_withdrawn_and_stopped(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    await ready(machine)
+    await machine.stop()
+    await machine.start()
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    assert machine.exposure.calls == [("withdraw", True), ("drain", True)]
+    assert engines(machine) == []
+
+
+@pytest.mark.parametrize("damage", ["half a record", None])
+async def test_an_engine_without_a_good_record_is_cleared_up_before_another_starts(
+    machine: Machine, assignment: MakeAssignment, damage: str | None
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    record = machine.folder / "processes" / "u1.json"
+    record.write_text(damage) if damage else record.unlink()
+    await machine.start()
+    machine.supervisor.assign([assignment()])
+    assert await ready(machine) != pid
+    assert len(engines(machine)) == 1
+
+
+async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    await ready(machine)
+    await machine.stop()
+    records = Records(machine.folder / "processes")
+    record = records.load()["u1"]
+    bystander = spawn.spawn(["sleep", "60"], {}, machine.folder / "bystander.log", machine.file_root)
+    identity = msgspec.structs.replace(record.identity, pid=bystander.pid)
+    records.write(msgspec.structs.replace(record, identity=identity))
+    await machine.start()
+    assert machine.runners == {}
+    assert spawn.identify(bystander.pid), "nobody kills a process for its number"
+    await bystander.end(grace_seconds=5)
+
+
+async def test_a_deletion_while_the_engine_starts_ends_it(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    await eventually(lambda: machine.runners["u1"].state.pid)
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    assert engines(machine) == []
+
+
+async def test_one_that_is_deleted_before_it_ever_ran_is_stopped_at_once(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    deleted = assignment()
+    machine.supervisor.assign([Assignment(deleted.uid, deleted.namespace, deleted.name, deleted.spec, deleted=True)])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    assert machine.runners == {}
+
+
+async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.ledger.budget_bytes = 3 * GIB
+    machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB), assignment("u2", memory_bytes=2 * GIB)])
+    await ready(machine, "u1")
+    message = await phase(machine, "Rejected", "InsufficientMemory", "u2")
+    assert "needs 2.00 GiB, 1.00 GiB of this host's budget of 3.00 GiB are free" in message
+    assert machine.ledger.reserved.keys() == {"u1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "message"),
+    [
+        (
+            {"runtime": "quantum"},
+            "Unsupported",
+            "spec.runtime 'quantum' is not installed on this host; it has llama.cpp",
+        ),
+        ({"memory_bytes": 1}, "InsufficientMemory", "raise spec.memoryBytes of Model tiny"),
+        ({"artifact": Artifact(source="file:///etc/hostname")}, "FileNotAllowed", "--file-root"),
+        ({"context_length": 2_000_000}, "InsufficientMemory", "GiB"),
+    ],
+)
+async def test_what_this_host_cannot_run_is_rejected(
+    machine: Machine, assignment: MakeAssignment, changes: dict[str, object], reason: str, message: str
+) -> None:
+    machine.supervisor.assign([assignment(**changes)])
+    assert message in await phase(machine, "Rejected", reason)
+    assert machine.ledger.reserved == {}
+
+
+async def test_a_file_that_is_not_there_is_rejected(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment(artifact=Artifact(source=f"file://{machine.file_root}/none.gguf"))])
+    assert "none.gguf" in await phase(machine, "Rejected", "FileNotFound")
+
+
+async def test_an_unreadable_assignment_is_rejected(machine: Machine) -> None:
+    machine.supervisor.assign([Assignment("u1", "team-a", "chat-1", None, problem="update the agent")])
+    assert await phase(machine, "Rejected", "Unsupported") == "update the agent"
+
+
+async def test_wrong_weights_are_never_served(machine: Machine, assignment: MakeAssignment, model: Path) -> None:
+    machine.supervisor.assign([assignment(artifact=Artifact(source=f"file://{model}", sha256="0" * 64))])
+    assert "next try in 300 s" in await phase(machine, "Failed", "ChecksumMismatch")
+    assert engines(machine) == []
+
+
+async def test_a_download_token_that_has_not_arrived_is_waited_for(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment(source_secret="hub")])
+    assert "Secret hub" in await phase(machine, "Failed", "SecretUnknown")
+    machine.secrets["team-a", "hub"] = "token"
+    await ready(machine)
