@@ -21,7 +21,7 @@ def command(socket: Path, drain_seconds: float) -> None:
     """
     log.configure()
     try:
-        with control.claim(socket):
-            asyncio.run(control.serve(socket, drain_seconds=drain_seconds))
+        with control.claim(socket) as claimed:
+            asyncio.run(control.serve(claimed, drain_seconds=drain_seconds))
     except control.SocketError as error:
         raise click.ClickException(str(error)) from error

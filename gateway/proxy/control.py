@@ -8,7 +8,9 @@ ends before it touches anything. Nothing is kept on disk: who restarts the proxy
 import asyncio
 import fcntl
 import os
+import resource
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -26,6 +28,7 @@ from gateway.proxy.listeners import Listeners
 _GROUP_AND_OTHERS = 0o077
 _SOCKET_MASK = 0o177
 _CONTROL_BODY_BYTES = 16 << 20
+_DESCRIPTORS = 10240  # the most that macOS grants by default
 
 _log = structlog.get_logger()
 
@@ -35,35 +38,38 @@ class SocketError(Exception):
 
 
 @contextmanager
-def claim(socket: Path) -> Iterator[None]:
-    """Own the path `socket` while the context lasts: private directory, no other proxy, no stale file.
+def claim(path: Path) -> Iterator[socket.socket]:
+    """Own the control socket at `path` while the context lasts: private directory, no other proxy, no stale file.
 
     Raises:
-        SocketError: the directory is open to other users, or a proxy runs on this socket.
+        SocketError: the directory is open to other users, a proxy runs on this socket, or the path is too long.
     """
-    socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = socket.parent.stat()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.parent.stat()
     if status.st_mode & _GROUP_AND_OTHERS or status.st_uid != os.geteuid():
-        raise SocketError(f"{socket.parent} must belong to uid {os.geteuid()} with mode 0700: tokens pass through it")
-    os.umask(_SOCKET_MASK)
-    with socket.with_suffix(".lock").open("w") as lock:
+        raise SocketError(f"{path.parent} must belong to uid {os.geteuid()} with mode 0700: tokens pass through it")
+    with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as control:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise SocketError(f"a proxy already runs on {socket}; stop it with SIGTERM, or use another path") from error
-        socket.unlink(missing_ok=True)
+            raise SocketError(f"a proxy already runs on {path}; stop it with SIGTERM, or use another path") from error
+        path.unlink(missing_ok=True)
+        mask = os.umask(_SOCKET_MASK)
         try:
-            yield
+            control.bind(str(path))
+        except OSError as error:
+            raise SocketError(f"cannot listen on {path}: {error}; use a shorter path or a local disk") from error
         finally:
-            socket.unlink(missing_ok=True)
+            os.umask(mask)
+        try:
+            yield control
+        finally:
+            path.unlink(missing_ok=True)
 
 
-async def serve(socket: Path, *, drain_seconds: float) -> None:
-    """Serve the control API on the claimed `socket` until SIGTERM or SIGINT, then drain; a second signal ends at once.
-
-    Raises:
-        SocketError: the path cannot be bound, usually because it is too long for a unix socket.
-    """
+async def serve(control: socket.socket, *, drain_seconds: float) -> None:
+    """Serve the control API on the claimed socket until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+    _raise_descriptor_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,11 +79,8 @@ async def serve(socket: Path, *, drain_seconds: float) -> None:
         # Handlers are not cancelled when the agent hangs up or dies: half of a change is worse than a late one.
         runner = web.AppRunner(_application(listeners), access_log=None, shutdown_timeout=1)
         await runner.setup()
-        try:
-            await web.UnixSite(runner, socket).start()
-        except OSError as error:
-            raise SocketError(f"cannot listen on {socket}: {error}") from error
-        _log.info("proxy started", socket=str(socket), pid=os.getpid())
+        await web.SockSite(runner, control).start()
+        _log.info("proxy started", socket=control.getsockname(), pid=os.getpid())
         await stop.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -85,6 +88,14 @@ async def serve(socket: Path, *, drain_seconds: float) -> None:
         await listeners.drain(drain_seconds)
         await runner.cleanup()
     _log.info("proxy stopped")
+
+
+def _raise_descriptor_limit() -> None:
+    """A stream takes two descriptors, and launchd starts its jobs with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _application(listeners: Listeners) -> web.Application:

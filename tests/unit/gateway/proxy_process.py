@@ -39,9 +39,11 @@ def service(*backends: Backend, name: str = "ns/tiny", port: int = 0) -> Service
 
 
 @contextmanager
-def run(socket: Path, *arguments: str) -> Iterator[ProxyProcess]:
+def run(socket: Path, *arguments: str, soft_descriptors: int | None = None) -> Iterator[ProxyProcess]:
     """Start the proxy and wait until it says that it listens; killed at the end if it has not ended itself."""
     command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(socket), *arguments]
+    if soft_descriptors:
+        command = ["sh", "-c", f'ulimit -Sn {soft_descriptors}; exec "$@"', "sh", *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         log = [process.stderr.readline()]

@@ -1,6 +1,7 @@
 """The proxy under a changing configuration, and its own beginning and end."""
 
 import asyncio
+import resource
 import signal
 import socket
 import stat
@@ -186,6 +187,19 @@ async def end_of(path: Path) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     _, error = await asyncio.wait_for(process.communicate(), 20)
     return process.returncode, error.decode()
+
+
+async def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 200) / "proxy.sock"
+    code, error = await end_of(path)
+    assert code == 1
+    assert f"cannot listen on {path}: AF_UNIX path too long; use a shorter path" in error
+
+
+async def test_the_descriptor_limit_that_a_service_starts_with_is_raised(socket_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with run(socket_path, soft_descriptors=256) as proxy:
+        assert resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE) == (min(hard, 10240), hard)
 
 
 async def test_a_killed_proxy_can_be_started_again_on_its_socket(socket_path: Path) -> None:
