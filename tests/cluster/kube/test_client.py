@@ -11,6 +11,7 @@ from kube.errors import Conflict, Forbidden, Invalid, NotFound
 from kube.resources import (
     MODELS,
     SECRETS,
+    Resource,
 )
 from kube.transport import AiohttpTransport, Request, Response
 from tests.controlplane.plane import ControlPlane
@@ -78,7 +79,9 @@ async def test_a_json_patch_whose_test_fails_conflicts(client: Client, namespace
         await client.patch_json(SECRETS, "one", namespace, [{"op": "add", "path": "/data/b!", "value": "YmFy"}])
 
 
-async def test_a_refusal_by_rbac_is_forbidden(plane: ControlPlane, namespace: str) -> None:
+async def test_a_refusal_by_rbac_is_forbidden(plane: ControlPlane, client: Client, namespace: str) -> None:
+    accounts = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+    await client.create(accounts, {"metadata": {"namespace": namespace, "name": "nobody"}})
     account = credentials.load(await plane.service_account_kubeconfig(namespace, "nobody"))
     transport = AiohttpTransport(account)
     try:

@@ -83,18 +83,18 @@ async def test_a_renewal_whose_answer_is_lost_loses_nothing(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
     first = elector(faulty, namespace, "first")
-    cuts = 0
+    writes = 0
 
-    def every_other_write(request: Request) -> Fault | None:
-        nonlocal cuts
+    def mostly_unlucky(request: Request) -> Fault | None:
+        nonlocal writes
         if request.method != "PATCH":
             return None
-        cuts += 1
-        return Fault.CUT if cuts % 2 else Fault.TWICE
+        writes += 1
+        return (None, Fault.CUT, Fault.TWICE)[writes % 3]
 
-    transport.plan = every_other_write
+    transport.plan = mostly_unlucky
     async with running(first.run(forever)):
-        await eventually(lambda: cuts > 8)
+        await eventually(lambda: writes > 12)
         assert first.is_leader
         transport.plan = lambda _: None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from kube import credentials
@@ -9,6 +10,7 @@ from kube import watch as reflection
 from kube.client import Client
 from kube.errors import Gone, Unreachable
 from kube.resources import (
+    METAL_HOSTS,
     SECRETS,
     Resource,
 )
@@ -18,10 +20,11 @@ from kube.watch import reflect
 from tests.background import running
 from tests.controlplane.plane import ControlPlane
 from tests.eventually import eventually
-from tests.faults import Fault, FaultyTransport
+from tests.faults import Fault, FaultyTransport, nth
 from tests.objects import secret
 
 MANAGER = "pomona-test"
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
 
 @pytest.fixture
@@ -74,49 +77,42 @@ async def test_a_cut_watch_continues_where_it_was(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_vanished_behind_a_compaction_is_removed(
-    faulty: Client, transport: FaultyTransport, client: Client, namespace: str
+async def test_what_vanished_while_the_server_forgot_where_we_were_is_removed(
+    faulty: Client, transport: FaultyTransport
 ) -> None:
-    """The version to continue from is gone (410), and with it the news of a deletion."""
-    for name in ("kept", "vanishes"):
-        await client.create(SECRETS, secret(namespace, name))
+    """A list from long ago, as of a process that was asleep: its version is refused (410), a new list settles it."""
+    ghost = await faulty.create(METAL_HOSTS, {"metadata": {"name": "vanishes"}, "spec": {}})
+    long_ago = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [ghost]})
+    await faulty.delete(METAL_HOSTS, "vanishes")
     store, synced = Store(), asyncio.Event()
-    store.replace(SECRETS, (await client.list(SECRETS, namespace)).items)
-    expired = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}\n'
-    watches = 0
-
-    def plan(request: Request) -> Response | None:
-        nonlocal watches
-        watches += "watch" in request.query
-        return Response(200, expired) if watches == 1 and "watch" in request.query else None
-
-    transport.plan = plan
-    await client.delete(SECRETS, "vanishes", namespace)
-    async with running(reflect(faulty, store, SECRETS, namespace, synced=synced)):
-        await eventually(lambda: watches == 2)
-        assert names(store) == {"kept"}
-        await client.create(SECRETS, secret(namespace, "new"))
-        await eventually(lambda: names(store) == {"kept", "new"})
+    changes: list[tuple[str, bool]] = []
+    store.subscribe(lambda _, old, new: changes.append(((new or old or {})["metadata"]["name"], new is not None)))
+    transport.plan = nth(0, Response(200, long_ago), methods=frozenset({"GET"}))
+    async with running(reflect(faulty, store, METAL_HOSTS, synced=synced)):
+        await eventually(lambda: ("vanishes", False) in changes)
+        assert changes[0] == ("vanishes", True)
+        host = await faulty.create(METAL_HOSTS, {"metadata": {"name": "comes"}, "spec": {}})
+        await eventually(lambda: changes[-1] == ("comes", True))
+    await faulty.delete(METAL_HOSTS, "comes", uid=host["metadata"]["uid"])
 
 
-async def test_the_server_says_gone_for_a_version_that_it_forgot(client: Client, namespace: str) -> None:
-    with pytest.raises(Gone, match=f"watch secrets {namespace}: 410 Expired: too old resource version"):
-        async for _ in client.watch(SECRETS, namespace, resource_version="1"):
+async def test_the_server_says_gone_for_a_version_that_it_forgot(client: Client) -> None:
+    with pytest.raises(Gone, match=r"watch metalhosts\.inference\.pomona\.dev: 410 Expired: too old resource version"):
+        async for _ in client.watch(METAL_HOSTS, resource_version="1"):
             pass
 
 
-async def test_a_quiet_watch_gets_bookmarks(client: Client, namespace: str) -> None:
-    """They come each minute: what tells a dead connection from one where nothing happens."""
-    found = await client.list(SECRETS, namespace)
-    async with asyncio.timeout(75):
-        async for event in client.watch(SECRETS, namespace, resource_version=found.resource_version):
-            assert event.type == "BOOKMARK"
-            assert int(event.object["metadata"]["resourceVersion"]) >= int(found.resource_version)
-            break
+async def test_a_watch_that_the_server_ends_gets_a_bookmark_first(transport: FaultyTransport, namespace: str) -> None:
+    """So that the next one starts where this one ended, however quiet it was."""
+    query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "0", "timeoutSeconds": "4"}
+    async with transport.stream(Request("GET", SECRETS.path(namespace), query), idle_seconds=10) as stream:
+        events = b"".join([chunk async for chunk in stream.chunks])
+    assert b'"type":"BOOKMARK"' in events
 
 
 async def test_a_reflection_outlives_refusals(plane: ControlPlane, client: Client, namespace: str) -> None:
     """RBAC that comes after the process is an every-day case."""
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"namespace": namespace, "name": "late"}})
     transport = AiohttpTransport(credentials.load(await plane.service_account_kubeconfig(namespace, "late")))
     store, synced = Store(), asyncio.Event()
     await client.create(SECRETS, secret(namespace, "one"))

@@ -1,0 +1,137 @@
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from kube.client import Client, connect
+from kube.credentials import Credentials, StaticToken
+from kube.errors import ApiError, Forbidden, NotFound, Unreachable
+from kube.resources import METAL_HOSTS, PODS
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ClientOf = Callable[[Handler], Awaitable[Client]]
+
+
+async def hang(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_server_that_never_answers_is_unreachable(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kube.transport.TOTAL_SECONDS", 0.2)
+    client = await client_of(hang)
+    with pytest.raises(Unreachable, match="GET /api/v1/namespaces/ns/pods/a"):
+        await client.get(PODS, "a", "ns")
+
+
+async def test_a_body_that_never_ends_is_unreachable(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"kind":')
+        return await hang(request)
+
+    monkeypatch.setattr("kube.transport.TOTAL_SECONDS", 0.2)
+    client = await client_of(trickle)
+    with pytest.raises(Unreachable):
+        await client.get(PODS, "a", "ns")
+
+
+async def test_a_server_that_hangs_up_is_unreachable_and_a_write_is_not_sent_again(client_of: ClientOf) -> None:
+    writes = 0
+
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        nonlocal writes
+        writes += 1
+        assert request.transport
+        request.transport.close()
+        return web.Response()
+
+    client = await client_of(hang_up)
+    with pytest.raises(Unreachable):
+        await client.apply(PODS, {"metadata": {"namespace": "ns", "name": "a"}}, field_manager="test")
+    assert writes == 1
+
+
+async def test_nobody_listening_is_unreachable() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        server = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        async with connect(Credentials(server, StaticToken(None))) as client:
+            with pytest.raises(Unreachable):
+                await client.get(METAL_HOSTS, "a")
+
+
+async def test_an_answer_that_is_not_the_apis_is_unreachable(client_of: ClientOf) -> None:
+    async def portal(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>please log in</html>")
+
+    client = await client_of(portal)
+    with pytest.raises(Unreachable, match="get pods ns/a: the answer is not what the API sends"):
+        await client.get(PODS, "a", "ns")
+
+
+async def test_a_refusal_without_a_status_object_says_what_came(client_of: ClientOf) -> None:
+    async def proxy(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=502, text="bad gateway")
+
+    client = await client_of(proxy)
+    with pytest.raises(ApiError, match=r"get metalhosts\.inference\.pomona\.dev studio-1: 502 no reason: bad gateway"):
+        await client.get(METAL_HOSTS, "studio-1")
+
+
+async def test_no_error_and_no_repr_shows_the_token(client_of: ClientOf) -> None:
+    seen: list[str | None] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({"message": "no", "reason": "Forbidden"}, status=403)
+
+    client = await client_of(refuse)
+    with pytest.raises(Forbidden) as refused:
+        await client.get(PODS, "a", "ns")
+    assert seen == ["Bearer hunter2"]
+    assert "hunter2" not in repr(refused.value) + repr(StaticToken("hunter2")) + repr(
+        Credentials("", StaticToken("hunter2"))
+    )
+
+
+@pytest.mark.parametrize(("wait", "asked"), [("0", 4), (None, 1)])
+async def test_429_is_tried_again_only_when_the_server_says_when(
+    client_of: ClientOf, wait: str | None, asked: int
+) -> None:
+    requests = 0
+
+    async def throttle(_: web.Request) -> web.StreamResponse:
+        nonlocal requests
+        requests += 1
+        headers = {"Retry-After": wait} if wait else {}
+        return web.json_response({"message": "slow down"}, status=429, headers=headers)
+
+    client = await client_of(throttle)
+    with pytest.raises(ApiError, match="slow down"):
+        await client.get(PODS, "a", "ns")
+    assert requests == asked
+
+
+async def test_a_silent_watch_is_unreachable(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silence(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        return await hang(request)
+
+    monkeypatch.setattr("kube.client.WATCH_IDLE_SECONDS", 0.2)
+    client = await client_of(silence)
+    with pytest.raises(Unreachable):
+        async for _ in client.watch(PODS, resource_version="1"):
+            pass
+
+
+async def test_a_missing_object_is_not_found(client_of: ClientOf) -> None:
+    async def missing(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"reason": "NotFound", "message": "no such pod"}, status=404)
+
+    with pytest.raises(NotFound, match="delete pods ns/a: 404 NotFound: no such pod"):
+        await (await client_of(missing)).delete(PODS, "a", "ns")
