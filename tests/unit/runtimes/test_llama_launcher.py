@@ -113,6 +113,12 @@ def test_an_unknown_argument_ends_with_1() -> None:
     assert (result.returncode, result.stderr) == (1, "error: invalid argument: --no-such-flag\n")
 
 
+def test_the_command_passes_every_argument_on() -> None:
+    command = [sys.executable, "-m", "cli.main", "llama-server", "-np", "2", "-c", "512", "--help-me"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (1, "error: invalid argument: --help-me\n")
+
+
 def test_a_missing_model_ends_with_1_and_says_which(tmp_path: Path) -> None:
     result = run("-m", str(tmp_path / "none.gguf"), "--port", "0")
     assert result.returncode == 1
