@@ -1,0 +1,59 @@
+"""`python -m tests.demo`: get the weights while there is a network, then go inside and show the main job."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.controlplane import sandbox
+from tests.controlplane.binaries import cache_folder, ensure
+from tests.controlplane.go_build import BuildError
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument(
+        "--model", default="", metavar="SOURCE", help="hf://ORG/REPO/FILE.gguf; default: a generated one"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Return the exit status: 0 only when both answers came."""
+    options = parse()
+    try:
+        sandbox.check()
+        ensure()
+    except (sandbox.SandboxError, BuildError) as error:
+        print(f"make demo: {error}", file=sys.stderr)
+        return 1
+    weights = asyncio.run(fetched(options.model)) if options.model else generated()
+    inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights)]
+    return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
+
+
+def generated() -> Path:
+    """Write the tiny weights into the user's cache, where they are seen inside too."""
+    from tests.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
+
+    weights = cache_folder() / "models" / "tiny.gguf"
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    write(weights)
+    return weights
+
+
+async def fetched(source: str) -> Path:
+    """Fetch real weights into the user's cache, with a progress bar; nothing inside the sandbox reaches out."""
+    folder = cache_folder() / "models"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "fetch", source, "--to", str(folder)
+    )
+    if await process.wait() != 0:
+        sys.exit(1)
+    return folder / source.rsplit("/", 1)[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""The demo inside its sandbox: everything is started, two files are applied, two answers are streamed."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from base64 import b64decode
+from pathlib import Path
+
+from kube import credentials
+from kube.client import Client, Obj, connect
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, SECRETS, Resource
+from kube.store import Store
+from kube.watch import reflect
+from tests.controlplane import members, sandbox
+from tests.controlplane.binaries import Binaries, ensure
+from tests.controlplane.network import ADDRESS, Network
+from tests.controlplane.plane import ControlPlane, PlaneError
+from tests.controlplane.process import CHECKOUT, Process
+from tests.demo.chat import Answer, ask
+
+NODE = "cpu-1"
+METAL_HOST = "studio-1"
+SERVICES = {"tiny-pod": "a pod", "tiny-host": f"a native process on host {METAL_HOST}"}
+QUESTION = "Who are you?"
+READY_SECONDS = 600
+"""Real weights may be loaded from a slow disk; the tiny ones need a second."""
+
+
+class Stage:
+    """Everything that a cluster with one node and one off-cluster host consists of.
+
+    Args:
+        binaries: the control plane's programs.
+        folder: for data, credentials and logs.
+        weights: the GGUF file that the cluster fetches.
+
+    """
+
+    def __init__(self, binaries: Binaries, folder: Path, weights: Path) -> None:
+        self.plane = ControlPlane(binaries, folder / "plane")
+        self._processes: list[Process] = []
+        self._folder = folder
+        self._weights = weights
+
+    async def start(self) -> None:
+        """Start all parts; those that need each other wait for each other by themselves."""
+        network = Network()
+        await network.start()
+        await self._publish_weights()
+        say("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
+        await self.plane.start()
+        say("control plane is ready")
+        await members.install(self.plane)
+        await self._start(members.kubelet(self.plane, NODE, self._folder))
+        await self._start(await members.controller(self.plane, self._folder))
+        await self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
+        say("controller, node and off-cluster host are started")
+
+    async def stop(self) -> None:
+        """End what was started; what that left ends with the sandbox."""
+        await asyncio.gather(*(process.kill() for process in self._processes if process.running))
+        await self.plane.stop()
+
+    def log_tails(self) -> str:
+        """The ends of all our logs, for a person who wonders why."""
+        return "\n".join(f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
+
+    async def _start(self, process: Process) -> None:
+        process.start()
+        self._processes.append(process)
+
+    async def _publish_weights(self) -> None:
+        """Serve the weights at the address that the example names."""
+        served = self._folder / "served"
+        served.mkdir()
+        (served / "model.gguf").touch()
+        # A bind mount, seen in this sandbox only: a link would lead out of the folder, which a file server refuses.
+        mounting = await asyncio.create_subprocess_exec("mount", "--bind", self._weights, served / "model.gguf")
+        if await mounting.wait() != 0:
+            raise PlaneError(f"{self._weights} cannot be mounted")
+        argv = [sys.executable, "-m", "tests.web", f"--root={served}", f"--address={ADDRESS}", "--port=80"]
+        await self._start(Process("models", argv, self._folder / "models.log"))
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal what happened, and when."""
+    print(f"[{time.monotonic() - STARTED:5.1f} s] {text}", flush=True)
+
+
+STARTED = time.monotonic()
+
+
+async def follow(client: Client, store: Store) -> None:
+    """Keep the store filled, and say each change of phase of what the user applied."""
+
+    def changed(resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        before, after = _phase(old), _phase(new)
+        if new is not None and after != before and after[0]:
+            say(f"{resource.kind} {new['metadata']['name']}: {' - '.join(filter(None, after))}")
+
+    store.subscribe(changed)
+    async with asyncio.TaskGroup() as tasks:
+        for resource in (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, ENDPOINT_SLICES):
+            tasks.create_task(reflect(client, store, resource, "default"))
+
+
+def _phase(obj: Obj | None) -> tuple[str, str]:
+    status = (obj or {}).get("status", {})
+    ready: Obj = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+    return status.get("phase", ""), ready.get("reason", "") or status.get("reason", "")
+
+
+async def wait_until_ready(store: Store) -> None:
+    """Wait for both services, woken by every change of the store.
+
+    Raises:
+        TimeoutError: one of them was not Ready in time.
+    """
+    ready = asyncio.Event()
+
+    def check(*_: object) -> None:
+        if all(_phase(store.get(INFERENCE_SERVICES, name, "default"))[0] == "Ready" for name in SERVICES):
+            ready.set()
+
+    store.subscribe(check)
+    check()
+    async with asyncio.timeout(READY_SECONDS):
+        await ready.wait()
+
+
+async def converse(client: Client, store: Store, name: str) -> Answer:
+    """Ask the service through an address of its EndpointSlices, as the cluster's own routing would."""
+    slices = [
+        each
+        for each in store.list(ENDPOINT_SLICES, "default")
+        if each["metadata"]["labels"].get("kubernetes.io/service-name") == name
+    ]
+    url = next(
+        f"http://{endpoint['addresses'][0]}:{each['ports'][0]['port']}"
+        for each in slices
+        for endpoint in each["endpoints"] or []
+        if endpoint["conditions"].get("ready")
+    )
+    secret = await client.get(SECRETS, f"{name}-token", "default")
+    token = b64decode(secret["data"]["token"]).decode()
+    print(f"\n{name}, {SERVICES[name]} at {url}\n  > {QUESTION}\n  < ", end="")
+    answer = await ask(
+        url, model=name, token=token, question=QUESTION, show=lambda text: print(text, end="", flush=True)
+    )
+    print(
+        f"\n  first token after {1000 * answer.first_token_seconds:.0f} ms, "
+        f"then {answer.tokens_per_second:,.0f} tokens/s"
+    )
+    return answer
+
+
+async def show(stage: Stage, *, keep: bool) -> bool:
+    """The main job; True when both services answered."""
+    await stage.start()
+    async with connect(credentials.load(stage.plane.kubeconfig())) as client:
+        store = Store()
+        following = asyncio.create_task(follow(client, store))
+        say("kubectl apply -f examples/")
+        await stage.plane.apply(CHECKOUT / "examples")
+        await wait_until_ready(store)
+        answers = [await converse(client, store, name) for name in SERVICES]
+        print(f"\nfirst answer {time.monotonic() - STARTED:.1f} s after the start\n")
+        print("$ kubectl get mdl,isvc,mh,mp")
+        print(await stage.plane.kubectl("get", "mdl,isvc,mh,mp"))
+        if keep:
+            await stay(stage)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+    return all(answer.text for answer in answers)
+
+
+async def stay(stage: Stage) -> None:
+    """Say how to enter, and wait for Ctrl-C."""
+    kubectl = ensure().kubectl.parent
+    print(f"It runs until Ctrl-C. Another terminal of yours enters it with\n\n  {sandbox.enter_command()} \\")
+    print(f"    env KUBECONFIG={stage.plane.kubeconfig()} PATH={kubectl}:$PATH bash\n")
+    print("and there kubectl and curl work, for example\n")
+    print("  kubectl get isvc,endpointslices")
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+async def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--keep", action="store_true")
+    options = parser.parse_args()
+    # /tmp is the sandbox's own and goes with it.
+    stage = Stage(ensure(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
+    try:
+        return 0 if await show(stage, keep=options.keep) else 1
+    except (PlaneError, TimeoutError) as error:
+        reason = str(error) or f"not Ready within {READY_SECONDS} s"
+        print(f"make demo: {reason}\n{stage.log_tails()}", file=sys.stderr)
+        return 1
+    finally:
+        await stage.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
