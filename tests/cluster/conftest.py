@@ -119,6 +119,7 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
+    await _end_outage(plane)
     for kind in WORKLOADS:
         await plane.request("DELETE", kind.path(name), {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
     for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
@@ -126,6 +127,12 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
         await plane.request("PATCH", path, {"metadata": {"finalizers": None}}, accept={404})
     # Kubernetes waits five seconds before it empties a namespace: nobody waits for that.
     await plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+async def _end_outage(plane: ControlPlane) -> None:
+    # A test that failed in the middle of an outage must not fail those after it.
+    if not plane.apiserver.running:
+        await plane.start_apiserver()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -169,6 +176,7 @@ async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]
     process.start()
     yield process
     watched.remove(process)
+    await _end_outage(plane)
     if process.running:
         await process.stop()
     # A killed one holds it still, and the next test's would wait for it to expire.
@@ -195,6 +203,7 @@ async def metal_host(
         return host
 
     yield start
+    await _end_outage(plane)
     for host in hosts:  # also those that never renewed
         watched.remove(host.agent)
         await host.host.close()

@@ -141,6 +141,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _build(pins: Pins, programs: list[str], folder: Path) -> None:
+    print(f"building {', '.join(programs)} into {folder}: only once, it takes minutes", file=sys.stderr, flush=True)
     aside = folder / ".building"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -168,6 +169,8 @@ def main() -> None:
             print(path)
     except BuildError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the next run goes on from here")
 
 
 if __name__ == "__main__":

@@ -63,11 +63,10 @@ def build(
             "GOMODCACHE": str(caches / "mod"),
             "GOFLAGS": "-mod=readonly -modcacherw",
         }
-    names = ", ".join(package.removesuffix("/v3").rsplit("/", 1)[1] for package in packages)
-    report = Progress(f"control plane ({names}): downloading sources; all of it happens once and takes minutes")
+    report = Progress("downloading sources")
     listed = _lines([go, "list", "-deps", *packages], module, environment, report)
     total = sum(not line.startswith("go: ") for line in listed)
-    report.start(f"control plane: building at most {total} packages with {go}")
+    report.start(f"compiling at most {total} packages with {go}")
     ldflags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in variables.items())])
     flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
     for _ in _lines([go, "build", *flags, "-o", f"{destination}/", *packages], module, environment, report):

@@ -7,11 +7,12 @@ that a pod waits for.
 """
 
 import asyncio
+import inspect
 import json
 import secrets
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -196,11 +197,11 @@ class ControlPlane:
             return False
         return True
 
-    async def _wait(self, condition: Any, what: str) -> None:
+    async def _wait(self, condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:
             value = condition()
-            if await value if asyncio.iscoroutine(value) else value:
+            if await value if inspect.isawaitable(value) else value:
                 return
             for process in self.processes:
                 if process.exit_code is not None:

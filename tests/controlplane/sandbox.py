@@ -160,12 +160,12 @@ def _mount_private_folders() -> None:
         _mount("-c", "--rbind", f"/proc/self/fd/{descriptor}", str(folder), descriptors=[descriptor])
         os.close(descriptor)
     Path("/run/netns").mkdir()
+    os.chdir(Path.cwd())  # the same name, which may lead to what was bound back
 
 
 def _hidden_but_needed() -> list[Path]:
     needed = {CHECKOUT, Path.cwd(), Path.home(), Path(sys.prefix), Path(sys.base_prefix)}
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        needed.add(Path(cache))
+    needed |= {Path(os.environ[name]) for name in ("XDG_CACHE_HOME", "KUBEBUILDER_ASSETS") if os.environ.get(name)}
     places = {path.resolve() for path in needed if path.exists()}
     return sorted(path for path in places if path not in HIDDEN and any(path.is_relative_to(top) for top in HIDDEN))
 

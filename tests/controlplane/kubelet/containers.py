@@ -139,7 +139,7 @@ async def start(launch: Launch) -> Container:
     isolate = [_tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc"]
     read_end, write_end = os.pipe()
     try:
-        with launch.log.open("ab") as log:
+        with launch.log.open("ab") as log, os.fdopen(write_end, "wb"):
             process = subprocess.Popen(  # noqa: ASYNC220 - returns after fork and exec; see the module's paragraph
                 [*network, *isolate, sys.executable, "-I", "-S", rootfs.__file__, str(spec), str(write_end)],
                 stdin=subprocess.DEVNULL,
@@ -149,7 +149,6 @@ async def start(launch: Launch) -> Container:
                 pass_fds=[write_end],
                 start_new_session=True,
             )
-        os.close(write_end)
         (launch.folder / "pid").write_text(f"{process.pid} {_start_time(process.pid)}")
         return await _started(process, read_end)
     finally:

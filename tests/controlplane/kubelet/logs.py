@@ -55,6 +55,15 @@ def termination_message(message_file: Path, log: Path, *, policy: str, failed: b
     return message
 
 
+def complete(log: Path) -> None:
+    """Mark a log as one that nothing is added to any more: it is read-only then."""
+    log.chmod(0o444)
+
+
+def _is_complete(log: Path) -> bool:
+    return not log.stat().st_mode & 0o200
+
+
 async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path, key: Path) -> web.AppRunner:
     """Serve `kubectl logs` (with --tail, --follow, --previous) over TLS; the caller cleans the runner up."""
 
@@ -70,13 +79,15 @@ async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path
         with path.open("rb") as file:
             if lines := request.query.get("tailLines"):
                 await response.write(b"".join(file.readlines()[-int(lines) :] if int(lines) else []))
-            while True:
+            while request.transport is not None:  # the client is there
+                follow = request.query.get("follow") == "true" and not _is_complete(path)
                 if content := file.read(1 << 16):
                     await response.write(content)
-                elif request.query.get("follow") != "true":
-                    return response
-                else:
+                elif follow:
                     await asyncio.sleep(FOLLOW_SECONDS)
+                else:
+                    break
+        return response
 
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)

@@ -17,6 +17,8 @@ VOLUME_KINDS = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "hostPath", "persistentVolumeClaim", "projected", "secret"}
 )
 
+HOSTNAME_LENGTH = 63
+
 # A container that ran this long without a problem starts anew with its back-off.
 BACKOFF_RESET_SECONDS = 600.0
 
@@ -119,6 +121,12 @@ def unsupported(pod: Obj) -> str | None:
             if "grpc" in container.get(probe, {}):
                 return f"container {container['name']}: a grpc {probe} is not supported by the process kubelet"
     return None
+
+
+def hostname(pod: Obj) -> str:
+    """Return the pod's host name, cut to what the kernel takes."""
+    name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
+    return name[:HOSTNAME_LENGTH].rstrip("-.")
 
 
 def initialized(state: PodState) -> bool:

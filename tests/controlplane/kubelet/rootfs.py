@@ -142,7 +142,7 @@ def make_mount_point(target: Path, *, folder: bool) -> None:
 
 def _devices(dev: Path) -> None:
     _mount("tmpfs", dev, kind="tmpfs", flags=MS_NOSUID, options="mode=755")
-    for name in DEVICES:
+    for name in (name for name in DEVICES if (Path("/dev") / name).exists()):
         (dev / name).touch()
         _bind(Path("/dev") / name, dev / name, read_only=False)
     for name, link in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):

@@ -18,7 +18,7 @@ import aiohttp
 import structlog
 
 from kube.errors import ApiError, Unreachable
-from tests.controlplane.kubelet import containers, environment, images, logs, probes
+from tests.controlplane.kubelet import containers, environment, images, logs, pods, probes
 from tests.controlplane.kubelet.containers import Container, Launch, Mount, StartError
 from tests.controlplane.kubelet.environment import ConfigError, Lookup
 from tests.controlplane.kubelet.podnet import netns
@@ -156,7 +156,7 @@ class Supervisor:
         began = datetime.now(UTC)
         try:
             process = await containers.start(launch)
-        except StartError as error:
+        except (StartError, OSError) as error:
             self._log.warning("container not started", error=str(error))
             container_id = f"process://{launch.folder.parent.parent.name}/{self.state.name}/{count}"
             ended = Terminated(START_ERROR_CODE, "StartError", str(error), began, datetime.now(UTC), container_id)
@@ -172,6 +172,7 @@ class Supervisor:
             policy=self._container.get("terminationMessagePolicy", "File"),
             failed=code != 0,
         )
+        logs.complete(launch.log)
         self._log.info("container ended", exit_code=code)
         reason = "Error" if code else "Completed"
         self._set(
@@ -251,7 +252,7 @@ class Supervisor:
 
     async def _compose(self, image: images.Image) -> Launch:
         pod, container, metadata = self._pod, self._container, self._pod.spec["metadata"]
-        hostname = pod.spec["spec"].get("hostname") or metadata["name"]
+        hostname = pods.hostname(pod.spec)
         base = {**images.DEFAULT_ENVIRONMENT, **image.environment, "HOSTNAME": hostname}
         variables = await environment.resolve(
             container, pod.spec, base, addresses=pod.addresses, allocatable=pod.allocatable, lookup=pod.lookup

@@ -183,8 +183,8 @@ class Worker:
             address = await self._host.network.add(self._uid)
             self._shared.addresses["status.podIP"] = address
             self._volumes.addresses = self._shared.addresses
-            name = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
-            (folder / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{name}\n")
+            hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{pods.hostname(self.pod)}\n"
+            (folder / "hosts").write_text(hosts)
             # There is no cluster DNS. Without a server's address a look-up fails at once, and not after 10 s.
             (folder / "resolv.conf").write_text("")
             self._state = replace(self._state, pod_ip=address)
