@@ -162,3 +162,11 @@ async def test_logs_of_this_run_and_the_one_before(pods: Pods, plane: ControlPla
 
     await eventually(logged)
     assert await plane.kubectl("logs", place, pod, "--previous") == "run 0\n"
+
+
+async def test_following_a_log_ends_with_the_container(pods: Pods, plane: ControlPlane) -> None:
+    pod = await pods.run("echo one; sleep 0.5; echo two; echo three")
+    await pods.until(pod, lambda status: status["phase"] != "Pending")
+    place = f"--namespace={pods.namespace}"
+    assert await plane.kubectl("logs", place, pod, "--follow") == "one\ntwo\nthree\n"
+    assert await plane.kubectl("logs", place, pod, "--tail=2") == "two\nthree\n"

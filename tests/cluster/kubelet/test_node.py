@@ -95,6 +95,30 @@ async def test_a_deletion_while_the_kubelet_is_away_is_finished_when_it_is_back(
     assert not await answers(address)
 
 
+async def test_an_outage_of_the_api_stops_nothing_and_what_happened_is_told_afterwards(
+    client: Client, pods: Pods, plane: ControlPlane, tmp_path: Path
+) -> None:
+    volumes = [{"name": "flags", "hostPath": {"path": str(tmp_path)}}]
+    waiting = {"volumeMounts": [{"name": "flags", "mountPath": "/flags"}]}
+    server = await pods.run("", main=SERVER)
+    job = await pods.run(
+        "until [ -e /flags/end ]; do sleep 0.1; done; touch /flags/ended", main=waiting, volumes=volumes
+    )
+    address = (await pods.until(server, lambda status: status["containerStatuses"][0]["ready"]))["podIP"]
+    await pods.until(job, lambda status: status["phase"] == "Running")
+    await plane.stop_apiserver()
+    try:
+        (tmp_path / "end").touch()
+        await eventually((tmp_path / "ended").exists)
+        assert await answers(address)
+    finally:
+        await plane.start_apiserver()
+    assert (await pods.ended(job))["exitCode"] == 0
+    assert (await pods.main(server))["restartCount"] == 0
+    await client.delete(PODS, server, pods.namespace)
+    await eventually(lambda: pods.is_gone(server))
+
+
 async def test_a_forced_deletion_kills_the_containers(pods: Pods, plane: ControlPlane) -> None:
     name = await pods.run("", main=SERVER, terminationGracePeriodSeconds=600)
     address = (await pods.until(name, lambda status: status["containerStatuses"][0]["ready"]))["podIP"]

@@ -17,6 +17,7 @@ from tests.controlplane.kubelet.pods import (
     conditions,
     container_status,
     crashes_in_a_row,
+    hostname,
     merge_conditions,
     phase,
     restarts,
@@ -215,6 +216,11 @@ def test_a_pod_new_to_every_kubelet_waits_for_its_creation() -> None:
 )
 def test_what_cannot_be_done_is_refused_by_name(spec: dict[str, Any], named: str) -> None:
     assert named in (unsupported({"spec": {"containers": [], **spec}}) or "")
+
+
+def test_a_host_name_is_the_pods_cut_to_63_characters() -> None:
+    assert hostname({"metadata": {"name": "p"}, "spec": {"hostname": "h"}}) == "h"
+    assert hostname({"metadata": {"name": "a" * 62 + "-bcdef"}, "spec": {}}) == "a" * 62
 
 
 def test_an_ordinary_pod_is_not_refused() -> None:
