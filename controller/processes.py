@@ -66,8 +66,21 @@ def desired_spec(service: InferenceService, model: Model, memory_bytes: int) -> 
 
 def family(service: str, spec: MetalProcessSpec) -> str:
     """Return the name of a service's processes with this spec, without the number at its end."""
-    encoded = msgspec.json.encode(spec, order="sorted")
+    encoded = msgspec.json.encode(_decided(spec), order="sorted")
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+
+
+def _decided(spec: MetalProcessSpec | Artifact) -> Obj:
+    """Return what differs from the defaults, so that a field which a later version adds replaces no process.
+
+    msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
+    """
+    decided: Obj = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if value not in (field.default, None, "", []):
+            decided[field.encode_name] = _decided(value) if isinstance(value, Artifact) else value
+    return decided
 
 
 def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
@@ -206,8 +219,8 @@ def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:
 
 def _process(service: InferenceService, spec: MetalProcessSpec, name: str) -> tuple[Resource, Obj]:
     owner = service.metadata
-    body = msgspec.to_builtins(spec)
-    resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, {LABEL_SERVICE: owner.name}, spec=body)
+    labels = {LABEL_SERVICE: owner.name}
+    resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=_decided(spec))
     obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
     return resource, obj
 

@@ -1,0 +1,257 @@
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller import binder, processes
+from controller.plan import Key, Plan, Snapshot
+from controller.processes import AVOID_SECONDS, Steps, converge, desired_spec, family, release, stand
+from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
+from crds.metalprocess import MetalProcess
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from tests.serving import GIB, NOW, as_host, as_model, as_process, as_service, host, model, process, service, store
+
+SPEC = desired_spec(as_service(service()), as_model(model()), 2 * GIB)
+NAME = family("chat", SPEC)
+LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
+
+
+def steps(wanted: int, *observed: Obj, hosts: Iterable[Obj] = (), known: bool = True, later: float = 0) -> Steps:
+    """What is done about the processes of service `chat`, on one large host unless others are given."""
+    structs = [as_process(each) for each in observed]
+    by_name = {each.metadata.name: each for each in map(as_host, hosts or [host("studio-1")])}
+    standing = stand(NAME if known else None, wanted, structs, by_name)
+    alive = [each for name, each in by_name.items() if not processes.host_is_lost(name, by_name)]
+    return converge(
+        as_service(service()),
+        SPEC if known else None,
+        wanted,
+        standing,
+        taken={each.metadata.name for each in structs},
+        rooms=binder.rooms(alive, structs),
+        now=NOW + timedelta(seconds=later),
+    )
+
+
+def made(done: Steps) -> list[str]:
+    return [obj["metadata"]["name"] for _, obj in done.create]
+
+
+def deleted(done: Steps) -> set[str]:
+    return {each.name for each in done.delete}
+
+
+def test_a_new_process_is_complete_unbound_and_holds_no_secret() -> None:
+    ((resource, obj),) = steps(1).create
+    assert resource == METAL_PROCESSES
+    assert obj["metadata"]["name"] == f"{NAME}-0"
+    assert obj["metadata"]["finalizers"] == [PROCESS_FINALIZER]
+    assert obj["metadata"]["labels"][LABEL_SERVICE] == "chat"
+    assert obj["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
+    assert obj["spec"] == {
+        "serviceName": "chat",
+        "modelName": "tiny",
+        "runtime": "llama.cpp",
+        "artifact": {
+            "source": "http://models.example/tiny.gguf",
+            "revision": "r1",
+            "sha256": "a" * 64,
+            "sizeBytes": GIB,
+        },
+        "memoryBytes": 2 * GIB,
+        "tokenSecret": "chat-token",
+    }
+
+
+def test_what_a_user_edits_is_another_family_and_what_scales_is_not() -> None:
+    def named(**spec: Any) -> str:
+        return family("chat", desired_spec(as_service(service(**spec)), as_model(model()), 2 * GIB))
+
+    assert named(replicas=5, suspend=True) == NAME
+    assert named(contextLength=int("4096")) == NAME, "said, or left to the default"
+    assert (
+        len({NAME, named(contextLength=8192), named(parallel=2), named(extraArgs=["-fa"]), named(priority="low")}) == 5
+    )
+
+
+def test_scale_up_takes_free_numbers_only() -> None:
+    leaving = process(f"{NAME}-1", host="studio-1", **LEAVING)
+    assert made(steps(3, process(f"{NAME}-0"), leaving)) == [f"{NAME}-2", f"{NAME}-3"]
+
+
+def test_scale_down_keeps_what_answers() -> None:
+    observed = [
+        process(f"{NAME}-0", host="studio-1", phase="Starting"),
+        process(f"{NAME}-1", host="studio-1", phase="Ready"),
+        process(f"{NAME}-2"),
+    ]
+    assert deleted(steps(1, *observed)) == {f"{NAME}-0", f"{NAME}-2"}
+    assert deleted(steps(0, *observed)) == {f"{NAME}-0", f"{NAME}-1", f"{NAME}-2"}
+
+
+def test_an_edit_makes_before_it_breaks() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready")
+    assert (made(steps(1, old)), deleted(steps(1, old))) == ([f"{NAME}-0"], set())
+    starting = process(f"{NAME}-0", host="studio-1", phase="Starting", gib=2)
+    assert steps(1, old, starting) == Steps()
+    ready = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    assert deleted(steps(1, old, ready)) == {"chat-00000000-0"}
+
+
+def test_an_edit_breaks_first_where_only_the_old_ones_memory_would_do() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
+    new = process(f"{NAME}-0", gib=5)
+    small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}])
+    assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
+    assert steps(1, old, new, hosts=[small, host("studio-2")]) == Steps(), "it fits beside it elsewhere"
+    assert steps(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == Steps(), "it would not help"
+
+
+def test_an_edit_makes_room_for_one_at_a_time() -> None:
+    hosts = [
+        host(name, 0, processes=[{"uid": f"uid-chat-00000000-{number}"}])
+        for number, name in enumerate(("studio-1", "studio-2"))
+    ]
+    old = [
+        process(f"chat-00000000-{number}", host=name, phase="Ready", gib=4)
+        for number, name in enumerate(("studio-1", "studio-2"))
+    ]
+    new = [process(f"{NAME}-0", gib=4), process(f"{NAME}-1", gib=4)]
+    (first,) = deleted(steps(2, *old, *new, hosts=hosts))
+    for each in old:
+        if each["metadata"]["name"] == first:
+            each["metadata"] |= LEAVING
+    assert steps(2, *old, *new, hosts=hosts) == Steps()
+
+
+def test_a_lost_host_is_replaced_and_its_process_stays_until_then() -> None:
+    lost, other = host("studio-1", ready="False"), host("studio-2")
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready")
+    assert made(steps(1, there, hosts=[lost, other])) == [f"{NAME}-1"]
+    assert deleted(steps(1, there, hosts=[lost, other])) == set()
+    ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, there, ready, hosts=[lost, other])) == {f"{NAME}-0"}
+    assert made(steps(1, there, hosts=[other])) == [f"{NAME}-1"], "a host that is not registered any more is lost too"
+
+
+def test_a_host_that_comes_back_is_good_again() -> None:
+    there, spare = process(f"{NAME}-0", host="studio-1", phase="Ready"), process(f"{NAME}-1")
+    assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
+
+
+def test_failed_stays_with_its_host() -> None:
+    assert steps(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == Steps()
+
+
+def test_rejected_is_replaced_and_remembered_for_a_while() -> None:
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected")
+    done = steps(1, rejected)
+    assert (made(done), deleted(done)) == ([f"{NAME}-1"], set())
+    assert done.again_seconds == AVOID_SECONDS - 60
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"), later=AVOID_SECONDS)) == {f"{NAME}-0"}
+    answers = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
+
+
+def test_rejected_of_an_earlier_spec_and_stopped_go() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Rejected")
+    stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped")
+    assert deleted(steps(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
+    assert made(steps(1, old, stopped)) == [f"{NAME}-1"]
+
+
+def test_while_the_spec_is_not_known_nothing_is_made_and_what_serves_stays() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready")
+    assert steps(2, old, known=False) == Steps()
+    assert deleted(steps(0, old, known=False)) == {"chat-00000000-0"}
+
+
+PHASES = st.sampled_from(["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"])
+
+
+@st.composite
+def populations(draw: st.DrawFn) -> list[Obj]:
+    observed = []
+    for number in range(draw(st.integers(0, 6))):
+        prefix = draw(st.sampled_from([NAME, "chat-00000000"]))
+        place = draw(st.sampled_from([None, "studio-1", "lost", "gone"]))
+        phase = draw(PHASES) if place else "Pending"
+        fields = LEAVING if draw(st.booleans()) else {}
+        observed.append(process(f"{prefix}-{number}", host=place, phase=phase, **fields))
+    return observed
+
+
+@given(populations(), st.integers(0, 4))
+def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int) -> None:
+    hosts = [host("studio-1"), host("lost", ready="False")]
+    first = steps(wanted, *observed, hosts=hosts)
+    names = [each["metadata"]["name"] for each in observed]
+    assert not set(made(first)) & set(names)
+    after = [*observed, *(process(name) for name in made(first))]
+    for each in after:
+        if each["metadata"]["name"] in deleted(first):
+            assert "deletionTimestamp" not in each["metadata"], "deleted once is enough"
+            each["metadata"] = each["metadata"] | LEAVING
+    second = steps(wanted, *after, hosts=hosts)
+    assert (second.create, second.delete) == ((), ())
+    standing = stand(NAME, wanted, [as_process(each) for each in after], {})
+    assert len(standing.kept) <= wanted
+
+
+def patched(plan: Plan) -> list[Any]:
+    return [operation for patch in plan.patch for operation in patch.operations]
+
+
+def leaving(phase: str = "Pending", **fields: Any) -> MetalProcess:
+    return as_process(process("chat-00000000-0", phase=phase, **LEAVING, **fields))
+
+
+@pytest.mark.parametrize(
+    ("observed", "host_exists", "wait_seconds", "released"),
+    [
+        (leaving("Stopped", host="studio-1"), True, None, True),
+        (leaving(), True, None, True),
+        (leaving("Ready", host="studio-1"), True, None, False),
+        (leaving("Failed", host="studio-1"), True, None, False),
+        (leaving("Ready", host="studio-1"), False, None, True),
+        (leaving("Ready", host="studio-1"), True, 12.0, False),
+        (leaving("Ready", host="studio-1"), True, 0.0, True),
+    ],
+)
+def test_release(*, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool) -> None:
+    plan = release(observed, host_exists=host_exists, wait_seconds=wait_seconds)
+    assert bool(plan.patch) == released
+    if not released:
+        assert plan.again_seconds == wait_seconds
+
+
+def test_release_is_of_this_very_version_and_leaves_the_finalizers_of_others() -> None:
+    observed = leaving("Stopped", host="studio-1", finalizers=["a.example/b", PROCESS_FINALIZER])
+    assert patched(release(observed, host_exists=True, wait_seconds=None)) == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+        {"op": "replace", "path": "/metadata/finalizers", "value": ["a.example/b"]},
+    ]
+
+
+def test_nothing_is_released_that_nobody_deletes_or_that_is_released_already() -> None:
+    kept = as_process(process("chat-00000000-0", phase="Stopped", host="studio-1"))
+    assert release(kept, host_exists=True, wait_seconds=None) == Plan()
+    assert release(leaving("Stopped", finalizers=[]), host_exists=True, wait_seconds=None) == Plan()
+
+
+def test_release_looks_at_the_store() -> None:
+    obj = process("a-b-0", host="studio-1", phase="Ready", **LEAVING)
+    alone, with_host = store((METAL_PROCESSES, obj)), store((METAL_PROCESSES, obj), (METAL_HOSTS, host("studio-1")))
+    assert processes.decide_release(Snapshot(alone, NOW), Key("team", "a-b-0")).patch
+    assert not processes.decide_release(Snapshot(with_host, NOW), Key("team", "a-b-0")).patch
+    assert processes.decide_release(Snapshot(alone, NOW), Key("team", "gone")) == Plan()
+
+
+def test_the_spec_is_one_that_the_schema_takes() -> None:
+    ((_, obj),) = steps(1).create
+    assert msgspec.convert(obj, MetalProcess).spec == SPEC

@@ -1,0 +1,159 @@
+"""Prober against real HTTP servers; only the Secret's source is a stand-in."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.plan import Key, Leading
+from controller.readiness import Endpoint, Prober, Question, ready_endpoints
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import Resource
+from kube.store import Store
+from runtimes.probe import Probe
+from tests.background import running
+from tests.eventually import eventually
+from tests.serving import slice_of
+
+KEY = Key("team", "chat")
+TOKEN = "right"
+
+
+class Secrets(Client):
+    """Answers for the token Secret only."""
+
+    def __init__(self, token: str | None = TOKEN) -> None:
+        self.token = token
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource.plural, namespace, name) == ("secrets", "team", "chat-token")
+        if self.token is None:
+            raise NotFound("get secrets", status=404)
+        return {"data": {"token": base64.b64encode(self.token.encode()).decode()}}
+
+
+class Engine:
+    """Answers a completion with the right token, when it is told to be well."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.well = True
+
+    async def complete(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if not self.well:
+            return web.json_response({"error": {"message": "Loading model"}}, status=503)
+        return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[Engine, Endpoint]]:
+    served = Engine()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", served.complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield served, Endpoint("127.0.0.1", runner.addresses[0][1])
+    await runner.cleanup()
+
+
+def leading(client: Client, enqueued: list[Key]) -> Leading:
+    enqueue: Callable[[Resource, Key], None] = lambda _resource, key: enqueued.append(key)  # noqa: E731 - one line
+    recorder: Any = None
+    return Leading(client, Store(), recorder, enqueue)
+
+
+async def settled(prober: Prober, question: Question, *, ok: bool = True) -> Probe:
+    def answered() -> Probe | None:
+        answer = prober.answer(KEY, question)
+        return answer if answer and answer.ok == ok else None
+
+    answer = await eventually(answered, 10)
+    assert answer is not None
+    return answer
+
+
+async def test_a_question_is_asked_once_and_told_of(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, told = Prober(), list[Key]()
+    question = Question(1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), told))):
+        assert prober.answer(KEY, question) is None
+        assert (await settled(prober, question)).ok
+        assert told == [KEY]
+        other = question._replace(generation=2)
+        assert prober.answer(KEY, other) is None, "an answer is for its own question only"
+        await settled(prober, other)
+    assert served.asked == 2
+
+
+async def test_a_failure_is_asked_again_until_it_answers(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    served.well = False
+    prober, told = Prober(), list[Key]()
+    question = Question(1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), told))):
+        failed = await settled(prober, question, ok=False)
+        assert failed.reason == "Loading"
+        assert "Loading model" in failed.message
+        served.well = True
+        await settled(prober, question)
+
+
+@pytest.mark.parametrize(("token", "reason"), [("wrong", "Unauthorized"), (None, "TokenNotFound")])
+async def test_the_token_counts(engine: tuple[Engine, Endpoint], token: str | None, reason: str) -> None:
+    _, endpoint = engine
+    prober = Prober()
+    question = Question(1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(token), []))):
+        assert (await settled(prober, question, ok=False)).reason == reason
+
+
+async def test_what_is_not_asked_any_more_is_forgotten(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober = Prober()
+    question = Question(1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
+        assert prober.answer(KEY, None) is None
+        assert prober.answer(KEY, question) is None
+        await settled(prober, question)
+    assert served.asked == 2
+
+
+async def test_a_service_that_hangs_holds_up_no_other(engine: tuple[Engine, Endpoint]) -> None:
+    _, endpoint = engine
+    hung = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    prober = Prober()
+    silent = Endpoint("127.0.0.1", hung.sockets[0].getsockname()[1])
+    async with hung, running(prober.run(leading(Secrets(), []))):
+        prober.answer(Key("team", "hung"), Question(1, ("b",), (silent,)))
+        await settled(prober, Question(1, ("a",), (endpoint,)))
+
+
+def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
+    pods = {
+        "metadata": {"name": "chat-x"},
+        "ports": [{"name": "http", "port": 8080}, {"name": "other", "port": 1}],
+        "endpoints": [
+            {"addresses": ["10.0.0.2"], "conditions": {}},
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "serving": True}},
+        ],
+    }
+    empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
+    found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
+    assert found == (("10.0.0.1", 8080), ("10.0.0.2", 8080), ("10.77.0.100", 18000))
+
+
+def test_urls() -> None:
+    assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
+    assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
