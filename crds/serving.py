@@ -6,11 +6,17 @@ from msgspec import Meta
 
 from crds.meta import described, rule
 
-ENGINE_OWNED_ARGUMENTS = (
-    r"^(-m|--model|--host|--port|--api-key|--api-key-file|--ssl-key-file|--ssl-cert-file|-a|--alias|-c|--ctx-size"
-    r"|-np|--parallel|--models-dir|--path|--slot-save-path|--log-file)(=.*)?$"
+_OWNED = (
+    # What Pomona renders from the spec.
+    ("-m", "--model", "-a", "--alias", "-c", "--ctx-size", "-np", "--parallel"),
+    # Who may reach the engine, and with which key.
+    ("--host", "--port", "--api-key", "--api-key-file", "--ssl-key-file", "--ssl-cert-file", "--api-prefix"),
+    # What it may read, write, run or fetch on its machine beside the weights.
+    ("--path", "--media-path", "--slot-save-path", "--log-file", "--tools", "--models-dir", "--models-preset", "--rpc"),
+    ("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr", "--docker-repo", "--mmproj-url"),
 )
-"""Arguments that Pomona renders itself, or that would open the engine to the network or the host's files."""
+ENGINE_OWNED_ARGUMENTS = f"^({'|'.join(argument for group in _OWNED for argument in group)})(=.*)?$"
+"""Arguments that Pomona renders itself, or that would open the engine to the network or the machine's files."""
 
 ContextLength = Annotated[
     int,
@@ -29,8 +35,8 @@ ExtraArguments = Annotated[
         "Further arguments for the engine, after those that Pomona renders.",
         rule(
             f"self.all(a, !a.matches('{ENGINE_OWNED_ARGUMENTS}'))",
-            "extraArgs may not set the model, address, alias, context, parallel slots, keys or file paths of the "
-            "engine: use spec.contextLength and spec.parallel; the rest belongs to Pomona",
+            "extraArgs may not set the engine's model, alias, context, parallel slots, address, keys, folders, tools or "
+            "downloads: use spec.contextLength and spec.parallel; the rest belongs to Pomona",
         ),
         **{"x-kubernetes-list-type": "atomic"},
     ),
