@@ -268,6 +268,7 @@ class Agent:
         self._exposed.suspended = frozenset(self._runners.keys() - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
+        log.info("regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
         for service in found:
             self._queue.add(("slice", *service))
         self._publish_all()

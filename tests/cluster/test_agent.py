@@ -1,0 +1,374 @@
+"""The agent against a real API server: a bound MetalProcess is served, survives what it must, and goes when told."""
+
+import asyncio
+import os
+import signal
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+
+from crds.meta import HOSTS_NAMESPACE, PROCESS_FINALIZER
+from crds.metalhost import MetalHostStatus
+from crds.metalprocess import MetalProcessStatus
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, EVENTS, METAL_HOSTS, METAL_PROCESSES, SECRETS
+from tests import tiny_gguf
+from tests.cluster.conftest import StartMetalHost
+from tests.controlplane.members import MetalHost
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.plane import ControlPlane
+from tests.eventually import eventually
+from tests.web import FileServer
+
+TOKEN = "test-token"
+QUESTION = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+LONG = QUESTION | {"stream": True, "max_tokens": 40000}
+GIB = 2**30
+
+
+class Serving:
+    """One MetalProcess `chat-1`, bound by hand to a host, as the controller would bind it."""
+
+    def __init__(self, client: Client, namespace: str, host: MetalHost) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.host = host
+
+    async def bind(self, **changes: object) -> None:
+        token = {f"{self.namespace}_chat-token_token": b64encode(TOKEN.encode()).decode()}
+        secret = {"metadata": {"namespace": HOSTS_NAMESPACE, "name": self.host.name}, "data": token}
+        await self.client.apply(SECRETS, secret, field_manager="pomona-controller")
+        metadata = {"namespace": self.namespace, "name": "chat-1", "finalizers": [PROCESS_FINALIZER]}
+        spec = {
+            "hostName": self.host.name,
+            "serviceName": "chat",
+            "modelName": "tiny",
+            "runtime": "llama.cpp",
+            "artifact": {"source": f"file://{self.host.file_root}/tiny.gguf"},
+            "memoryBytes": GIB,
+            "tokenSecret": "chat-token",
+            "contextLength": 1024,
+            "extraArgs": ["-t", "1"],
+        }
+        await self.client.create(METAL_PROCESSES, {"metadata": metadata, "spec": spec | changes})
+
+    async def object(self) -> Obj:
+        return await self.client.get(METAL_PROCESSES, "chat-1", self.namespace)
+
+    async def status(self) -> MetalProcessStatus:
+        return msgspec.convert((await self.object()).get("status", {}), MetalProcessStatus)
+
+    async def phase(self, phase: str, reason: str = "") -> MetalProcessStatus:
+        async def reached() -> MetalProcessStatus:
+            status = await self.status()
+            assert (status.phase, status.reason) == (phase, reason), status
+            return status
+
+        return await eventually(reached)
+
+    async def slice(self) -> dict[str, Any]:
+        return await self.client.get(ENDPOINT_SLICES, f"chat.{self.host.name}", self.namespace)
+
+    async def url(self) -> str:
+        """Address and port of the slice, once its endpoint is ready."""
+
+        async def ready() -> dict[str, Any]:
+            found = await self.slice()
+            assert found["endpoints"][0]["conditions"]["ready"]
+            return found
+
+        found = await eventually(ready)
+        return f"http://{found['endpoints'][0]['addresses'][0]}:{found['ports'][0]['port']}"
+
+    async def ready(self) -> str:
+        """Wait until it is served; returns its URL."""
+        await self.phase("Ready")
+        return await self.url()
+
+    async def pid(self) -> int:
+        """Process id of the engine, in whose namespace the tests are too."""
+        pid = (await self.phase("Ready")).pid
+        assert pid
+        return pid
+
+    async def gone(self) -> bool:
+        try:
+            await self.slice()
+        except NotFound:
+            return True
+        return False
+
+
+@pytest.fixture
+async def serving(metal_host: StartMetalHost, client: Client, namespace: str) -> Serving:
+    """A host `studio-1` with an agent and the tiny model; nothing is bound yet."""
+    host = await metal_host("studio-1")
+    tiny_gguf.write(host.file_root / "tiny.gguf", loop=True, n_ctx=65536)
+    return Serving(client, namespace, host)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+        yield session
+
+
+async def answers(http: aiohttp.ClientSession, url: str) -> bool:
+    async with http.post(f"{url}/v1/chat/completions", json=QUESTION) as response:
+        return response.status == 200 and "Hello" in await response.text()
+
+
+async def back(http: aiohttp.ClientSession, url: str) -> bool:
+    """`answers`, where the proxy or its engine may be away for the moment."""
+    try:
+        return await answers(http, url)
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_a_bound_process_is_served_at_the_address_of_its_slice_to_who_has_the_token(
+    serving: Serving, http: aiohttp.ClientSession
+) -> None:
+    await serving.bind()
+    url = await serving.ready()
+    assert url.startswith(f"http://{serving.host.address}:18")
+    assert await answers(http, url)
+    async with aiohttp.ClientSession() as nobody, nobody.post(f"{url}/v1/chat/completions", json=QUESTION) as refused:
+        assert refused.status == 401
+    found = await serving.slice()
+    owner = found["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["uid"]) == ("MetalProcess", (await serving.object())["metadata"]["uid"])
+    arguments = " ".join(psutil.Process(await serving.pid()).cmdline())
+    assert TOKEN not in arguments + str(psutil.Process(await serving.pid()).environ())
+
+
+async def test_the_host_tells_what_it_is_and_what_it_has_left(serving: Serving) -> None:
+    async def host() -> MetalHostStatus:
+        found = await serving.client.get(METAL_HOSTS, serving.host.name)
+        return msgspec.convert(found["status"], MetalHostStatus)
+
+    before = await eventually(host)
+    assert before.address == serving.host.address
+    assert before.memory_bytes == psutil.virtual_memory().total
+    assert before.budget_bytes == before.available_bytes
+    assert before.runtimes == ["llama.cpp"]
+    await serving.bind()
+    uid = (await serving.object())["metadata"]["uid"]
+
+    async def reserved() -> bool:
+        now = await host()
+        assert before.available_bytes is not None
+        return [p.uid for p in now.processes] == [uid] and now.available_bytes == before.available_bytes - GIB
+
+    await eventually(reserved)
+
+
+async def test_a_crashed_engine_is_withdrawn_and_comes_back(serving: Serving, http: aiohttp.ClientSession) -> None:
+    await serving.bind()
+    url = await serving.ready()
+    pid = await serving.pid()
+    os.kill(pid, signal.SIGKILL)
+
+    async def withdrawn() -> bool:
+        return not (await serving.slice())["endpoints"][0]["conditions"]["ready"]
+
+    await eventually(withdrawn)
+    assert await serving.ready() == url, "the port stays"
+    assert await answers(http, url)
+    status = await serving.status()
+    assert status.pid != pid
+    assert (status.restarts, status.last_exit and status.last_exit.signal) == (1, "SIGKILL")
+
+    async def told() -> bool:
+        events = (await serving.client.list(EVENTS, serving.namespace)).items
+        return {"EngineExited", "Ready"} <= {event["reason"] for event in events}
+
+    await eventually(told)
+
+
+async def test_a_deleted_process_answers_what_it_has_begun_and_goes(
+    serving: Serving, http: aiohttp.ClientSession
+) -> None:
+    await serving.bind(contextLength=4096)
+    url = await serving.ready()
+    pid = await serving.pid()
+    async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 3000}) as stream:
+        await stream.content.readline()
+        await serving.client.delete(METAL_PROCESSES, "chat-1", serving.namespace)
+
+        async def draining() -> bool:
+            conditions = (await serving.slice())["endpoints"][0]["conditions"]
+            return bool(conditions == {"ready": False, "serving": True, "terminating": True})
+
+        await eventually(draining)
+        assert psutil.pid_exists(pid)
+        assert (await stream.content.read()).rstrip().endswith(b"data: [DONE]"), "it was let to its end"
+    await serving.phase("Stopped")
+    await eventually(serving.gone)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_killed_agent_breaks_no_stream_and_its_successor_adopts(
+    serving: Serving, http: aiohttp.ClientSession
+) -> None:
+    await serving.bind(contextLength=50000)
+    url = await serving.ready()
+    pid = await serving.pid()
+    async with http.post(f"{url}/v1/chat/completions", json=LONG) as stream:
+        await stream.content.readline()
+        await serving.host.agent.kill()
+        assert await answers(http, url), "new requests are answered without an agent"
+        serving.host.agent.start()
+        await eventually(lambda: '"event": "adopted"' in serving.host.agent.tail(50))
+        await eventually(lambda: _renewed_again(serving))
+        assert await stream.content.readline()
+        assert stream.content.exception() is None
+        assert (await serving.slice())["endpoints"][0]["conditions"]["ready"]
+    assert await serving.pid() == pid
+    assert await answers(http, url)
+
+
+async def _renewed_again(serving: Serving) -> bool:
+    """Whether the successor knows what is assigned, which it writes nothing about when all is as it was."""
+    log = serving.host.agent.log.read_text()
+    return "regained" in log[log.rindex('"agent starts"') :]
+
+
+async def test_without_the_api_server_all_goes_on_even_through_crashes(
+    plane: ControlPlane, serving: Serving, http: aiohttp.ClientSession
+) -> None:
+    await serving.bind()
+    url = await serving.ready()
+    pid = await serving.pid()
+    await plane.stop_apiserver()
+    try:
+        assert await answers(http, url)
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: back(http, url))
+        await serving.host.agent.kill()
+        serving.host.agent.start()
+        await eventually(lambda: '"event": "adopted"' in serving.host.agent.tail(50))
+        assert await answers(http, url)
+        await serving.host.host.kill_all()
+        serving.host.agent.start()
+        await eventually(lambda: back(http, url), timeout=45)
+    finally:
+        await plane.start_apiserver()
+    assert await serving.ready() == url
+
+
+async def test_weights_over_http_are_verified_and_never_served_when_wrong(serving: Serving, tmp_path: Path) -> None:
+    model = tmp_path / "served" / "tiny.gguf"
+    model.parent.mkdir()
+    tiny_gguf.write(model)
+    async with FileServer(model.parent, address=ADDRESS) as files:
+        await serving.bind(artifact={"source": f"{files.url}/tiny.gguf", "sha256": "0" * 64})
+        status = await serving.phase("Failed", "ChecksumMismatch")
+        assert "0" * 64 in status.message
+        assert await serving.gone() or not (await serving.slice())["endpoints"][0]["conditions"]["ready"]
+
+
+async def test_a_slow_download_shows_its_progress(
+    serving: Serving, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    model = tmp_path / "served" / "tiny.gguf"
+    model.parent.mkdir()
+    tiny_gguf.write(model)
+    async with FileServer(model.parent, address=ADDRESS) as files:
+        files.pause_seconds = 0.5
+        await serving.bind(artifact={"source": f"{files.url}/tiny.gguf"})
+
+        async def underway() -> bool:
+            status = await serving.status()
+            assert status.phase == "Fetching"
+            assert status.progress
+            return status.progress.total_bytes == model.stat().st_size and status.progress.bytes > 0
+
+        await eventually(underway)
+        assert await answers(http, await serving.ready())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"runtime": "quantum"}, "Unsupported"),
+        ({"memoryBytes": 2**50}, "InsufficientMemory"),
+        ({"artifact": {"source": "file:///etc/hostname"}}, "FileNotAllowed"),
+    ],
+)
+async def test_what_the_host_cannot_run_is_rejected(serving: Serving, changes: Obj, reason: str) -> None:
+    await serving.bind(**changes)
+    assert (await serving.phase("Rejected", reason)).message
+
+
+async def test_a_port_that_another_program_holds_is_left_to_it(serving: Serving, http: aiohttp.ClientSession) -> None:
+    taken = await asyncio.create_subprocess_exec(
+        *serving.host.host.exec,
+        "python3",
+        "-c",
+        f"import socket; it = socket.create_server(('{serving.host.address}', 18000)); print(1, flush=True); input()",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert taken.stdout
+    await taken.stdout.readline()
+    await serving.bind()
+    url = await serving.ready()
+    assert url.endswith(":18001")
+    assert await answers(http, url)
+    taken.kill()
+    await taken.wait()
+
+
+async def test_a_killed_proxy_is_back_with_its_port(serving: Serving, http: aiohttp.ClientSession) -> None:
+    await serving.bind()
+    url = await serving.ready()
+    pid = await serving.pid()
+    proxies = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "proxy" in p.info["cmdline"] and str(serving.host.state_folder) in " ".join(p.info["cmdline"])
+    ]
+    assert len(proxies) == 1
+    proxies[0].kill()
+    await eventually(lambda: back(http, url))
+    assert await serving.url() == url
+    assert await serving.pid() == pid, "the engine was not touched"
+
+
+async def test_a_host_that_was_declared_lost_serves_again_only_what_is_still_its_own(serving: Serving) -> None:
+    await serving.bind()
+    await serving.ready()
+    uid = (await serving.object())["metadata"]["uid"]
+    await serving.host.agent.kill()
+    # As the controller does when the Lease has expired: the slice first, then the process.
+    await serving.client.delete(ENDPOINT_SLICES, f"chat.{serving.host.name}", serving.namespace)
+    patch = [{"op": "remove", "path": "/metadata/finalizers"}]
+    await serving.client.patch_json(METAL_PROCESSES, "chat-1", serving.namespace, patch)
+    await serving.client.delete(METAL_PROCESSES, "chat-1", serving.namespace, uid=uid)
+    serving.host.agent.start()
+    await eventually(lambda: not _engines(serving))
+    assert await serving.gone(), "never ready again"
+
+
+def _engines(serving: Serving) -> list[psutil.Process]:
+    model = f"{serving.host.file_root}/tiny.gguf"
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "status"])
+        if model in (p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+async def test_the_agent_is_small(serving: Serving) -> None:
+    await serving.bind()
+    await serving.ready()
+    resident_mib = psutil.Process(serving.host.agent.pid).memory_info().rss / 2**20
+    assert resident_mib < 80
