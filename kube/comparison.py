@@ -18,7 +18,7 @@ _QUANTITY_FIELDS: Final = frozenset({"sizeLimit"})
 _SERVER_DEFAULTS: Final = frozenset({"apiVersion", "divisor", "protocol", "expirationSeconds"})
 """What the server adds inside maps and lists that are owned as a whole (fieldRef, endpoint ports, projected tokens)."""
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
-_SUFFIXES: Final = {suffix: Decimal(10) ** power for suffix, power in zip("numkMGTPE", range(-9, 19, 3), strict=False)}
+_POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Comparison:
             amounts = {key: observed[key] for key, value in desired.items() if _same_quantity(observed.get(key), value)}
             desired = {**desired, **amounts}
         if name == "ownerReferences" and owned is None:
-            owned = {f'k:{{"uid":"{reference["uid"]}"}}': {} for reference in desired}
+            owned = {f'k:{{"uid":"{reference["uid"]}"}}': {"f:uid": {}} for reference in desired}
         if name == "finalizers" and owned is None:
             return all(item in observed for item in desired)
         return self.covers(observed, desired, owned)
@@ -123,4 +123,4 @@ def _amount(quantity: Any) -> Decimal | None:
         return number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
     if len(suffix) > 1:
         return number.scaleb(int(suffix[1:]))
-    return number * _SUFFIXES.get(suffix, Decimal(1))
+    return number.scaleb(_POWERS[suffix])

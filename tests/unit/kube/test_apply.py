@@ -1,0 +1,132 @@
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kube.apply import is_applied, is_subset, merge_conditions
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES
+
+NAMES = st.text("abcxyz", min_size=1, max_size=3)
+SCALARS = st.one_of(st.text("ab0", max_size=3), st.integers(1, 9), st.booleans())
+OBJECTS = st.dictionaries(
+    NAMES,
+    st.recursive(
+        SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=4
+    ),
+    max_size=3,
+)
+
+
+@given(OBJECTS)
+def test_everything_is_a_subset_of_itself(obj: dict[str, Any]) -> None:
+    assert is_subset(obj, json.loads(json.dumps(obj)))
+
+
+@given(OBJECTS, OBJECTS)
+def test_what_is_added_beside_does_not_count(obj: dict[str, Any], more: dict[str, Any]) -> None:
+    assert is_subset(obj, {**more, **obj})
+    assert is_subset({"spec": obj}, {"spec": {**more, **obj}, "status": more})
+
+
+@given(OBJECTS, st.data())
+def test_every_changed_leaf_is_seen(obj: dict[str, Any], data: st.DataObject) -> None:
+    leaves: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            walk(value) if isinstance(value, dict | list) else leaves.append((node, key))
+
+    observed = json.loads(json.dumps(obj))
+    walk(observed)
+    if leaves:
+        node, key = data.draw(st.sampled_from(leaves))
+        node[key] = f"{node[key]}!"
+        assert not is_subset(obj, observed)
+
+
+@pytest.mark.parametrize(
+    ("desired", "observed"),
+    [
+        ("1000m", "1"),
+        ("1Gi", "1073741824"),
+        ("1024Mi", "1Gi"),
+        (2, "2"),
+        ("0.5", "500m"),
+        ("1e3", "1k"),
+        ("1E", "1e18"),
+    ],
+)
+def test_quantities_are_compared_by_value_where_they_are_quantities(desired: Any, observed: str) -> None:
+    assert is_subset({"resources": {"limits": {"cpu": desired}}}, {"resources": {"limits": {"cpu": observed}}})
+    assert not is_subset({"resources": {"limits": {"cpu": desired}}}, {"resources": {"limits": {"cpu": "7"}}})
+    assert not is_subset({"env": [{"name": "A", "value": desired}]}, {"env": [{"name": "A", "value": observed}]})
+    assert not is_subset({"labels": {"limits": desired}}, {"labels": {"limits": observed}})
+
+
+@pytest.mark.parametrize(
+    ("desired", "observed"),
+    [
+        ({"a": True}, {"a": 1}),
+        ({"a": 1}, {"a": "1"}),
+        ({"a": [1]}, {"a": [1, 2]}),
+        ({"a": {"b": 1}}, {"a": None}),
+        ({"a": {"b": 1}}, {"a": [1]}),
+        ({"a": [1]}, {"a": {"b": 1}}),
+        ({"a": "x"}, {}),
+        ({"limits": {"cpu": "many"}}, {"limits": {"cpu": "1"}}),
+        ({"finalizers": ["a", "c"]}, {"finalizers": ["a", "b"]}),
+    ],
+)
+def test_differences(desired: Any, observed: Any) -> None:
+    assert not is_subset(desired, observed)
+
+
+@pytest.mark.parametrize(
+    ("desired", "observed"),
+    [
+        ({"a": None}, {}),
+        ({"a": ""}, {}),
+        ({"finalizers": ["b"]}, {"finalizers": ["a", "b"]}),
+        ({"ownerReferences": [{"uid": "2"}]}, {"ownerReferences": [{"uid": "1"}, {"uid": "2", "kind": "Pod"}]}),
+    ],
+)
+def test_no_differences(desired: Any, observed: Any) -> None:
+    assert is_subset(desired, observed)
+
+
+def test_custom_resources_keep_zeros_and_built_in_ones_drop_them() -> None:
+    fields = {"manager": "pomona", "operation": "Apply", "fieldsV1": {"f:spec": {"f:n": {}}}}
+    observed = {"metadata": {"name": "a", "managedFields": [fields]}, "spec": {}}
+    assert is_applied(DEPLOYMENTS, {"spec": {"n": 0}}, observed, "pomona")
+    assert not is_applied(METAL_PROCESSES, {"spec": {"n": 0}}, observed, "pomona")
+
+
+def test_what_we_never_applied_is_not_applied() -> None:
+    updated = {"manager": "pomona", "operation": "Update", "fieldsV1": {"f:spec": {}}}
+    other = {"manager": "other", "operation": "Apply", "fieldsV1": {"f:spec": {}}}
+    status = {"manager": "pomona", "operation": "Apply", "subresource": "status", "fieldsV1": {}}
+    observed = {"metadata": {"name": "a", "managedFields": [updated, other, status]}}
+    assert not is_applied(DEPLOYMENTS, {"metadata": {"name": "a"}}, observed, "pomona")
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+    now = datetime(2026, 11, 21, 13, 10, 0, 123, tzinfo=UTC)
+    before = "2026-01-01T00:00:00Z"
+    old = [
+        {"type": "Ready", "status": "False", "reason": "Waiting", "lastTransitionTime": before},
+        {"type": "Cached", "status": "False", "lastTransitionTime": before},
+        {"type": "Dropped", "status": "True", "lastTransitionTime": before},
+    ]
+    new = [
+        {"type": "Ready", "status": "False", "reason": "Starting"},
+        {"type": "Cached", "status": "True"},
+        {"type": "New", "status": "Unknown"},
+    ]
+    assert merge_conditions(old, new, now) == [
+        {"type": "Ready", "status": "False", "reason": "Starting", "lastTransitionTime": before},
+        {"type": "Cached", "status": "True", "lastTransitionTime": "2026-11-21T13:10:00Z"},
+        {"type": "New", "status": "Unknown", "lastTransitionTime": "2026-11-21T13:10:00Z"},
+    ]
