@@ -35,8 +35,8 @@ ExtraArguments = Annotated[
         "Further arguments for the engine, after those that Pomona renders.",
         rule(
             f"self.all(a, !a.matches('{ENGINE_OWNED_ARGUMENTS}'))",
-            "extraArgs may not set the engine's model, alias, context, parallel slots, address, keys, folders, tools or "
-            "downloads: use spec.contextLength and spec.parallel; the rest belongs to Pomona",
+            "extraArgs may not set the engine's model, alias, context, parallel slots, address, keys, folders, tools "
+            "or downloads: use spec.contextLength and spec.parallel; the rest belongs to Pomona",
         ),
         **{"x-kubernetes-list-type": "atomic"},
     ),
