@@ -36,11 +36,6 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.eventually import eventually
 
-if not sandbox.inside():
-    raise pytest.UsageError(
-        "tests/cluster needs a sandbox of its own: run `make test-cluster`, with ARGS=... for pytest"
-    )
-
 TAIL_LINES = 30
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
 WORKLOADS = (INFERENCE_SERVICES, MODELS, METAL_PROCESSES, DEPLOYMENTS, JOBS, PODS)
@@ -50,6 +45,12 @@ StartMetalHost = Callable[..., Awaitable[MetalHost]]
 
 FOLDER = pytest.StashKey[Path]()
 PROCESSES = pytest.StashKey[list[Process]]()
+
+
+def pytest_configure() -> None:
+    """Refuse to start where the tests could not run."""
+    if not sandbox.inside():
+        raise pytest.UsageError("tests/cluster needs a sandbox: run `make test-cluster`, with ARGS=... for pytest")
 
 
 @pytest.hookimpl(wrapper=True)
