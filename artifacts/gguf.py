@@ -280,5 +280,6 @@ class _Reader:
             elements *= size
         size_bytes = elements // block_elements * block_bytes
         if size_bytes + offset > self.file_bytes:
-            raise _invalid(f"has {what} end {size_bytes + offset} bytes into its data, but {self.file_bytes} in all")
+            end = size_bytes + offset
+            raise _invalid(f"has {what} end at {end}, but {self.file_bytes} bytes in all: it is cut or corrupted")
         return type_name, size_bytes, offset

@@ -163,7 +163,7 @@ async def _read_header(source: Source, origin: Origin) -> _Found:
 
 async def _parse_growing(answer: Answer, size_bytes: int, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
     """Read the answer into `prefix` until a header is in it; None when the answer ends before the header does."""
-    parsed_bytes = 0
+    parsed_bytes = -1
     async for block in answer.blocks:
         prefix += block
         if len(prefix) >= wanted:

@@ -17,7 +17,8 @@ from artifacts.source import Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_BLOCK_BYTES = 1 << 20
+# What aiohttp has buffered when a connection breaks is lost: enough for few thread hops, little to ask for again.
+_BLOCK_BYTES = 256 << 10
 _UNAUTHORIZED = (401, 403)
 _GONE = (404, 410)
 _TRY_AGAIN = (408, 425, 429)

@@ -191,9 +191,10 @@ class Part:
             while left:
                 left = left[self._file.write(left) :]
             self._digest.update(block)
+            # Here, not after the await: a cancelled caller has to see what was written nevertheless.
+            self.size_bytes += len(block)
 
         await in_thread(write)
-        self.size_bytes += len(block)
 
     def require_space(self, total_bytes: int) -> None:
         """Raise NoSpace unless the rest of `total_bytes` fits on the volume."""

@@ -1,0 +1,34 @@
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.web import FileServer
+
+SIZE_BYTES = 5 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in ("HF_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
+    root = tmp_path / "www"
+    root.mkdir()
+    async with FileServer(root) as running:
+        yield running
+
+
+@pytest.fixture
+def weights(server: FileServer) -> bytes:
+    """Bytes that are served as /weights.gguf and as hf://acme/tiny/weights.gguf."""
+    content = random.Random(0).randbytes(SIZE_BYTES)  # noqa: S311  weights, not a secret
+    (server.root / "acme/tiny").mkdir(parents=True)
+    for name in ("weights.gguf", "acme/tiny/weights.gguf"):
+        (server.root / name).write_bytes(content)
+    return content

@@ -1,0 +1,141 @@
+"""The two commands as a Job and as a person see them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.fetch import _Lines, command
+from cli.outcome import RESULT_BYTES, encode_within
+from tests import tiny_gguf
+from tests.web import Fault, FileServer
+
+
+class Ran(NamedTuple):
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def _pomona(*arguments: str, **environment: str) -> Ran:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "cli.main",
+        *arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def model(server: FileServer) -> Path:
+    path = server.root / "acme/tiny/tiny.gguf"
+    path.parent.mkdir(parents=True)
+    tiny_gguf.write(path)
+    return path
+
+
+async def test_job_learns_all_from_result_file_and_exit_code(server: FileServer, model: Path, tmp_path: Path) -> None:
+    content = await asyncio.to_thread(model.read_bytes)
+    source, result = "hf://acme/tiny@main/tiny.gguf", tmp_path / "termination-log"
+    ran = await _pomona("inspect", source, "--json", "--result", str(result), HF_ENDPOINT=server.url)
+    assert (ran.code, ran.err) == (0, "")
+    facts = json.loads(result.read_bytes())
+    assert json.loads(ran.out) == facts
+    assert (facts["sizeBytes"], facts["gguf"]["kvBytesPerToken"]) == (len(content), 256)
+
+    arguments = ["--revision", facts["revision"], "--sha256", facts["sha256"], "--to", str(tmp_path / "out")]
+    ran = await _pomona("fetch", source, *arguments, "--result", str(result), HF_ENDPOINT=server.url)
+    assert (ran.code, ran.err) == (0, "")
+    assert (tmp_path / "out/tiny.gguf").read_bytes() == content
+    assert facts["sha256"] in ran.out
+    assert json.loads(result.read_bytes())["sha256"] == facts["sha256"]
+
+
+async def test_permanent_failure_is_2_and_one_line(server: FileServer, tmp_path: Path) -> None:
+    result = tmp_path / "termination-log"
+    for verb, *rest in (["inspect"], ["fetch", "--to", str(tmp_path)]):
+        ran = await _pomona(verb, server.url + "/none.gguf", *rest, "--result", str(result))
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"pomona {verb}: {server.url}/none.gguf: ")
+        assert ran.err.count("\n") == 1
+        facts = json.loads(result.read_bytes())
+        assert (facts["reason"], facts["retryable"]) == ("SourceNotFound", False)
+
+
+async def test_failure_that_may_pass_is_1(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = await _pomona("fetch", "http://127.0.0.1:9/x.gguf", "--to", str(tmp_path / "file"))
+    assert ran.code == 1
+    assert ran.err.startswith("pomona fetch: ")
+    assert ran.err.count("\n") == 1
+
+
+def test_digest_that_is_none_is_permanent() -> None:
+    ran = CliRunner().invoke(command, ["http://127.0.0.1:9/x.gguf", "--to", ".", "--sha256", "beef"])
+    assert ran.exit_code == 2
+    assert "64 hexadecimal digits" in ran.output
+
+
+async def test_token_comes_from_the_environment(server: FileServer, model: Path) -> None:
+    server.token = "hf_secret"
+    source = f"hf://acme/tiny/{model.name}"
+    ran = await _pomona("inspect", source, HF_ENDPOINT=server.url, HF_TOKEN="hf_secret")
+    assert ran.code == 0
+    assert "KV cache: 256 B" in ran.out
+
+
+async def test_sigterm_ends_a_fetch_and_keeps_the_part(server: FileServer, model: Path, tmp_path: Path) -> None:
+    server.faults.append(Fault(1 << 17, silent=True))
+    source, part = f"{server.url}/acme/tiny/{model.name}", tmp_path / "tiny.gguf.part"
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "cli.main", "fetch", source, "--to", str(tmp_path)], stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        while not (part.exists() and part.stat().st_size):  # noqa: ASYNC110  another process
+            await asyncio.sleep(0.02)
+    process.terminate()
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (1, b"pomona fetch: stopped; the next call goes on from here\n")
+    assert part.exists()
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([0.0, 9.0, 10.0, 10.0, 19.0, 21.0, 21.0])
+    lines = _Lines("a.gguf", lambda: next(now))
+    for done in (1, 1 << 20, 2 << 20, 3 << 20):
+        lines.show(done, 4 << 20)
+    assert capsys.readouterr().err == "a.gguf: 1.0 MiB of 4.0 MiB (25 %)\na.gguf: 3.0 MiB of 4.0 MiB (75 %)\n"
+
+
+async def test_refused_source_and_help_never_import_aiohttp() -> None:
+    code = "import sys, cli.fetch, cli.inspect; sys.exit('aiohttp' in sys.modules or 'rich' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=9), st.text(max_size=30).map(lambda text: text * 99) | st.integers() | st.none(), max_size=9
+    )
+)
+def test_result_always_fits_a_termination_message(facts: dict[str, object]) -> None:
+    encoded = encode_within({"message": "x" * 9999, "gguf": facts}, RESULT_BYTES)
+    assert len(encoded) <= RESULT_BYTES
+    assert set(msgspec.json.decode(encoded)["gguf"]) == set(facts)

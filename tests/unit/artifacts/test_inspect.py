@@ -1,0 +1,147 @@
+import asyncio
+import dataclasses
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.errors import ArtifactError
+from artifacts.inspect import Inspection, inspect
+from artifacts.patience import Patience
+from artifacts.source import parse
+from tests import tiny_gguf
+from tests.web import COMMIT, Fault, FileServer
+
+HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
+
+
+async def _inspect(server: FileServer, source: str, **options: Any) -> Inspection:
+    defaults: dict[str, Any] = {"token": None, "file_root": None, "sha256": None}
+    return await inspect(parse(source), **{"endpoint": server.url, "patience": HURRIED, **defaults, **options})
+
+
+async def _refused(server: FileServer, source: str, **options: Any) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
+        await _inspect(server, source, **options)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.fixture
+def model(server: FileServer) -> Path:
+    """A model of some MB, served as /tiny.gguf and as hf://acme/tiny/tiny.gguf."""
+    path = server.root / "tiny.gguf"
+    tiny_gguf.write(path, n_embd=256, n_ff=512)
+    (server.root / "acme/tiny").mkdir(parents=True)
+    (server.root / "acme/tiny/tiny.gguf").hardlink_to(path)
+    return path
+
+
+@pytest.fixture
+def long_header(server: FileServer) -> Path:
+    """A file whose header of 3 MiB needs three looks, and with 16 MiB behind it."""
+    key = b"tokenizer.ggml.tokens"
+    string = struct.pack("<Q", 1016) + bytes(1016)
+    array = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 3072) + string * 3072
+    path = server.root / "long.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array + bytes(16 << 20))
+    return path
+
+
+async def test_reads_the_header_and_not_the_weights(server: FileServer, model: Path) -> None:
+    found = await _inspect(server, server.url + "/tiny.gguf")
+    stat = await asyncio.to_thread(model.stat)
+    size = stat.st_size
+    assert (found.file, found.size_bytes, found.sha256) == ("tiny.gguf", size, None)
+    assert found.revision == f"{stat.st_mtime_ns:x}-{size:x}"
+    assert (found.gguf.architecture, found.gguf.layer_count) == ("llama", 2)
+    assert size - (64 << 10) < found.tensor_bytes < size
+    assert server.bytes_sent("/tiny.gguf") == 256 << 10
+
+
+@pytest.mark.usefixtures("model")
+async def test_hub_states_commit_and_digest(server: FileServer) -> None:
+    found = await _inspect(server, "hf://acme/tiny/tiny.gguf")
+    assert found.revision == COMMIT
+    assert found.sha256
+    assert len(found.sha256) == 64
+    error = await _refused(server, "hf://acme/tiny/tiny.gguf", sha256="0" * 64)
+    assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
+
+
+@pytest.mark.usefixtures("model")
+async def test_token_reaches_the_hub_and_never_its_cdn(server: FileServer) -> None:
+    server.token = "hf_secret"
+    error = await _refused(server, "hf://acme/tiny/tiny.gguf")
+    assert (error.reason, error.retryable) == ("SourceUnauthorized", False)
+    await _inspect(server, "hf://acme/tiny/tiny.gguf", token="hf_secret")
+    assert [seen.authorization for seen in server.requests] == [None, "Bearer hf_secret", None]
+
+
+@pytest.mark.usefixtures("long_header")
+async def test_long_header_is_read_in_growing_ranges(server: FileServer) -> None:
+    assert (await _inspect(server, server.url + "/long.gguf")).gguf.file_version == 3
+    kib = 1024
+    assert [seen.range for seen in server.requests] == [
+        f"bytes=0-{256 * kib - 1}",
+        f"bytes={256 * kib}-{1024 * kib - 1}",
+        f"bytes={1024 * kib}-{4096 * kib - 1}",
+    ]
+
+
+@pytest.mark.usefixtures("long_header")
+async def test_server_without_ranges_is_left_after_the_header(server: FileServer) -> None:
+    server.ranges = False
+    assert (await _inspect(server, server.url + "/long.gguf")).gguf.file_version == 3
+    assert len(server.requests) == 1
+    # What the socket buffers held counts as sent.
+    assert server.bytes_sent("/long.gguf") < 16 << 20
+
+
+@pytest.mark.usefixtures("model")
+async def test_cuts_and_overload_are_tried_again(server: FileServer) -> None:
+    server.statuses.append(503)
+    server.faults.extend([Fault(1000), Fault(1000, silent=True)])
+    hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)
+    assert (await _inspect(server, server.url + "/tiny.gguf", patience=hasty)).gguf.model_name == "tiny-llama"
+    assert len(server.requests) >= 4
+
+
+async def test_missing_file_is_asked_for_once(server: FileServer) -> None:
+    error = await _refused(server, server.url + "/none.gguf")
+    assert (error.reason, error.retryable) == ("SourceNotFound", False)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"GGUF\x03\0\0\0" + b"\xff" * 4096])
+async def test_what_is_no_model_is_refused_by_name(server: FileServer, content: bytes) -> None:
+    (server.root / "bad.gguf").write_bytes(content)
+    for ranges in (True, False):
+        server.ranges = ranges
+        error = await _refused(server, server.url + "/bad.gguf")
+        assert (error.reason, error.retryable) == ("HeaderInvalid", False)
+        assert "/bad.gguf" in error.message
+
+
+async def test_truncated_model_is_refused_without_reading_it(server: FileServer, model: Path) -> None:
+    os.truncate(model, 1 << 20)
+    assert "cut or corrupted" in (await _refused(server, server.url + "/tiny.gguf")).message
+
+
+async def test_one_of_several_files_is_refused_with_the_way_out(server: FileServer) -> None:
+    key = b"split.count"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<IH", 2, 3)
+    (server.root / "part.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    error = await _refused(server, server.url + "/part.gguf")
+    assert error.reason == "SplitUnsupported"
+    assert "--merge" in error.message
+
+
+async def test_local_file_is_inspected_below_the_root_only(server: FileServer, model: Path, long_header: Path) -> None:
+    for path in (model, long_header):
+        found = await _inspect(server, f"file://{path}", file_root=path.parent)
+        assert (found.file, found.size_bytes) == (path.name, path.stat().st_size)
+    assert (await _refused(server, f"file://{model}")).reason == "SourceForbidden"
+    assert server.requests == []

@@ -1,0 +1,86 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.errors import ArtifactError
+from artifacts.source import SourceError, cache_key, parse
+
+
+def test_hub_source_without_revision_means_main() -> None:
+    source = parse("hf://acme/Tiny.GGUF/sub/tiny-q8.gguf")
+    assert (source.repo, source.revision, source.path, source.file) == (
+        "acme/Tiny.GGUF",
+        "main",
+        "sub/tiny-q8.gguf",
+        "tiny-q8.gguf",
+    )
+    assert source.url("https://hub/") == "https://hub/acme/Tiny.GGUF/resolve/main/sub/tiny-q8.gguf"
+    assert source.url("https://hub", "abc") == "https://hub/acme/Tiny.GGUF/resolve/abc/sub/tiny-q8.gguf"
+
+
+def test_two_ways_to_write_one_source_share_a_cache_folder() -> None:
+    assert cache_key("hf://a/b/c.gguf", "1") == cache_key("hf://a/b@main/c.gguf", "1")
+    assert cache_key("hf://a/b/c.gguf", "1") != cache_key("hf://a/b/c.gguf", "2")
+    assert len(cache_key("hf://a/b/c.gguf", "1")) == 16
+
+
+def test_web_source_takes_its_name_from_the_path() -> None:
+    source = parse("https://files.example:8443/a%20b.gguf?sig=SECRET")
+    assert (source.scheme, source.file) == ("https", "a b.gguf")
+    assert source.url("unused").endswith("?sig=SECRET")
+    assert "SECRET" not in source.display
+
+
+def test_file_source_is_an_absolute_path() -> None:
+    assert parse("file:///srv/a%20b.gguf").path == "/srv/a b.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", "hf://"),
+        ("model.gguf", "hf://"),
+        ("s3://bucket/x.gguf", "hf://"),
+        ("hf://repo/x.gguf", "ORG/REPO"),
+        ("hf://a/b", "ORG/REPO"),
+        ("hf://a/b/../../c.gguf", ".."),
+        ("hf://../b/c.gguf", ".."),
+        ("hf://a/b/c.gguf?download=1", "ORG/REPO"),
+        ("hf://a/b//c.gguf", "empty"),
+        ("http:///x.gguf", "host"),
+        ("https://host/", "name"),
+        ("https://host/a/..", "name"),
+        ("https://host/a%2f..", "name"),
+        ("https://host/.hidden", "name"),
+        ("https://host/" + "x" * 241, "240"),
+        ("https://host/a\nb.gguf", "blanks"),
+        ("http://[::1/x.gguf", "no URL"),
+        ("http://h:port/x.gguf", "no URL"),
+        ("https://user:hunter2@host/x.gguf", "token"),
+        ("file://server/x.gguf", "three slashes"),
+        ("file://x.gguf", "three slashes"),
+        ("file:///srv/../etc/shadow", ".."),
+        ("file:///srv/%2e%2e/etc/shadow", ".."),
+        ("file:///srv/", "empty"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_the_way_out(text: str, hint: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        parse(text)
+    assert caught.value.reason == "SourceInvalid"
+    assert not caught.value.retryable
+    assert hint in caught.value.message
+    assert "hunter2" not in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@given(st.sampled_from(["hf://", "http://", "https://", "file://", ""]), st.text())
+def test_any_text_is_a_safe_file_name_or_refused(scheme: str, rest: str) -> None:
+    try:
+        source = parse(scheme + rest)
+    except ArtifactError:
+        return
+    assert source.file not in ("", ".", "..")
+    assert "/" not in source.file
+    assert "\0" not in source.file
+    assert parse(source.text) == source
