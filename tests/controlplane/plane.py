@@ -9,6 +9,7 @@ that a pod waits for.
 import asyncio
 import inspect
 import json
+import os
 import secrets
 import ssl
 import time
@@ -80,6 +81,12 @@ class ControlPlane:
         """All of its processes."""
         return self.etcd, self.apiserver, self.controller_manager, self.scheduler
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a kubectl talks to this control plane, as admin."""
+        # kubectl caches what an address serves in the home folder, and the last control plane had the same address.
+        return {"KUBECONFIG": str(self.kubeconfig()), "KUBECACHEDIR": str(self._folder / "kubectl-cache")}
+
     async def start(self) -> None:
         """Start everything and wait until pods can be made.
 
@@ -88,7 +95,7 @@ class ControlPlane:
         """
         self.etcd.start()
         self.apiserver.start()
-        await self._wait(self._certificate.exists, "the API server's certificate")
+        await self._wait((self.certificates / "apiserver.key").exists, "the API server's certificate and key")
         self.controller_manager.start()
         await self._wait_until_ready()
         self.scheduler.start()  # earlier, its role is not there, and it would back off for seconds
@@ -144,8 +151,8 @@ class ControlPlane:
         """
         process = await asyncio.create_subprocess_exec(
             self._binaries.kubectl,
-            f"--kubeconfig={self.kubeconfig()}",
             *arguments,
+            env={**os.environ, **self.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
