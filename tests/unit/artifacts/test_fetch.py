@@ -133,11 +133,15 @@ async def test_changed_upstream_starts_from_zero(call: Call, server: FileServer,
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights[::-1]
 
 
-async def test_upstream_that_shrank_starts_from_zero(call: Call, server: FileServer, weights: bytes) -> None:
+@pytest.mark.parametrize(("size", "status"), [(5 * MIB, 206), (MIB, 416)])
+async def test_changed_upstream_is_noticed_when_the_server_ignores_if_range(
+    call: Call, server: FileServer, weights: bytes, size: int, status: int
+) -> None:
     await _cut(call, server)
-    server.validators = False  # so that the range is judged by the size alone
-    _rewrite(server.root / "weights.gguf", weights[:MIB])
-    assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights[:MIB]
+    server.conditions = False
+    _rewrite(server.root / "weights.gguf", weights[::-1][:size])
+    assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights[::-1][:size]
+    assert [seen.status for seen in server.requests] == [200, status, 200]
 
 
 async def test_part_of_another_source_is_not_continued(call: Call, server: FileServer, weights: bytes) -> None:
