@@ -139,7 +139,7 @@ class Supervisor:
                 text = f"back-off {delay:g}s restarting failed container={self.state.name}"
                 self._set(state=Waiting("CrashLoopBackOff", text), last=ended)
                 if await self._pod.stopping.sleep(delay):
-                    self._set(state=ended, last=None)
+                    self._set(state=ended)
                     return False
         return isinstance(self.state.state, Terminated) and self.state.state.exit_code == 0
 

@@ -61,6 +61,17 @@ def test_the_last_phase_is_what_all_containers_came_to(codes: tuple[int, ...], e
     assert phase(pod(*(container(ended(code)) for code in codes), finished=True)) == expected
 
 
+STATES = st.sampled_from([WAITING, RUNNING, ended(0), ended(1)])
+
+
+@given(st.lists(STATES), st.lists(STATES, min_size=1), st.booleans())
+def test_the_phase_is_final_exactly_when_nothing_runs_any_more(
+    init: list[Waiting | Running | Terminated], main: list[Waiting | Running | Terminated], finished: bool
+) -> None:
+    state = pod(*map(container, main), init=tuple(map(container, init)), finished=finished)
+    assert (phase(state) in {"Succeeded", "Failed"}) is finished
+
+
 def test_failed_when_an_init_container_failed_for_good() -> None:
     assert phase(pod(container(WAITING), init=(container(ended(1)),), finished=True)) == "Failed"
 
