@@ -13,7 +13,7 @@ from cli import log
 from controller.run import Controller, Options
 from kube import credentials
 from kube.client import connect
-from kube.errors import CredentialsError
+from kube.kubeconfig import CredentialsError
 
 HANDED_ON = ("HF_ENDPOINT",)
 """Variables of the controller's own environment that the Jobs get too."""

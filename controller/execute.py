@@ -70,6 +70,11 @@ class Executor:
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
+            metadata = obj["metadata"]
+            existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
+            if _is_of_another(existing, obj):
+                raise NotOurs(_taken(resource, obj)) from error
+            self._store.put(resource, existing)
 
     async def _apply(self, resource: Resource, obj: Obj) -> None:
         metadata = obj["metadata"]
@@ -77,8 +82,7 @@ class Executor:
         if observed is None:
             await self._apply_first(resource, obj)
             return
-        owner, theirs = controller_of(obj), controller_of(observed)
-        if owner is not None and (theirs is None or theirs["uid"] != owner["uid"]):
+        if _is_of_another(observed, obj):
             raise NotOurs(_taken(resource, obj))
         await apply_if_changed(self._client, self._store, resource, obj, FIELD_MANAGER)
 
@@ -118,6 +122,12 @@ class Executor:
         for event in plan.events:
             log.info("event", object=f"{resource.kind} {'/'.join(key)}", reason=event.reason, note=event.note)
             await self._recorder.event(regarding, event.type, event.reason, event.note, event.action)
+
+
+def _is_of_another(existing: Obj, wanted: Obj) -> bool:
+    """Whether what has the name has not the owner that it should have."""
+    owner, theirs = controller_of(wanted), controller_of(existing)
+    return owner is not None and (theirs is None or theirs["uid"] != owner["uid"])
 
 
 def _taken(resource: Resource, obj: Obj) -> str:
