@@ -79,8 +79,8 @@ class Store:
         """
         key = (namespace or "", name)
         old = self._objects[resource].get(key)
-        if uid:
-            self._bury(uid, resource_version or "")
+        if uid and resource_version:
+            self._bury(uid, resource_version)
         if not old or (uid and _version(old)[0] != uid):
             return False
         self._set(resource, key, None)

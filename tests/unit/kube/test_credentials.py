@@ -5,7 +5,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,20 @@ async def test_an_exec_plugin_is_run_once_and_again_after_a_401(tmp_path: Path) 
     assert [await header(loaded), await header(loaded)] == ["Bearer token-1", "Bearer token-1"]
     assert await loaded.refresh()
     assert await header(loaded) == "Bearer token-2"
+    assert runs(tmp_path) == 2
+
+
+async def test_a_call_that_is_refused_for_an_old_token_is_sent_again_with_a_new_one(
+    tmp_path: Path, serve: Callable[[Any], Awaitable[str]]
+) -> None:
+    async def accept_the_second(request: web.Request) -> web.Response:
+        accepted = request.headers["Authorization"] == "Bearer token-2"
+        return web.json_response({}, status=200 if accepted else 401)
+
+    server = await serve(accept_the_second)
+    config = write(tmp_path / "config", plugin(tmp_path, "{'token': f'token-{runs}'}"), server=server)
+    async with connect(credentials.load(config)) as client:
+        assert await client.get(METAL_HOSTS, "a") == {}
     assert runs(tmp_path) == 2
 
 
