@@ -1,0 +1,1 @@
+"""The `pomona` command: one module for each sub-command."""

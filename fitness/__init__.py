@@ -1,0 +1,1 @@
+"""What fits where: memory estimates."""
