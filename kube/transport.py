@@ -18,6 +18,8 @@ from kube.kubeconfig import CredentialsError
 
 CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
+CONNECTIONS = 32
+"""At once, watches included; more requests wait. Handshakes of a burst must fit into the time to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class AiohttpTransport:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=credentials.tls or True),
+            connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=CONNECTIONS),
         )
 
     async def request(self, request: Request) -> Response:

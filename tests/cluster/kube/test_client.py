@@ -95,9 +95,9 @@ async def test_a_list_is_read_in_pages_and_its_items_know_their_kind(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
     names = [f"s-{number:04}" for number in range(PAGE + 5)]
-    for start in range(0, len(names), 64):
+    for start in range(0, len(names), 16):
         async with asyncio.TaskGroup() as group:
-            for name in names[start : start + 64]:
+            for name in names[start : start + 16]:
                 group.create_task(faulty.create(SECRETS, secret(namespace, name, type="pomona/test")))
     transport.sent.clear()
     found = await faulty.list(SECRETS, namespace, field_selector="type=pomona/test")
