@@ -113,10 +113,10 @@ async def test_an_outage_of_the_api_stops_nothing_and_what_happened_is_told_afte
         assert await answers(address)
     finally:
         await plane.start_apiserver()
-    assert (await pods.ended(job))["exitCode"] == 0
+    await pods.until(job, lambda status: status["phase"] == "Succeeded", 60)
     assert (await pods.main(server))["restartCount"] == 0
     await client.delete(PODS, server, pods.namespace)
-    await eventually(lambda: pods.is_gone(server))
+    await eventually(lambda: pods.is_gone(server), 60)
 
 
 async def test_a_forced_deletion_kills_the_containers(pods: Pods, plane: ControlPlane) -> None:
