@@ -109,7 +109,13 @@ def _put(store: Store, resource: Resource, event: kopf.RawEvent) -> None:
     obj: Obj = dict(event["object"])
     if event["type"] == "DELETED":
         metadata = obj["metadata"]
-        store.remove(resource, metadata.get("namespace"), metadata["name"], uid=metadata["uid"])
+        store.remove(
+            resource,
+            metadata.get("namespace"),
+            metadata["name"],
+            uid=metadata["uid"],
+            resource_version=metadata["resourceVersion"],
+        )
     else:
         store.put(resource, obj)
 
