@@ -58,9 +58,13 @@ def command(
     file_root: Path | None,
     memory_budget: int | None,
 ) -> None:
-    """Serve models as native processes of this machine, as its MetalHost in the cluster.
+    r"""Serve models as native processes of this machine, as its MetalHost in the cluster.
 
     The agent may be stopped, killed, restarted and updated at any time: what it runs goes on and is taken over.
+
+    \b
+    Example:
+      pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig --file-root ~/models
     """
     log.configure()
     options = Options(

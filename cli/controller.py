@@ -33,7 +33,13 @@ HANDED_ON = ("HF_ENDPOINT",)
 )
 @click.option("--verbose", is_flag=True, help="Log debugging events too.")
 def command(kubeconfig: Path | None, image: str, *, verbose: bool) -> None:
-    """Run the in-cluster controller of Models and InferenceServices."""
+    r"""Run the in-cluster controller of Models and InferenceServices.
+
+    \b
+    Examples:
+      pomona controller                                             (in a pod, as its ServiceAccount)
+      pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
+    """
     log.configure(verbose=verbose)
     environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     try:

@@ -15,6 +15,9 @@ SUBCOMMANDS = {
 }
 """Name, one line for people, and the module whose `command` it is."""
 
+EXTRAS = {"kopf": "controller", "xllamacpp": "llama"}
+"""Modules that the base install lacks, and the extra that brings each."""
+
 
 class LazyGroup(click.Group):
     """Lists sub-commands without importing them."""
@@ -25,11 +28,23 @@ class LazyGroup(click.Group):
         return sorted(SUBCOMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one sub-command that is asked for."""
+        """Import the one sub-command that is asked for.
+
+        Raises:
+            click.ClickException: it needs an extra that is not installed.
+        """
         del ctx
         if cmd_name not in SUBCOMMANDS:
             return None
-        command = importlib.import_module(SUBCOMMANDS[cmd_name][1]).command
+        try:
+            command = importlib.import_module(SUBCOMMANDS[cmd_name][1]).command
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRAS:
+                raise
+            raise click.ClickException(
+                f"{cmd_name} needs what the extra {EXTRAS[error.name]} brings: "
+                f"pip install 'pomona[{EXTRAS[error.name]}]'"
+            ) from error
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,7 +19,8 @@ from kube.store import Store
 log = structlog.get_logger()
 
 FIRST_RETRY_SECONDS = 0.5
-LAST_RETRY_SECONDS = 30.0
+LAST_RETRY_SECONDS = 5.0
+"""How long, at most, a watcher stays blind after an outage has ended."""
 
 
 async def reflect(

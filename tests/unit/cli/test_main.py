@@ -4,6 +4,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cli.main import SUBCOMMANDS, main
@@ -29,6 +30,16 @@ def test_every_sub_command_has_help_with_an_example() -> None:
         assert result.exit_code == 0, (name, result.output)
         if name != "llama-server":  # shows llama-server's own arguments
             assert "Example" in result.output, name
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] in {"kopf", "controller"}]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "cli.controller", raising=False)
+    monkeypatch.setitem(sys.modules, "kopf", None)
+    result = CliRunner().invoke(main, ["controller", "--help"])
+    assert result.exit_code == 1
+    assert "pip install 'pomona[controller]'" in result.output
 
 
 def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
