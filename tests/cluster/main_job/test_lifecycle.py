@@ -1,0 +1,193 @@
+"""What happens to a service that serves: it crashes, is edited, scaled, suspended and deleted, on both paths."""
+
+from typing import Any
+
+import psutil
+import pytest
+
+from crds.metalhost import MetalHost as MetalHostObject
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
+from tests.background import running
+from tests.cluster.main_job.conftest import OWNED, PATHS, Cluster, Customer, Lookout
+from tests.controlplane.members import MetalHost
+from tests.eventually import eventually
+
+pytestmark = pytest.mark.usefixtures("host")
+both_paths = pytest.mark.parametrize("path", PATHS)
+
+
+async def serve(cluster: Cluster, name: str, path: str, **spec: Any) -> None:
+    await cluster.apply(cluster.model(), cluster.service(name, PATHS[path], **spec))
+    await cluster.ready(name)
+
+
+async def pod(cluster: Cluster) -> Obj:
+    """The one pod that serves."""
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
+    assert len(found.items) == 1
+    return found.items[0]
+
+
+@both_paths
+async def test_a_crashed_engine_is_withdrawn_started_again_and_counted(cluster: Cluster, path: str) -> None:
+    await serve(cluster, "crashing", path)
+    replicas = await cluster.replicas("crashing")
+    for engine in await cluster.engines("crashing"):
+        engine.kill()
+
+    async def withdrawn() -> bool:
+        return await cluster.urls("crashing") == []
+
+    async def restarts() -> int:
+        if path == "host":
+            return (await cluster.process("crashing")).status.restarts or 0
+        return int((await pod(cluster))["status"]["containerStatuses"][0]["restartCount"])
+
+    await eventually(withdrawn)
+    await eventually(lambda: cluster.answers("crashing"))
+    await cluster.ready("crashing")
+    assert await restarts() == 1
+    assert await cluster.replicas("crashing") == replicas, "the same object, another engine"
+
+
+@both_paths
+async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Cluster, path: str) -> None:
+    await serve(cluster, "edited", path, contextLength=1024)
+    (before,) = await cluster.replicas("edited")
+    lookout = Lookout(cluster, "edited")
+    customer = Customer((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
+    # A host keeps its service's address through all of this; a pod goes with its own.
+    async with running(lookout.run(), *([customer.run()] if path == "host" else [])):
+        await cluster.edit("edited", contextLength=2048)
+        await cluster.ready("edited")
+
+        async def replaced() -> bool:
+            (after,) = await cluster.replicas("edited")
+            engines = await cluster.engines("edited")
+            return after != before and len(engines) == 1 and "2048" in engines[0].cmdline()
+
+        await eventually(replaced)
+        assert await cluster.answers("edited")
+    assert lookout.looks > 0
+    assert lookout.gaps == 0
+    assert customer.failures == []
+
+
+@both_paths
+async def test_an_edited_model_is_served_in_place_of_the_last(cluster: Cluster, path: str) -> None:
+    await serve(cluster, "turned", path)
+    assert "Hello" in (await cluster.ask("turned")).text
+    lookout = Lookout(cluster, "turned")
+    async with running(lookout.run()):
+        await cluster.apply(cluster.model(file="other.gguf"))
+
+        async def turned() -> bool:
+            return "Another" in (await cluster.ask("turned")).text and len(await cluster.engines("turned")) == 1
+
+        await eventually(turned, 60)
+        await cluster.ready("turned")
+    assert lookout.gaps == 0
+
+
+@both_paths
+async def test_a_scaled_service_has_as_many_replicas_as_asked(cluster: Cluster, path: str) -> None:
+    await serve(cluster, "scaled", path)
+    (first,) = await cluster.replicas("scaled")
+
+    async def scale(replicas: int) -> list[str]:
+        await cluster.kubectl("scale", "isvc", "scaled", f"--replicas={replicas}")
+        if replicas:
+            await cluster.ready("scaled")
+        else:
+            await cluster.told("scaled", "Suspended", "ScaledToZero")
+
+        async def counted() -> bool:
+            status = (await cluster.get("scaled")).status
+            assert (status.replicas, status.ready_replicas) == (replicas, replicas)
+            return len(await cluster.engines("scaled")) == replicas == len(await cluster.replicas("scaled"))
+
+        await eventually(counted)
+        return await cluster.replicas("scaled")
+
+    assert first in await scale(2)
+    assert await cluster.answers("scaled")
+    await scale(0)
+    assert await cluster.urls("scaled") == []
+    await scale(1)
+    assert await cluster.answers("scaled")
+
+
+@both_paths
+async def test_a_suspended_service_stops_and_keeps_its_address_and_token(cluster: Cluster, path: str) -> None:
+    await serve(cluster, "paused", path)
+    token, endpoint = await cluster.token("paused"), (await cluster.get("paused")).status.endpoint
+    await cluster.edit("paused", suspend=True)
+    await cluster.told("paused", "Suspended", "Suspended")
+
+    async def stopped() -> bool:
+        kept = await cluster.names(DEPLOYMENTS) + await cluster.names(METAL_PROCESSES)
+        return not (kept or await cluster.urls("paused") or await cluster.engines("paused"))
+
+    await eventually(stopped)
+    await cluster.edit("paused", suspend=False)
+    await cluster.ready("paused")
+    assert (await cluster.ask("paused", token=token)).status == 200
+    assert (await cluster.get("paused")).status.endpoint == endpoint
+
+
+@both_paths
+async def test_nothing_is_left_of_a_deleted_service(cluster: Cluster, host: MetalHost, path: str) -> None:
+    owned = await cluster.versions(*OWNED)
+    budget = await available(cluster, host)
+    await serve(cluster, "deleted", path)
+    if path == "host":
+        process = await cluster.process("deleted")
+        await eventually(lambda: holds(cluster, host, budget - process.spec.memory_bytes))
+    await cluster.kubectl("delete", "isvc", "deleted")
+
+    async def gone() -> bool:
+        left = (await cluster.versions(*OWNED)).keys() - owned.keys()
+        # The Model, its Jobs' pods and its volume stay: they are the Model's.
+        return not {each for each in left if "tiny-" not in each} and not await cluster.engines("deleted")
+
+    await eventually(gone)
+    await eventually(lambda: holds(cluster, host, budget))
+
+
+async def available(cluster: Cluster, host: MetalHost) -> int:
+    async def reported() -> int:
+        return (await cluster.host(host.name)).status.available_bytes or 0
+
+    return await eventually(reported)
+
+
+async def holds(cluster: Cluster, host: MetalHost, available_bytes: int) -> MetalHostObject | None:
+    found = await cluster.host(host.name)
+    return found if found.status.available_bytes == available_bytes else None
+
+
+async def test_a_service_deleted_while_its_agent_is_down_goes_when_the_agent_is_back(
+    cluster: Cluster, host: MetalHost
+) -> None:
+    await serve(cluster, "orphan", "host")
+    (engine,) = await cluster.engines("orphan")
+    await host.agent.kill()
+    await cluster.kubectl("delete", "isvc", "orphan")
+
+    async def leaving() -> bool:
+        return (await cluster.process("orphan")).metadata.deletion_timestamp is not None
+
+    await eventually(leaving)
+    assert engine_lives(engine)
+    assert (await cluster.process("orphan")).metadata.finalizers, "kept while nobody knows that it has stopped"
+    host.agent.start()
+
+    async def gone() -> bool:
+        return not await cluster.processes() and not engine_lives(engine)
+
+    await eventually(gone)
+
+
+def engine_lives(engine: psutil.Process) -> bool:
+    return bool(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE)

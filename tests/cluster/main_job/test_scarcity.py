@@ -1,0 +1,74 @@
+"""More services than memory: a host is never promised twice, and who waits is told what for."""
+
+import asyncio
+
+from kube.client import Obj
+from kube.resources import METAL_PROCESSES, Resource
+from kube.store import Store
+from kube.watch import reflect
+from tests.background import running
+from tests.cluster.conftest import StartMetalHost
+from tests.cluster.main_job.conftest import GIB, Cluster, condition
+from tests.eventually import eventually
+
+BUDGET_BYTES = 5 * GIB // 2
+SERVICES = [f"rival-{number}" for number in range(4)]
+
+
+class Promises:
+    """Adds up, at each change, what is promised of a host's memory by what it has not yet stopped."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._store = Store()
+        self._store.subscribe(self._changed)
+        self.synced = asyncio.Event()
+
+    async def run(self, cluster: Cluster) -> None:
+        await reflect(cluster.client, self._store, METAL_PROCESSES, cluster.namespace, synced=self.synced)
+
+    def _changed(self, _resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
+        promised = [
+            each["spec"]["memoryBytes"]
+            for each in self._store.list(METAL_PROCESSES)
+            if "hostName" in each["spec"] and each.get("status", {}).get("phase") != "Stopped"
+        ]
+        self.most_bytes = max(self.most_bytes, sum(promised))
+
+
+async def test_services_that_together_do_not_fit_never_share_memory_and_follow_in_turn(
+    cluster: Cluster, metal_host: StartMetalHost
+) -> None:
+    host = await metal_host("studio-1", f"--memory-budget={BUDGET_BYTES}")
+    promises = Promises()
+    async with running(promises.run(cluster)):
+        await promises.synced.wait()
+        await cluster.apply(cluster.model(memoryBytes=GIB), *(cluster.service(name, "metal") for name in SERVICES))
+        serving = set(await eventually(lambda: two_ready(cluster), 60))
+        waiting = [name for name in SERVICES if name not in serving]
+        for name in waiting:
+            told = await cluster.told(name, "Pending", "NoHostFits")
+            message = condition(told).message
+            assert "needs 1.0 GiB" in message
+            assert f"{host.name}, has 0.5 GiB" in message
+            assert await cluster.urls(name) == []
+        for name in serving:
+            assert await cluster.answers(name)
+
+        first, second = sorted(serving)
+        await cluster.kubectl("delete", "isvc", first)
+        after = set(await eventually(lambda: two_ready(cluster, second), 60))
+        assert len(after & set(waiting)) == 1, "exactly one moved up"
+        (last,) = set(waiting) - after
+        await cluster.told(last, "Pending", "NoHostFits")
+        assert await cluster.answers((after - {second}).pop())
+    assert promises.most_bytes == 2 * GIB
+
+
+async def two_ready(cluster: Cluster, *among: str) -> list[str]:
+    """The names of the services that are Ready, once they are two and `among` is one of them."""
+    names = await cluster.services()
+    ready = [name for name in names if (await cluster.get(name)).status.phase == "Ready"]
+    assert len(ready) == 2, ready
+    assert set(among) <= set(ready)
+    return ready

@@ -1,0 +1,101 @@
+"""From applied files to tokens, on both paths; and what a user is told whose files are wrong."""
+
+import hashlib
+
+import pytest
+
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES
+from tests.cluster.main_job.conftest import PATHS, Cluster, condition
+from tests.controlplane.members import MetalHost
+
+WRONG = "0" * 64
+
+
+async def test_two_files_are_applied_and_both_paths_answer_who_has_the_token(cluster: Cluster, host: MetalHost) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
+    await cluster.ready("by-pod", "by-host")
+    for service in ("by-pod", "by-host"):
+        answer = await cluster.ask(service)
+        assert answer.status == 200
+        assert answer.text.startswith("Hello from a tiny model")
+        assert (await cluster.ask(service, token="wrong")).status == 401
+        assert (await cluster.ask(service, token="")).status == 401
+    assert await cluster.token("by-pod") != await cluster.token("by-host")
+
+    assert [url.startswith(f"http://{host.address}:18") for url in await cluster.urls("by-host")] == [True]
+    assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
+    assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
+    assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+
+
+async def test_kubectl_get_tells_what_is_so(cluster: Cluster, host: MetalHost) -> None:
+    await cluster.apply(
+        cluster.model(), cluster.service("chat", "metal"), cluster.service("absent", "cpu", modelRef="x")
+    )
+    await cluster.ready("chat")
+    await cluster.told("absent", "Pending", "ModelNotFound")
+    shown = await table(cluster, "isvc")
+    endpoint = f"http://chat.{cluster.namespace}.svc:8080/v1"
+    assert cells(shown["chat"], "PHASE", "MODEL", "ACCELERATOR", "READY", "REPLICAS", "REASON", "ENDPOINT") == [
+        *("Ready", "tiny", "metal", "1", "1", "Serving"),
+        endpoint,
+    ]
+    assert cells(shown["absent"], "PHASE", "MODEL", "READY", "REASON") == ["Pending", "x", "0", "ModelNotFound"]
+    model = (await table(cluster, "mdl"))["tiny"]
+    assert cells(model, "PHASE", "CACHED", "REASON") == ["Ready", "False", "Inspected"]
+    process = await cluster.process("chat")
+    shown = await table(cluster, "mp")
+    assert cells(shown[process.metadata.name], "PHASE", "HOST") == ["Ready", host.name]
+    assert host.name in await table(cluster, "mh")
+
+
+async def table(cluster: Cluster, kind: str) -> dict[str, dict[str, str]]:
+    """What `kubectl get` shows, by name and column."""
+    header, *rows = (await cluster.kubectl("get", kind)).splitlines()
+    columns = header.split()
+    starts = [header.index(f"{column}") for column in columns]
+    shown = (
+        dict(zip(columns, (row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)), strict=True))
+        for row in rows
+    )
+    return {row["NAME"]: row for row in shown}
+
+
+def cells(row: dict[str, str], *columns: str) -> list[str]:
+    return [row[column] for column in columns]
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("path", PATHS)
+async def test_each_mistake_is_told_and_heals_when_it_is_corrected(cluster: Cluster, path: str) -> None:
+    digest = hashlib.sha256((cluster.files.root / "tiny.gguf").read_bytes()).hexdigest()
+    broken = {
+        "wrong-sum": cluster.model("wrong-sum", sha256=WRONG),
+        "not-there": cluster.model("not-there", file="absent.gguf"),
+        "hostile": cluster.model("hostile", file="hostile.gguf"),
+    }
+    services = [*broken, "no-model"]
+    await cluster.apply(*broken.values(), *(cluster.service(name, PATHS[path], modelRef=name) for name in services))
+
+    # A host fetches by itself, so there it is the process that fails; pods wait for the Model's volume.
+    told = await cluster.told("wrong-sum", "Failed", "ModelFailed" if path == "pod" else "ChecksumMismatch")
+    assert WRONG in condition(told).message
+    assert digest in condition(told).message
+    told = await cluster.told("not-there", "Failed", "ModelFailed")
+    assert "absent.gguf" in condition(told).message
+    assert "edit the Model" in condition(told).message
+    told = await cluster.told("hostile", "Failed", "ModelFailed")
+    assert "4611686018427387904" in condition(told).message
+    told = await cluster.told("no-model", "Pending", "ModelNotFound")
+    assert "create it" in condition(told).message
+    for name in services:
+        assert await cluster.urls(name) == []
+        assert await cluster.engines(name) == []
+
+    corrected = [cluster.model(name) for name in services]
+    corrected[0]["spec"]["sha256"] = digest
+    await cluster.apply(*corrected)
+    await cluster.ready(*services)
+    for name in services:
+        assert await cluster.answers(name)
+    assert len(await cluster.names(METAL_PROCESSES)) == (4 if path == "host" else 0)
