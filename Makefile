@@ -11,6 +11,8 @@ SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
 # Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
+# A machine behind a proxy has that certificate in its own store.
+export UV_SYSTEM_CERTS := 1
 
 .PHONY: help
 help: ## Show this list
