@@ -136,8 +136,13 @@ def _taken(resource: Resource, obj: Obj) -> str:
     return f"{resource.kind} {where} exists and belongs to something else: delete it, or choose another name here"
 
 
-def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Obj:
-    """Return the planned status with why it could not be reached; the next plan that succeeds leaves that out."""
+def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Obj | None:
+    """Return the planned status with why it could not be reached; the next plan that succeeds leaves that out.
+
+    None where none is planned: that status may be another's, as a MetalProcess's is its agent's.
+    """
+    if plan.status is None:
+        return None
     reason = error.reason if isinstance(error, ApiError) and error.reason else type(error).__name__
     told = condition(
         "Reconciled",
@@ -146,6 +151,5 @@ def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Obj:
         message=str(error),
         generation=observed["metadata"]["generation"] if observed else 0,
     )
-    status = plan.status or (observed or {}).get("status", {})
-    others = [each for each in status.get("conditions", []) if each["type"] != "Reconciled"]
-    return status | {"conditions": [*others, told]}
+    others = [each for each in plan.status.get("conditions", []) if each["type"] != "Reconciled"]
+    return plan.status | {"conditions": [*others, told]}

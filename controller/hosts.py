@@ -131,8 +131,8 @@ class HostKind:
 
     async def observe(self, client: Client, snapshot: Snapshot, key: Key) -> HostFacts:
         """Read what a decision about a host needs. Raises as `Client`."""
-        if self._watch.lives.life(key.name) == "Expired":
-            # It may have come back since they were last read, and a returned host's endpoints must not be deleted.
+        if not self._watch.bindable(key.name):
+            # It may have come, or come back, since Leases were read: then its endpoints must not be deleted.
             await self._watch.read()
         return HostFacts(self._watch.lives.life(key.name), await self._tokens(client, snapshot, key.name))
 

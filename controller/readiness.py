@@ -106,6 +106,8 @@ class Prober:
         # Any of them, and another at each try: one that hangs must not speak for all.
         endpoint = random.choice(question.endpoints)  # noqa: S311 - nothing depends on its being secret
         probe = await _probe(session, leading.client, key, endpoint)
+        if self._questions.get(key) != question:
+            return None  # nobody wants to know any more, or the next question waits already
         self._answers[key] = question, probe
         if probe != last or asked != question:
             log.info("probed", service="/".join(key), ok=probe.ok, reason=probe.reason, endpoint=endpoint.url)

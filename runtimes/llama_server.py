@@ -56,6 +56,8 @@ def arguments(
         rendered += ["-ngl", str(gpu_layers)]
     if api_key_file is not None:
         rendered += ["--api-key-file", api_key_file]
+    # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
+    rendered += ["--cache-ram", "0"]
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
     return [*rendered, *extra]
