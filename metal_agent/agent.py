@@ -199,11 +199,12 @@ class Agent:
         for key in self._failed:
             self._queue.add(key)
 
-    def _proxy_changed(self, runs: bool) -> None:
-        if not runs:
+    def _proxy_changed(self) -> None:
+        if self._proxy.answers:
+            self._queue.add(_PROXY)
+        else:
             self._exposed.accepted = frozenset()
             self._publish_all()
-        self._queue.add(_PROXY)
 
     def _changed(self, runner: Runner) -> None:
         assignment = runner.assignment
@@ -276,12 +277,12 @@ class Agent:
             self._queue.add(key)
 
     async def _configure_proxy(self) -> None:
-        if self._proxy.process is None:
+        if not self._proxy.answers:
             return
         try:
             changed = await self._exposed.configure()
         except (ProxyUnreachableError, ProxyRefusedError) as error:
-            # It has just been started, or is about to be: as with any other time-out, soon again.
+            # It died or is stuck just now: as with any other time-out, soon again.
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()

@@ -19,20 +19,22 @@ from runtimes.llama_server import child_environment
 _FIRST_RESTART_SECONDS: Final = 0.1
 _LAST_RESTART_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 30.0
+_SOCKET_PAUSE_SECONDS: Final = 0.05
 
 log = structlog.get_logger()
 
 
 class Proxy:
-    """The proxy of the agent whose state is in `folder`; `on_change` hears that one started or ended."""
+    """The proxy of the agent whose state is in `folder`; `on_change` hears that `answers` changed."""
 
-    def __init__(self, folder: Path, on_change: Callable[[bool], None]) -> None:
+    def __init__(self, folder: Path, on_change: Callable[[], None]) -> None:
         self._folder = folder
         # In a folder of its own, which the proxy wants to be private.
         self._socket = folder / "proxy" / "control.sock"
         self._record = folder / "proxy.json"
         self._on_change = on_change
         self.process: NativeProcess | None = None
+        self.answers = False
         self.client = ProxyClient(self._socket)
 
     async def adopt(self) -> None:
@@ -69,12 +71,26 @@ class Proxy:
 
     async def _live(self) -> None:
         """One life of the proxy, from its start (or adoption) to its end. Raises OSError."""
-        self.process = self.process or self._spawn()
-        self._on_change(True)
-        how = await self.process.wait()
-        log.warning("proxy ended", pid=self.process.pid, code=how.code, signal=how.signal)
+        self.process = process = self.process or self._spawn()
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(self._until_it_answers())
+            how = await process.wait()
+            answering.cancel()
+        log.warning("proxy ended", pid=process.pid, code=how.code, signal=how.signal)
         self.process = None
-        self._on_change(False)
+        self.answers = False
+        self._on_change()
+
+    async def _until_it_answers(self) -> None:
+        """Wait for the control socket, which a proxy that was just started makes when it is ready."""
+        while not self.answers:
+            try:
+                await self.client.state()
+            except (ProxyUnreachableError, ProxyRefusedError):
+                await asyncio.sleep(_SOCKET_PAUSE_SECONDS)
+            else:
+                self.answers = True
+                self._on_change()
 
     def _spawn(self) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from tests.web import FileServer
 
 TOKEN = "test-token"
 QUESTION = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-LONG = QUESTION | {"stream": True, "max_tokens": 40000}
+LONG = QUESTION | {"stream": True, "max_tokens": 29000}
 GIB = 2**30
 
 
@@ -218,7 +218,7 @@ async def test_a_deleted_process_answers_what_it_has_begun_and_goes(
 async def test_a_killed_agent_breaks_no_stream_and_its_successor_adopts(
     serving: Serving, http: aiohttp.ClientSession
 ) -> None:
-    await serving.bind(contextLength=50000)
+    await serving.bind(contextLength=30000, parallel=2)
     url = await serving.ready()
     pid = await serving.pid()
     async with http.post(f"{url}/v1/chat/completions", json=LONG) as stream:
@@ -257,6 +257,7 @@ async def test_without_the_api_server_all_goes_on_even_through_crashes(
         await eventually(lambda: '"event": "adopted"' in serving.host.agent.tail(50))
         assert await answers(http, url)
         await serving.host.host.kill_all()
+        await serving.host.agent.wait(10)
         serving.host.agent.start()
         await eventually(lambda: back(http, url), timeout=45)
     finally:
