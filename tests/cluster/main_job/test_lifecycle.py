@@ -77,16 +77,19 @@ async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Clus
 @both_paths
 async def test_an_edited_model_is_served_in_place_of_the_last(cluster: Cluster, path: str) -> None:
     await serve(cluster, "turned", path)
+    before = await cluster.replicas("turned")
     assert "Hello" in (await cluster.ask("turned")).text
     lookout = Lookout(cluster, "turned")
     async with running(lookout.run()):
         await cluster.apply(cluster.model(file="other.gguf"))
 
         async def turned() -> bool:
-            return "Another" in (await cluster.ask("turned")).text and len(await cluster.engines("turned")) == 1
+            assert await cluster.replicas("turned") != before
+            return len(await cluster.engines("turned")) == 1 == len(await cluster.urls("turned"))
 
         await eventually(turned, 60)
         await cluster.ready("turned")
+        assert "Another" in (await cluster.ask("turned")).text
     assert lookout.gaps == 0
 
 

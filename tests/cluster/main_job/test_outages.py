@@ -88,25 +88,45 @@ async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_ru
     )
     await cluster.ready("chat")
     before, url, token = await cluster.process("chat"), (await cluster.urls("chat"))[0], await cluster.token("chat")
-    customer = Customer(url, "chat", token)
-    body = {"stream": True, "max_tokens": 20000, "messages": [{"role": "user", "content": "Hi"}]}
-    async with (
-        running(customer.run()),
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
-        session.post(f"{url}/v1/chat/completions", json=body) as stream,
-    ):
-        assert await stream.content.readline()
+    customer, stream = Customer(url, "chat", token), Stream(url, token)
+    async with running(customer.run(), stream.run()):
+        await eventually(lambda: stream.lines > 0)
         await host.agent.kill()
+        await eventually(stream.flows)
         host.agent.start()
-        # What the new agent writes shows that it has taken over.
+        # What the new agent writes and starts shows that it has taken over.
         await renewals(cluster, host, 1)
         await cluster.edit("chat", replicas=2)
         await eventually(lambda: two_processes(cluster))
-        assert (await stream.content.read()).rstrip().endswith(b"data: [DONE]"), "all of it came"
+        await eventually(stream.flows)
     assert customer.failures == []
     assert customer.answers > 0
     after = [each for each in await cluster.processes() if each.metadata.uid == before.metadata.uid]
     assert [(each.status.phase, each.status.pid) for each in after] == [("Ready", before.status.pid)]
+
+
+class Stream:
+    """One long answer, read as it comes; that it ends or breaks ends the test."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.lines = 0
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    async def run(self) -> None:
+        body = {"stream": True, "max_tokens": 45000, "messages": [{"role": "user", "content": "Hi"}]}
+        async with (
+            aiohttp.ClientSession(headers=self._headers) as session,
+            session.post(f"{self._url}/v1/chat/completions", json=body) as response,
+        ):
+            async for line in response.content:
+                self.lines += line.startswith(b"data: {")
+
+    async def flows(self) -> bool:
+        """Whether more of it comes."""
+        before = self.lines
+        await eventually(lambda: self.lines > before)
+        return True
 
 
 async def two_processes(cluster: Cluster) -> bool:
