@@ -197,8 +197,10 @@ def ready_condition(view: View, answer: Probe | None) -> Obj:
     if last is not None and last.status == "True" and view.endpoints:
         # What answered still stands there. It is not said of this generation until it was asked again.
         seen = last.observed_generation or 0
+        if problem is None and (seen, last.reason) == (generation, "Serving"):
+            return told(last.reason, last.message, true=True)
         if problem is None:
-            return told(last.reason, last.message, true=True, seen=seen)
+            return told("Probing", "still answers; its replicas are asked for a first token", true=True, seen=seen)
         return told(problem.reason, f"still answers, but not as wanted: {problem.message}", true=True, seen=seen)
     if problem is not None:
         return told(problem.reason, problem.message)
@@ -236,7 +238,7 @@ def phase_of(view: View, ready: Obj) -> Phase:
         return "Suspended"
     if ready["status"] == "True":
         if problem is None:
-            return "Ready"
+            return "Ready" if ready["observedGeneration"] == view.service.metadata.generation else "Progressing"
         return "Degraded" if view.replicas.ready or view.blocker else "Progressing"
     return problem.phase if problem is not None else "Progressing"
 

@@ -306,9 +306,7 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
         (lost,) = await cluster.hosts_of()
         first.silent = True
         await eventually(lambda: _is_gone(cluster, ENDPOINT_SLICES, "chat.studio-1"))
-        host = await cluster.client.get(METAL_HOSTS, "studio-1")
-        (condition,) = [each for each in host["status"]["conditions"] if each["type"] == "Ready"]
-        assert (condition["status"], condition["reason"]) == ("False", "LeaseExpired")
+        host = await eventually(lambda: _host_is_given_up(cluster, "studio-1"))
         assert host["status"]["budgetBytes"] == 9 * GIB, "the rest stays the agent's"
         waits = await cluster.reaches("Pending")
         assert ready(waits).status == "False"
@@ -319,6 +317,13 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
         found = await eventually(lambda: _settled_hosts(cluster))
         assert lost not in found
         assert list(found.values()) == ["studio-2"]
+
+
+async def _host_is_given_up(cluster: Cluster, name: str) -> Obj:
+    host = await cluster.client.get(METAL_HOSTS, name)
+    (condition,) = [each for each in host["status"]["conditions"] if each["type"] == "Ready"]
+    assert (condition["status"], condition["reason"]) == ("False", "LeaseExpired")
+    return host
 
 
 async def test_a_host_that_comes_back_serves_on(cluster: Cluster) -> None:

@@ -264,9 +264,18 @@ def test_while_an_edit_rolls_out_the_old_answer_is_of_the_old_generation() -> No
     assert told(plan, "Ready")["observedGeneration"] == 1
     rolling = deployed(*edited, replicas=2, updated=1, ready=1)
     assert ready(decide(*edited, (DEPLOYMENTS, rolling), *there[1:], answer=OK))[0] == "Progressing"
+    asked = decide(*edited, (DEPLOYMENTS, deployed(*edited)), *there[1:])
+    assert ready(asked) == ("Progressing", "True", "Probing")
+    assert told(asked, "Ready")["observedGeneration"] == 1
     done = decide(*edited, (DEPLOYMENTS, deployed(*edited)), *there[1:], answer=OK)
     assert ready(done) == ("Ready", "True", "Serving")
     assert told(done, "Ready")["observedGeneration"] == 2
+
+
+def test_another_endpoint_is_asked_while_the_last_answer_stands() -> None:
+    base = (chat(status=SERVING), (MODELS, model()))
+    there = ((DEPLOYMENTS, deployed(*base)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    assert ready(decide(*base, *there)) == ("Ready", "True", "Serving")
 
 
 def test_what_serves_goes_on_while_its_model_is_gone() -> None:
