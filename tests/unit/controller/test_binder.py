@@ -1,14 +1,22 @@
 import random
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import binder
-from controller.binder import Room, Waiting, bind, rooms, waiting
-from controller.plan import Key
+from controller.binder import Binder, Room, Waiting, bind, rooms, waiting
+from controller.plan import Key, Leading
 from crds.meta import Priority
-from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from kube.client import Client, Obj
+from kube.errors import Conflict, Unreachable
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, Resource
+from kube.store import Store
+from tests.background import running
+from tests.eventually import eventually
 from tests.serving import GIB, as_host, as_process, host, process, store
 
 LLAMA = frozenset({"llama.cpp"})
@@ -142,3 +150,85 @@ def test_a_host_that_is_being_deleted_is_not_bound() -> None:
 
 def test_structs_read_what_the_api_sends() -> None:
     assert msgspec.to_builtins(as_process(process("a", host="one")))["spec"]["hostName"] == "one"
+
+
+class Api(Client):
+    """Binds as the API server does, and loses answers while it is told to; reads are refused as often as it is told."""
+
+    def __init__(self, *objects: Obj) -> None:
+        self.objects = {each["metadata"]["name"]: each for each in objects}
+        self.lose_answers = False
+        self.refuse_reads = 0
+        self.reads = 0
+
+    async def patch_json(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        operations: Sequence[Mapping[str, Any]],
+        *,
+        subresource: str = "",
+    ) -> Obj:
+        del resource, namespace, subresource
+        test, add = operations
+        observed = self.objects[name]
+        if test["value"] != observed["metadata"]["resourceVersion"]:
+            raise Conflict("patch", status=409)
+        version = str(int(test["value"]) + 1)
+        self.objects[name] = observed | {
+            "metadata": observed["metadata"] | {"resourceVersion": version},
+            "spec": observed["spec"] | {"hostName": add["value"]},
+        }
+        if self.lose_answers:
+            raise Unreachable("patch: cut")
+        return self.objects[name]
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        del resource, namespace
+        self.reads += 1
+        if self.reads <= self.refuse_reads:
+            raise Unreachable("get: cut")
+        return self.objects[name]
+
+
+def leading(api: Api, known: Store) -> Leading:
+    recorder: Any = None
+    return Leading(api, known, recorder, lambda _resource, _key: None)
+
+
+@pytest.mark.parametrize("refuse_reads", [0, 2])
+async def test_a_lost_answer_never_promises_the_same_memory_twice(
+    refuse_reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binder, "RETRY_SECONDS", 0)
+    waits = [process(f"a-b-{number}", gib=6) for number in range(3)]
+    api = Api(*waits)
+    api.lose_answers, api.refuse_reads = True, refuse_reads
+    known = store((METAL_HOSTS, host("one", 8 * GIB)), *((METAL_PROCESSES, each) for each in waits))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: any("hostName" in each["spec"] for each in known.list(METAL_PROCESSES)))
+        assert api.reads == refuse_reads + 1
+        known.put(METAL_HOSTS, host("two", 8 * GIB))
+        await eventually(lambda: len([each for each in api.objects.values() if "hostName" in each["spec"]]) == 2)
+    assert sorted(each["spec"].get("hostName", "none") for each in api.objects.values()) == ["none", "one", "two"]
+
+
+async def test_what_changed_meanwhile_is_read_again_and_bound() -> None:
+    api = Api(process("a-b-0") | {"metadata": process("a-b-0")["metadata"] | {"resourceVersion": "9"}})
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
+
+
+async def test_a_host_that_comes_alive_is_bound_when_the_binder_is_told() -> None:
+    api = Api(process("a-b-0"))
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
+    alive: set[str] = set()
+    loop = Binder(alive.__contains__)
+    async with running(loop.run(leading(api, known))):
+        known.put(METAL_HOSTS, host("two"))
+        assert "hostName" not in api.objects["a-b-0"]["spec"]
+        alive.add("one")
+        loop.wake()
+        await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
