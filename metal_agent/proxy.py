@@ -73,7 +73,7 @@ class Proxy:
         """One life of the proxy, from its start (or adoption) to its end. Raises OSError."""
         self.process = process = self.process or self._spawn()
         async with asyncio.TaskGroup() as group:
-            answering = group.create_task(self._until_it_answers())
+            answering = group.create_task(self._until_it_answers(process))
             how = await process.wait()
             answering.cancel()
         log.warning("proxy ended", pid=process.pid, code=how.code, signal=how.signal)
@@ -81,7 +81,7 @@ class Proxy:
         self.answers = False
         self._on_change()
 
-    async def _until_it_answers(self) -> None:
+    async def _until_it_answers(self, process: NativeProcess) -> None:
         """Wait for the control socket, which a proxy that was just started makes when it is ready."""
         while not self.answers:
             try:
@@ -89,6 +89,8 @@ class Proxy:
             except (ProxyUnreachableError, ProxyRefusedError):
                 await asyncio.sleep(_SOCKET_PAUSE_SECONDS)
             else:
+                # Anew: a launcher may have become the interpreter, and its command line with it.
+                self._remember(process)
                 self.answers = True
                 self._on_change()
 
@@ -96,7 +98,10 @@ class Proxy:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(self._socket)]
         process = spawn.spawn(argv, child_environment(os.environ), self._folder / "logs" / "proxy.log", self._folder)
-        if identity := spawn.identify(process.pid):
-            durable.write(self._record, identity)
+        self._remember(process)
         log.info("proxy started", pid=process.pid)
         return process
+
+    def _remember(self, process: NativeProcess) -> None:
+        if identity := spawn.identify(process.pid):
+            durable.write(self._record, identity)

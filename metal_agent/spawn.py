@@ -37,6 +37,14 @@ class Identity(msgspec.Struct, frozen=True):
     start_time: str
     boot_id: str
     command_line: tuple[str, ...]
+    """Empty when it was asked for while the process was still becoming its program."""
+
+    def describes(self, found: "Identity | None") -> bool:
+        """Whether `found`, seen later, is the same process. What was not known does not tell them apart."""
+        if found is None:
+            return False
+        as_known = found if self.command_line else msgspec.structs.replace(found, command_line=())
+        return self == as_known
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -140,7 +148,7 @@ def adopt(identity: Identity) -> NativeProcess | None:
     except ProcessLookupError:
         return None
     # Compared after the watch is open: the watch holds this very process, even if the pid is reused a moment later.
-    if identify(identity.pid) == identity:
+    if identity.describes(identify(identity.pid)):
         return process
     process.release()
     return None

@@ -92,6 +92,16 @@ async def test_a_pid_that_is_another_process_now_is_not_adopted(owner: Path, lie
     await process.end(grace_seconds=5)
 
 
+async def test_one_that_was_recorded_while_it_became_its_program_is_adopted(owner: Path) -> None:
+    process = await start(WAITS, owner)
+    identity = spawn.identify(process.pid)
+    assert identity
+    process.release()
+    adopted = spawn.adopt(msgspec.structs.replace(identity, command_line=()))
+    assert adopted
+    await adopted.end(grace_seconds=5)
+
+
 async def test_strays_are_killed_and_those_of_others_left_alone(
     owner: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
