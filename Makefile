@@ -26,12 +26,12 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 test: test-fast test-cluster ## Run every test
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that need no control plane
-	@$(PYTEST) tests/unit $(ARGS)
+test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
+	@$(PYTEST) $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
-	@$(SANDBOX) $(PYTEST) tests/cluster $(ARGS)
+	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/cluster) $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh
