@@ -181,3 +181,13 @@ async def test_a_job_completes(pods: Pods, client: Client) -> None:
         return conditions(found["status"])["Complete"] == "True"
 
     await eventually(complete)
+
+
+async def test_readiness_that_somebody_else_took_away_is_reported_again(pods: Pods, plane: ControlPlane) -> None:
+    name = await pods.run("exec sleep 60")
+    await pods.until(name, lambda status: conditions(status)["Ready"] == "True")
+    # As the node controller does when a node was silent.
+    lost = [{"type": "Ready", "status": "False"}]
+    path = PODS.path(pods.namespace, name, "status")
+    await plane.request("PATCH", path, {"status": {"conditions": lost}})
+    await pods.until(name, lambda status: conditions(status)["Ready"] == "True")

@@ -71,6 +71,7 @@ class Worker:
         self._gone = False
         self._changed = asyncio.Event()
         self._reported: Obj = {}
+        self._overwritten = False
         started = pod.get("status", {}).get("startTime")
         began = datetime.fromisoformat(started) if started else datetime.now(UTC)
         self._state = PodState(started_at=began, init=(), containers=())
@@ -103,6 +104,10 @@ class Worker:
     def observe(self, pod: Obj) -> None:
         """Take a newer version of the object: its deletion, conditions of others, labels."""
         self.pod = self._volumes.pod = pod
+        # The node controller takes Ready away from the pods of a node that was silent.
+        known = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
+        reported = self._reported.get("conditions", [])
+        self._overwritten = any(known.get(item["type"]) != item["status"] for item in reported)
         self._changed.set()
         if "deletionTimestamp" in pod["metadata"]:
             self._stopping.request(pod["metadata"].get("deletionGracePeriodSeconds", 0))
@@ -223,7 +228,7 @@ class Worker:
             await self._persist(self._report)
 
     async def _report(self) -> None:
-        """Write the status if it differs from what was written last."""
+        """Write the status if it differs from what was written last, or if somebody wrote over that."""
         state = replace(
             self._state,
             init=[supervisor.state for supervisor in self._init],
@@ -236,9 +241,9 @@ class Worker:
             previous=self._reported.get("conditions", self.pod.get("status", {}).get("conditions", [])),
             now=datetime.now(UTC),
         )
-        if report != self._reported:
+        if report != self._reported or self._overwritten:
             await self._host.api.patch_status(PODS, self.pod, report)
-            self._reported = report
+            self._reported, self._overwritten = report, False
 
     async def _persist(self, write: Callable[[], Any]) -> None:
         """Repeat a write until the API server took it, or there is nothing left to write to."""
