@@ -21,7 +21,7 @@ def command(socket: Path, drain_seconds: float) -> None:
 
     \b
     Example, to see what one serves:
-      curl --unix-socket ~/.local/state/pomona/proxy.sock http://proxy/state
+      curl --unix-socket ~/.local/state/pomona/proxy/control.sock http://proxy/state
     """
     log.configure()
     try:
