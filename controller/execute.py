@@ -120,7 +120,7 @@ class Executor:
         if regarding is None:
             return
         for event in plan.events:
-            log.info("event", object=f"{resource.kind} {'/'.join(key)}", reason=event.reason, note=event.note)
+            log.info("told", object=f"{resource.kind} {'/'.join(key)}", reason=event.reason, note=event.note)
             await self._recorder.event(regarding, event.type, event.reason, event.note, event.action)
 
 

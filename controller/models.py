@@ -26,8 +26,8 @@ from kube.store import Store
 
 READY: Final = "Ready"
 CACHED: Final = "Cached"
-SILENT: Final = {"Inspecting", "Fetching", "NoConsumers"}
-"""Reasons that are worth no Event."""
+SILENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
+"""Reasons that are worth no Event: mere progress, and what the scheduler tells itself."""
 DONE: Final = Outcome(state="Succeeded")
 KIB: Final = 1024
 
@@ -159,7 +159,7 @@ def _cache(
         if _is_cached(model, at):
             fetched = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
             return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
-        if observed.consumers:
+        if observed.consumers and not weights.is_settling(observed.claim, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
                 return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
@@ -169,6 +169,9 @@ def _cache(
             return verdict(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
     if observed.consumers:
         waits = _condition(model, CACHED, true=False, reason="Fetching", message="the volume is being made")
+        if observed.claim is not None:
+            settling = Progress(outcome=Outcome(state="Going"), again_seconds=weights.SETTLING_SECONDS)
+            return verdict("Downloading", waits, settling)
         made = verdict("Downloading", waits)
         return msgspec.structs.replace(made, create=(weights.new_claim(model, facts),))
     unused = "no InferenceService that runs as pods refers to this Model"

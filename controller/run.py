@@ -125,7 +125,6 @@ class Controller:
                 log.warning("leadership lost", error=str(error))
 
     async def _lead(self) -> None:
-        log.info("leading", identity=self._identity)
         leading = Leading(self._client, self.store, self._recorder, self._enqueue)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep())

@@ -4,6 +4,7 @@ Pods that serve find the weights by the same path, and hosts by the same revisio
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -22,6 +23,8 @@ MODELS_PATH: Final = "/models"
 MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
 """Part of a small volume that its file system takes."""
+SETTLING_SECONDS: Final = 2.0
+"""A volume that binds by itself does so within this time; any other waits for its first pod."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -131,6 +134,12 @@ def new_claim(model: Model, facts: Facts) -> tuple[Resource, Obj]:
         spec["storageClassName"] = cache.storage_class_name
     labels = {LABEL_MODEL: model.metadata.name}
     return child(PVCS, claim_name(model.metadata.name), MODELS, model.metadata, labels, spec=spec)
+
+
+def is_settling(claim: Obj, now: datetime) -> bool:
+    """Whether a claim may be bound in a moment: the scheduler backs off from a pod that is made before that."""
+    age = (now - datetime.fromisoformat(claim["metadata"]["creationTimestamp"])).total_seconds()
+    return claim.get("status", {}).get("phase") != "Bound" and 0 <= age < SETTLING_SECONDS
 
 
 def _secret(model: Model) -> str | None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -37,20 +37,27 @@ class Life:
     def __init__(self, transport: FaultyTransport, namespace: str, name: str) -> None:
         self.transport = transport
         self.key = Key(namespace, name)
+        self.ahead = timedelta()
+        """How much time has passed in the test's world and not in ours."""
 
     async def settle(self) -> None:
-        """Reconcile until nothing is written any more."""
+        """Reconcile until nothing is written any more, and nothing waits for a later time."""
         for _ in range(30):
             store = await self._load()
             before = len(self.transport.sent)
             executor = Executor(
-                client := Client(self.transport), store, Recorder(client, "test", "test"), lambda: datetime.now(UTC)
+                client := Client(self.transport),
+                store,
+                Recorder(client, "test", "test"),
+                lambda: datetime.now(UTC) + self.ahead,
             )
             try:
-                await executor.reconcile(KIND, self.key)
+                again_seconds = await executor.reconcile(KIND, self.key)
             except (Crash, ApiError, Unreachable):
                 continue
-            if not any(request.method != "GET" for request in self.transport.sent[before:]):
+            if again_seconds is not None:
+                self.ahead += timedelta(seconds=again_seconds)
+            elif not any(request.method != "GET" for request in self.transport.sent[before:]):
                 return
         raise AssertionError("writes for ever")
 

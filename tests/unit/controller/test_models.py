@@ -14,7 +14,7 @@ from controller.jobs import ANNOTATION_ATTEMPT, LAST_RETRY_SECONDS, LOST_SECONDS
 from controller.models import Observed, desired
 from controller.plan import Plan
 from controller.status import find
-from controller.weights import Settings, cache_path, claim_name
+from controller.weights import SETTLING_SECONDS, Settings, cache_path, claim_name
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta, SecretReference
 from crds.model import GGUF, Cache, Model, ModelSpec
@@ -43,6 +43,7 @@ class World:
         self.jobs: dict[str, Obj] = {}
         self.pods: dict[str, list[Obj]] = {}
         self.claim: Obj | None = None
+        self.claim_phase = "Bound"
         self.consumers: list[InferenceService] = []
         self.made: list[Obj] = []
 
@@ -64,7 +65,8 @@ class World:
                 self.jobs[stored["metadata"]["name"]] = stored
             else:
                 assert (resource, self.claim) == (PVCS, None)
-                self.claim = stored
+                stored["metadata"]["creationTimestamp"] = self.now.isoformat()
+                self.claim = stored | {"status": {"phase": self.claim_phase}}
         for ref in plan.delete:
             assert self.jobs[ref.name]["metadata"]["uid"] == ref.uid
             del self.jobs[ref.name]
@@ -204,6 +206,18 @@ def test_the_fetch_goes_where_the_first_consumer_runs_and_to_the_path_that_pods_
     assert world.claim["metadata"]["name"] == claim_name("tiny")
     assert world.claim["spec"]["resources"]["requests"]["storage"] == "126Mi"
     assert world.model.status.phase == "Downloading"
+
+
+def test_a_volume_that_waits_for_its_first_pod_gets_one() -> None:
+    world = inspected()
+    world.claim_phase = "Pending"
+    world.add_consumer()
+    assert world.settle().again_seconds == SETTLING_SECONDS
+    assert world.condition("Cached").reason == "Fetching"
+    assert len(world.jobs) == 1
+    world.now += timedelta(seconds=SETTLING_SECONDS)
+    world.settle()
+    assert world.job("fetch")
 
 
 def test_the_user_decides_the_volume() -> None:
