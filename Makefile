@@ -52,7 +52,7 @@ crds: setup ## Write the CRD YAML from the structs in crds/
 
 .PHONY: binaries
 binaries: setup ## Build the control plane of tests and demo into the user's cache, once
-	@$(BIN)/python -m tests.controlplane.binaries
+	@$(BIN)/python -m tests.controlplane.binaries >/dev/null
 
 .PHONY: lock
 lock: ## Refresh requirements.lock from pyproject.toml

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from crds.inferenceservice import NAME_RULE, InferenceService
+from crds import inferenceservice, model
+from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
@@ -125,6 +126,7 @@ DEFINITIONS = (
             Column("Arch", ".status.gguf.architecture", wide=True),
             Column("Message", condition("Ready", "message"), wide=True),
         ),
+        rules=(model.NAME_RULE,),
     ),
     Definition(
         struct=InferenceService,
@@ -141,7 +143,7 @@ DEFINITIONS = (
             Column("Message", condition("Ready", "message"), wide=True),
         ),
         scalable=True,
-        rules=(NAME_RULE,),
+        rules=(inferenceservice.NAME_RULE,),
     ),
     Definition(
         struct=MetalHost,

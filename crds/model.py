@@ -147,3 +147,10 @@ class Model(Resource, frozen=True):
     status: Annotated[ModelStatus, described("What the controller knows about this Model.")] = ModelStatus()
     api_version: str = ""
     kind: str = ""
+
+
+NAME_RULE = rule(
+    "size(self.metadata.name) <= 46",
+    "use a name of at most 46 characters: what a Job appends to it must fit into the 63 of a label",
+)
+"""Held on the whole object, since a Job's name becomes a label of its pods."""

@@ -54,10 +54,11 @@ class Stage:
         say("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         await self.plane.start()
         say("control plane is ready")
+        self._start(members.kubelet(self.plane, NODE, self._folder))
         await members.install(self.plane)
-        await self._start(members.kubelet(self.plane, NODE, self._folder))
-        await self._start(await members.controller(self.plane, self._folder))
-        await self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._start_controller())
+            tasks.create_task(self._start_host(network))
         say("controller, node and off-cluster host are started")
 
     async def stop(self) -> None:
@@ -69,7 +70,13 @@ class Stage:
         """The ends of all our logs, for a person who wonders why."""
         return "\n".join(f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
 
-    async def _start(self, process: Process) -> None:
+    async def _start_controller(self) -> None:
+        self._start(await members.controller(self.plane, self._folder))
+
+    async def _start_host(self, network: Network) -> None:
+        self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
+
+    def _start(self, process: Process) -> None:
         process.start()
         self._processes.append(process)
 
@@ -83,7 +90,7 @@ class Stage:
         if await mounting.wait() != 0:
             raise PlaneError(f"{self._weights} cannot be mounted")
         argv = [sys.executable, "-m", "tests.web", f"--root={served}", f"--address={ADDRESS}", "--port=80"]
-        await self._start(Process("models", argv, self._folder / "models.log"))
+        self._start(Process("models", argv, self._folder / "models.log"))
 
 
 def say(text: str) -> None:
@@ -183,7 +190,8 @@ async def stay(stage: Stage) -> None:
     """Say how to enter, and wait for Ctrl-C."""
     kubectl = ensure().kubectl.parent
     print(f"It runs until Ctrl-C. Another terminal of yours enters it with\n\n  {sandbox.enter_command()} \\")
-    print(f"    env KUBECONFIG={stage.plane.kubeconfig()} PATH={kubectl}:$PATH bash\n")
+    variables = " ".join(f"{name}={value}" for name, value in stage.plane.environment.items())
+    print(f"    env {variables} PATH={kubectl}:$PATH bash\n")
     print("and there kubectl and curl work, for example\n")
     print("  kubectl get isvc,endpointslices")
     stopped = asyncio.Event()
