@@ -9,7 +9,7 @@ from crds.metalhost import MetalHost as MetalHostObject
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
 from tests.background import running
-from tests.cluster.main_job.conftest import OWNED, PATHS, Cluster, Customer, Lookout
+from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, Customer, Lookout
 from tests.controlplane.members import MetalHost
 from tests.eventually import eventually
 

@@ -8,7 +8,7 @@ from kube.store import Store
 from kube.watch import reflect
 from tests.background import running
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.conftest import GIB, Cluster, condition
+from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.eventually import eventually
 
 BUDGET_BYTES = 5 * GIB // 2

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES
-from tests.cluster.main_job.conftest import PATHS, Cluster, condition
+from tests.cluster.main_job.cluster import PATHS, Cluster, condition
 from tests.controlplane.members import MetalHost
 
 WRONG = "0" * 64

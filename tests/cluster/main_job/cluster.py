@@ -1,0 +1,255 @@
+"""The main job as its user sees it: kubectl applies files, tokens are asked at the addresses in EndpointSlices."""
+
+import asyncio
+import functools
+import itertools
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import psutil
+
+from controller.status import find
+from crds.inferenceservice import InferenceService
+from crds.meta import API_VERSION, LABEL_SERVICE, Condition
+from crds.metalhost import MetalHost as MetalHostObject
+from crds.metalprocess import MetalProcess
+from kube.client import Client, Obj
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from tests.controlplane.plane import ControlPlane
+from tests.eventually import eventually
+from tests.web import FileServer
+
+GIB = 2**30
+READY_SECONDS = 60
+"""For a service from nothing: Jobs, weights, a place, an engine, a token."""
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=20)
+OWNED = (DEPLOYMENTS, SERVICES, SECRETS, METAL_PROCESSES, PODS, ENDPOINT_SLICES)
+"""What there is of a service beside itself."""
+WRITTEN = (*OWNED, INFERENCE_SERVICES, MODELS, JOBS, PVCS)
+PATHS = {"pod": "cpu", "host": "metal"}
+"""The two ways to serve, and the accelerator that asks for each."""
+
+
+class Answer(NamedTuple):
+    """What a service said."""
+
+    status: int
+    text: str
+
+
+class Cluster:
+    """One namespace, as a user handles it; `files` is where Models come from."""
+
+    def __init__(self, plane: ControlPlane, client: Client, namespace: str, files: FileServer, folder: Path) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.files = files
+        self._plane = plane
+        self._folder = folder
+
+    async def kubectl(self, *arguments: str) -> str:
+        return await self._plane.kubectl(f"--namespace={self.namespace}", *arguments)
+
+    async def apply(self, *objects: Obj) -> None:
+        """`kubectl apply` them, as one file."""
+        path = self._folder / "applied.json"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        await self.kubectl("apply", f"--filename={path}")
+
+    async def edit(self, service: str, **spec: object) -> None:
+        await self.kubectl("patch", "isvc", service, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+    def model(self, name: str = "tiny", *, file: str = "tiny.gguf", **spec: Any) -> Obj:
+        source = {"source": f"{self.files.url}/{file}"}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "Model",
+            "metadata": {"name": name},
+            "spec": source | spec,
+        }
+
+    def service(self, name: str, accelerator: str, **spec: Any) -> Obj:
+        # One thread each: the machine of the tests has few cores, and many engines.
+        defaults = {"modelRef": "tiny", "hardware": {"accelerator": accelerator}, "extraArgs": ["-t", "1"]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "InferenceService",
+            "metadata": {"name": name},
+            "spec": defaults | spec,
+        }
+
+    async def services(self) -> list[str]:
+        return [obj["metadata"]["name"] for obj in (await self.client.list(INFERENCE_SERVICES, self.namespace)).items]
+
+    async def get(self, service: str) -> InferenceService:
+        return msgspec.convert(await self.client.get(INFERENCE_SERVICES, service, self.namespace), InferenceService)
+
+    async def told(self, service: str, phase: str, reason: str, seconds: float = READY_SECONDS) -> InferenceService:
+        """Wait until the service is in this phase for this reason, decided for its present spec."""
+
+        async def reached() -> InferenceService:
+            found = await self.get(service)
+            assert found.status.observed_generation == found.metadata.generation
+            ready = condition(found)
+            assert (found.status.phase, ready.reason) == (phase, reason), found.status
+            assert ready.observed_generation == found.metadata.generation
+            return found
+
+        return await eventually(reached, seconds)
+
+    async def ready(self, *services: str) -> None:
+        for service in services:
+            found = await self.told(service, "Ready", "Serving")
+            assert condition(found).status == "True"
+
+    async def urls(self, service: str) -> list[str]:
+        """What the service's EndpointSlices call ready."""
+        slices = await self.client.list(
+            ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={service}"
+        )
+        return [
+            f"http://{address}:{port['port']}"
+            for each in slices.items
+            for port in each.get("ports") or []
+            for endpoint in each.get("endpoints") or []
+            if endpoint["conditions"].get("ready")
+            for address in endpoint["addresses"]
+        ]
+
+    async def token(self, service: str) -> str:
+        secret = await self.client.get(SECRETS, f"{service}-token", self.namespace)
+        return b64decode(secret["data"]["token"]).decode()
+
+    async def ask(self, service: str, *, token: str | None = None) -> Answer:
+        """Ask at a ready address, with the service's own token unless another is given; empty is none."""
+        url = (await self.urls(service))[0]
+        return await ask(url, service, await self.token(service) if token is None else token)
+
+    async def answers(self, service: str) -> bool:
+        """Whether it answers now, from every ready address of which there is at least one."""
+        token = await self.token(service)
+        urls = await self.urls(service)
+        said = [await ask(url, service, token) for url in urls]
+        return bool(said) and all(answer.status == 200 and "Hello" in answer.text for answer in said)
+
+    async def replicas(self, service: str) -> list[str]:
+        """Uids of its pods and processes that nobody deletes."""
+        selector = f"{LABEL_SERVICE}={service}"
+        found = [
+            obj["metadata"]
+            for resource in (PODS, METAL_PROCESSES)
+            for obj in (await self.client.list(resource, self.namespace, label_selector=selector)).items
+        ]
+        return sorted(each["uid"] for each in found if "deletionTimestamp" not in each)
+
+    async def processes(self) -> list[MetalProcess]:
+        found = await self.client.list(METAL_PROCESSES, self.namespace)
+        return [msgspec.convert(obj, MetalProcess) for obj in found.items]
+
+    async def process(self, service: str) -> MetalProcess:
+        """The one process of a service; AssertionError where there is another number."""
+        found = [each for each in await self.processes() if each.spec.service_name == service]
+        assert len(found) == 1, [each.metadata.name for each in found]
+        return found[0]
+
+    async def engines(self, service: str) -> list[psutil.Process]:
+        """Engines that run for the service, in pods or on hosts: each has the service's name as its alias."""
+        return await asyncio.to_thread(_engines, service)
+
+    async def host(self, name: str) -> MetalHostObject:
+        return msgspec.convert(await self.client.get(METAL_HOSTS, name), MetalHostObject)
+
+    async def versions(self, *resources: Resource) -> dict[str, str]:
+        """The resourceVersion of everything here, of these kinds or of all that somebody of ours writes."""
+        return {
+            f"{resource} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"]
+            for resource in resources or WRITTEN
+            for obj in (await self.client.list(resource, self.namespace)).items
+        }
+
+    async def names(self, resource: Resource) -> list[str]:
+        """Names of all that is here, but for what Kubernetes puts into every namespace."""
+        found = await self.client.list(resource, self.namespace)
+        return sorted(obj["metadata"]["name"] for obj in found.items)
+
+
+def condition(service: InferenceService, kind: str = "Ready") -> Condition:
+    found = find(service.status.conditions, kind)
+    assert found is not None, service.status
+    return found
+
+
+async def ask(url: str, service: str, token: str) -> Answer:
+    body = {"model": service, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=CALL_TIMEOUT) as session,
+        session.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        said = await response.json()
+        text = said["choices"][0]["message"]["content"] if response.status == 200 else json.dumps(said)
+        return Answer(response.status, text)
+
+
+def _engines(service: str) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if ("-a", service) in itertools.pairwise(process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+class Customer:
+    """Asks one address again and again, and remembers what went wrong."""
+
+    def __init__(self, url: str, service: str, token: str, pause_seconds: float = 0.1) -> None:
+        self.answers = 0
+        self.failures: list[str] = []
+        self._ask = functools.partial(ask, url, service, token)
+        self._pause_seconds = pause_seconds
+
+    async def run(self) -> None:
+        while True:
+            try:
+                answer = await self._ask()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.failures.append(f"after {self.answers} answers: {error!r}")
+            else:
+                self.answers += 1
+                if answer.status != 200:
+                    self.failures.append(f"answer {self.answers}: {answer}")
+            await asyncio.sleep(self._pause_seconds)
+
+
+class Lookout:
+    """Watches whether a service has a ready address at every moment."""
+
+    def __init__(self, cluster: Cluster, service: str) -> None:
+        self.looks = 0
+        self.gaps = 0
+        self._cluster = cluster
+        self._service = service
+
+    async def run(self) -> None:
+        while True:
+            self.gaps += not await self._cluster.urls(self._service)
+            self.looks += 1
+            await asyncio.sleep(0.05)
