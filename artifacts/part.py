@@ -20,13 +20,13 @@ from typing import ParamSpec, Protocol, TypeVar
 import msgspec
 
 from artifacts.errors import ArtifactError
+from crds.size import size_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _HASH_STEP_BYTES = 64 << 20
 _LOCK_RETRY_SECONDS = 0.2
-_GIB = 1 << 30
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -203,8 +203,8 @@ class Part:
         if missing > 0:
             raise ArtifactError(
                 "NoSpace",
-                f"{self._path}: needs {(total_bytes - self.size_bytes) / _GIB:.2f} GiB more, {free / _GIB:.2f} GiB are "
-                f"free: {missing / _GIB:.2f} GiB are missing: free them or take a larger volume",
+                f"{self._path}: needs {size_text(total_bytes - self.size_bytes)} more, {size_text(free)} are "
+                f"free: {size_text(missing)} are missing: free them or take a larger volume",
                 retryable=True,
             )
 

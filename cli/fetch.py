@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from cli import outcome
+from crds.size import size_text
 
 _LINE_EVERY_SECONDS = 10.0
 
@@ -56,7 +57,7 @@ def command(
         print(msgspec.json.encode(facts).decode())
     else:
         digest = f"  sha256 {facts['sha256']}" if facts["sha256"] else ""
-        print(f"{facts['path']}  {outcome.size_text(facts['sizeBytes'])}{digest}")
+        print(f"{facts['path']}  {size_text(facts['sizeBytes'])}{digest}")
 
 
 async def _fetch(
@@ -115,5 +116,5 @@ class _Lines:
         if self._clock() < self._next:
             return
         self._next = self._clock() + _LINE_EVERY_SECONDS
-        share = f" of {outcome.size_text(total)} ({100 * done // total} %)" if total else ""
-        print(f"{self._name}: {outcome.size_text(done)}{share}", file=sys.stderr, flush=True)
+        share = f" of {size_text(total)} ({100 * done // total} %)" if total else ""
+        print(f"{self._name}: {size_text(done)}{share}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from cli import outcome
+from crds.size import size_text
 
 
 @click.command("inspect")
@@ -66,14 +67,14 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = (
         ("file", facts["file"]),
         ("name", gguf.get("modelName")),
-        ("size", outcome.size_text(facts["sizeBytes"])),
-        ("weights", f"{outcome.size_text(facts['tensorBytes'])} in {gguf.get('tensorCount')} tensors"),
+        ("size", size_text(facts["sizeBytes"])),
+        ("weights", f"{size_text(facts['tensorBytes'])} in {gguf.get('tensorCount')} tensors"),
         ("architecture", gguf.get("architecture")),
         ("quantization", gguf.get("quantization")),
         ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
         ("layers", gguf.get("layerCount")),
         ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
-        ("KV cache", f"{outcome.size_text(kv_bytes)} a token of context, as f16" if kv_bytes else None),
+        ("KV cache", f"{size_text(kv_bytes)} a token of context, as f16" if kv_bytes else None),
         ("license", gguf.get("license")),
         ("revision", facts["revision"]),
         ("sha256", facts["sha256"]),

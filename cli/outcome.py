@@ -97,12 +97,3 @@ def _halve(value: Any, longest: int) -> Any:
     if isinstance(value, dict):
         return {key: _halve(inner, longest) for key, inner in value.items()}
     return value[: longest // 2] if isinstance(value, str) and len(value) == longest else value
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size for people, for example 4.4 GiB."""
-    size, unit = float(size_bytes), 0
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    while size >= _KIB and unit < len(units) - 1:
-        size, unit = size / _KIB, unit + 1
-    return f"{size:.1f} {units[unit]}" if unit else f"{size_bytes} B"

@@ -9,7 +9,7 @@ from typing import Final
 from controller.binder import Room
 from controller.requirements import Phase, Problem
 from crds.metalprocess import MetalProcess
-from fitness.memory import gibibytes
+from crds.size import size_text
 from kube.client import Obj
 
 _BROKEN: Final = frozenset(
@@ -92,13 +92,13 @@ def _progress(process: MetalProcess) -> str:
     progress = process.status.progress
     if progress is None or not progress.total_bytes:
         return "fetches the weights"
-    return f"has {gibibytes(progress.bytes)} of {gibibytes(progress.total_bytes)} of the weights"
+    return f"has {size_text(progress.bytes)} of {size_text(progress.total_bytes)} of the weights"
 
 
 def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[MetalProcess]) -> Problem:
     runtime, needed = process.spec.runtime, process.spec.memory_bytes
     if not rooms:
-        message = f"no live host: run `pomona agent` on one that has {gibibytes(needed)} free"
+        message = f"no live host: run `pomona agent` on one that has {size_text(needed)} free"
         return Problem("NoHost", message, "Pending")
     able = [room for room in rooms if runtime in room.runtimes]
     if not able:
@@ -112,7 +112,7 @@ def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[Me
     if best.free_bytes >= needed:
         return Problem("Binding", f"host {best.host} has room", "Pending")
     message = (
-        f"a replica needs {gibibytes(needed)}; the host with most free memory, {best.host}, has "
-        f"{gibibytes(best.free_bytes)}: free some there, or lower contextLength or parallel"
+        f"a replica needs {size_text(needed)}; the host with most free memory, {best.host}, has "
+        f"{size_text(best.free_bytes)}: free some there, or lower contextLength or parallel"
     )
     return Problem("NoHostFits", message, "Pending")

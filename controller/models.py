@@ -20,6 +20,7 @@ from controller.weights import MODELS_PATH, Facts, Settings
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL, Accelerator
 from crds.model import GGUF, Model
+from crds.size import size_text
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, Resource
 from kube.store import Store
@@ -190,7 +191,7 @@ def _plan(model: Model, observed: Observed, verdict: Verdict) -> Plan:
     if verdict.facts is not None:
         status |= msgspec.to_builtins(verdict.facts)
         if verdict.facts.size_bytes is not None:
-            status["size"] = _human(verdict.facts.size_bytes)
+            status["size"] = size_text(verdict.facts.size_bytes)
     waits = (work.again_seconds for work in verdict.works if work.again_seconds is not None)
     return Plan(
         create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
@@ -240,17 +241,8 @@ def _condition(model: Model, kind: str, *, true: bool, reason: str, message: str
 
 def _summary(facts: Facts) -> str:
     gguf = facts.gguf or GGUF()
-    known = (gguf.architecture, gguf.quantization, _human(facts.size_bytes) if facts.size_bytes else "")
+    known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
     return f"{facts.file}: " + ", ".join(each for each in known if each)
-
-
-def _human(size_bytes: int) -> str:
-    size, units = float(size_bytes), ["KiB", "MiB", "GiB", "TiB"]
-    if size < KIB:
-        return f"{size_bytes} B"
-    while (size := size / KIB) >= KIB and len(units) > 1:
-        units.pop(0)
-    return f"{size:.1f} {units[0]}"
 
 
 def _of_pod(_store: Store, pod: Obj) -> list[Key]:

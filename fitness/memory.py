@@ -25,8 +25,3 @@ def serving_bytes(
     if weights_bytes is None or kv_bytes_per_token is None:
         return None
     return weights_bytes + kv_bytes_per_token * context_length * parallel + OVERHEAD_BYTES
-
-
-def gibibytes(size_bytes: int) -> str:
-    """Return a size for people, such as `12.3 GiB`."""
-    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,7 +1,7 @@
 """Decides whether this host runs a process at all, before anything is fetched, and reserves its memory."""
 
 from artifacts.errors import ArtifactError
-from fitness.memory import gibibytes
+from crds.size import size_text
 from metal_agent import engine
 from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
@@ -27,8 +27,8 @@ async def admit(assignment: Assignment, weights: Weights, ledger: Ledger) -> Adm
     if estimate is not None and estimate > spec.memory_bytes:
         return Refused(
             "InsufficientMemory",
-            f"the file's own header says that serving it takes {gibibytes(estimate)}, but only "
-            f"{gibibytes(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
+            f"the file's own header says that serving it takes {size_text(estimate)}, but only "
+            f"{size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
             f"{estimate} or lower the context",
         )
     problem = ledger.reserve(assignment.uid, spec.memory_bytes)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-GIB = 2**30
+from crds.size import size_text
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class Ledger:
             return ""
         if memory_bytes > self.available_bytes:
             return (
-                f"needs {memory_bytes / GIB:.2f} GiB, {self.available_bytes / GIB:.2f} GiB of this host's budget of "
-                f"{self.budget_bytes / GIB:.2f} GiB are free; use a smaller context or quantization, or free the host"
+                f"needs {size_text(memory_bytes)}, {size_text(self.available_bytes)} of this host's budget of "
+                f"{size_text(self.budget_bytes)} are free; use a smaller context or quantization, or free the host"
             )
         self.reserved[uid] = memory_bytes
         return ""

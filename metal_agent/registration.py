@@ -8,8 +8,8 @@ import msgspec
 
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from crds.metalhost import HostProcess, MetalHostStatus
+from crds.size import size_text
 from devices.facts import HostFacts
-from fitness.memory import gibibytes
 from kube.apply import apply_status
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
@@ -31,7 +31,7 @@ def status(facts: HostFacts, address: str, ledger: Ledger, assignments: Iterable
         memory_bytes=facts.memory_bytes,
         budget_bytes=ledger.budget_bytes,
         available_bytes=ledger.available_bytes,
-        available=gibibytes(ledger.available_bytes),
+        available=size_text(ledger.available_bytes),
         agent_version=metadata.version("pomona"),
         runtimes=engine.installed(),
         processes=[

@@ -263,7 +263,7 @@ async def test_services_at_once_never_get_more_than_a_host_has(cluster: Cluster)
         waits = [ready(each) for each in services if each.status.phase == "Pending"]
         assert {each.reason for each in waits} == {"NoHostFits"}
         assert "needs 1.0 GiB" in waits[0].message
-        assert "studio-1, has 0.5 GiB" in waits[0].message
+        assert "studio-1, has 512.0 MiB" in waits[0].message
         assert agent.most_reserved_bytes == 3 * GIB
 
         gone = next(each.metadata.name for each in services if each.status.phase == "Ready")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitness.memory import OVERHEAD_BYTES, gibibytes, serving_bytes
+from fitness.memory import OVERHEAD_BYTES, serving_bytes
 
 
 def test_counts_weights_and_the_whole_context_of_each_slot() -> None:
@@ -22,7 +22,3 @@ def test_more_context_never_takes_less(weights: int, kv: int, context: int, para
     assert less is not None
     assert more is not None
     assert more >= less > weights
-
-
-def test_gibibytes() -> None:
-    assert gibibytes(12 * 2**30 + 2**29) == "12.5 GiB"

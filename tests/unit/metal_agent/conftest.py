@@ -12,12 +12,13 @@ from crds.metalprocess import Artifact, MetalProcessSpec
 from fitness.memory import serving_bytes
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
-from metal_agent.ledger import GIB, Ledger
+from metal_agent.ledger import Ledger
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.supervisor import Supervisor
 from metal_agent.weights import Weights
 from tests import tiny_gguf
+from tests.serving import GIB
 
 
 class RecordingExposure:

@@ -6,10 +6,11 @@ import pytest
 
 from metal_agent import assignments, durable
 from metal_agent.assignments import LastKnown, Memory
-from metal_agent.ledger import GIB, Ledger
+from metal_agent.ledger import Ledger
 from metal_agent.ports import NoPortError, Ports
 from metal_agent.records import Records
 from metal_agent.start import StartError, own, usable_address
+from tests.serving import GIB
 
 PROCESS = {
     "metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1", "resourceVersion": "7"},
@@ -93,7 +94,7 @@ def test_memory_is_reserved_once_and_never_beyond_the_budget() -> None:
     ledger = Ledger(10 * GIB)
     assert ledger.reserve("u1", 6 * GIB) == ""
     assert ledger.reserve("u1", 6 * GIB) == ""
-    assert "needs 5.00 GiB, 4.00 GiB of this host's budget of 10.00 GiB are free" in ledger.reserve("u2", 5 * GIB)
+    assert "needs 5.0 GiB, 4.0 GiB of this host's budget of 10.0 GiB are free" in ledger.reserve("u2", 5 * GIB)
     ledger.release("u1")
     assert ledger.reserve("u2", 5 * GIB) == ""
 
