@@ -3,12 +3,15 @@
 import argparse
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 import tempfile
 import time
 from base64 import b64decode
 from pathlib import Path
+
+import structlog
 
 from kube import credentials
 from kube.client import Client, Obj, connect
@@ -206,6 +209,8 @@ async def main() -> int:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
+    # What the followers of the demo have to retry while kinds are new is no news for its audience.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     # /tmp is the sandbox's own and goes with it.
     stage = Stage(ensure(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
     try:
