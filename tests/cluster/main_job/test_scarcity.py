@@ -50,7 +50,7 @@ async def test_services_that_together_do_not_fit_never_share_memory_and_follow_i
             told = await cluster.told(name, "Pending", "NoHostFits")
             message = condition(told).message
             assert "needs 2.0 GiB" in message
-            assert f"{host.name}, has 512.0 MiB" in message
+            assert f"{host.name}, has 1.0 GiB" in message
             assert await cluster.urls(name) == []
         for name in serving:
             assert await cluster.answers(name)
