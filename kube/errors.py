@@ -1,7 +1,7 @@
 """The two ways in which a call to the API server fails: it answered "no" (ApiError), or nobody knows (Unreachable).
 
 The difference matters to every caller: after Unreachable a write may or may not have happened, and an object that
-could not be read is unknown, never absent.
+could not be read is unknown, never absent. NotOurs is neither: the server would do it, and we must not.
 """
 
 # ruff: noqa: N818 - the names of these errors are those of the API's own reasons
@@ -9,6 +9,10 @@ could not be read is unknown, never absent.
 
 class Unreachable(Exception):
     """No answer: connecting, TLS or a time-out failed, or the connection was cut. A write may have happened."""
+
+
+class NotOurs(Exception):
+    """What has the name that is needed belongs to another, or to a predecessor that is still going."""
 
 
 class ApiError(Exception):
