@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from crds.meta import Conditions, Name, ObjectMeta, Priority, Resource, described, rule
+from crds.meta import Name, ObjectMeta, Priority, Resource, described, rule
 from crds.serving import ContextLength, ExtraArguments, Parallel
 
 
@@ -84,7 +84,6 @@ class MetalProcessStatus(Resource, frozen=True):
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
     ready_at: Annotated[str | None, described("When it generated its first token.", format="date-time")] = None
     last_exit: Annotated[LastExit | None, described("How the engine ended the last time.")] = None
-    conditions: Conditions = []
 
 
 def _same(field: str) -> str:
