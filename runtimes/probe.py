@@ -11,6 +11,8 @@ import aiohttp
 import msgspec
 
 _QUOTED_CHARACTERS = 300
+_READ_BYTES = 64 * 1024
+"""Of an answer; one token takes less, and who answers may not be trusted."""
 _REASONS: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "Unauthorized",
     HTTPStatus.FORBIDDEN: "Unauthorized",
@@ -72,7 +74,8 @@ async def generate_token(
         token: the bearer token, where the server asks for one.
         timeout_seconds: for the whole exchange; a server that is still silent then is `TimedOut`.
 
-    Never raises for what the server does or fails to do.
+    Never raises for what the server does or fails to do. A redirect is not followed: it would have us ask, and quote,
+    whatever the server names.
     """
     question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     body = msgspec.json.encode(question)
@@ -80,14 +83,23 @@ async def generate_token(
     try:
         async with (
             asyncio.timeout(timeout_seconds),
-            session.post(f"{base_url}/v1/chat/completions", data=body, headers=headers) as response,
+            session.post(
+                f"{base_url}/v1/chat/completions", data=body, headers=headers, allow_redirects=False
+            ) as response,
         ):
-            answer = await response.read()
+            answer = await _read(response)
     except TimeoutError:
         return Probe(ok=False, reason="TimedOut", message=f"{base_url} generated no token within {timeout_seconds:g} s")
     except (aiohttp.ClientError, OSError) as error:
         return Probe(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
     return _judge(base_url, response.status, answer)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await response.content.readexactly(_READ_BYTES)
+    except asyncio.IncompleteReadError as whole:
+        return whole.partial
 
 
 def _judge(base_url: str, status: int, answer: bytes) -> Probe:

@@ -1,8 +1,9 @@
 """Readiness is a generated token: true against the real server, and nothing that merely answers passes."""
 
+import contextlib
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -14,10 +15,7 @@ from tests import llama, tiny_gguf
 
 
 @asynccontextmanager
-async def answering(response: web.Response) -> AsyncIterator[str]:
-    async def answer(_: web.BaseRequest) -> web.Response:
-        return response
-
+async def serving(answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
     runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -26,6 +24,13 @@ async def answering(response: web.Response) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{site.port}"
     finally:
         await runner.cleanup()
+
+
+def answering(response: web.Response) -> AbstractAsyncContextManager[str]:
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return response
+
+    return serving(answer)
 
 
 async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10) -> Probe:
@@ -92,6 +97,28 @@ async def test_text_or_a_counted_token_is_ready(body: str) -> None:
 async def test_a_long_answer_is_quoted_in_part() -> None:
     async with answering(web.Response(status=500, text="x" * 10_000)) as url:
         assert len((await probe(url)).message) < 500
+
+
+async def test_an_endless_answer_is_read_in_part() -> None:
+    async def pour(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * 65536)
+        return response
+
+    async with serving(pour) as url:
+        assert (await probe(url)).reason == "BadAnswer"
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with answering(web.Response(text="of the internal network")) as internal:
+        redirect = web.Response(status=307, headers={"Location": f"{internal}/secret"})
+        async with answering(redirect) as url:
+            result = await probe(url)
+    assert (result.ok, result.reason) == (False, "BadAnswer")
+    assert "internal network" not in result.message
 
 
 async def test_nobody_there_is_unreachable(unused_tcp_port: int) -> None:
