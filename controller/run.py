@@ -2,10 +2,11 @@
 
 Every replica follows the cluster, so that a new leader starts with a warm store; only the leader reconciles. Nothing
 in here ends because the API server is away: sources list again, the queue backs off, the elector stands again, and a
-new leader first sweeps what vanished unseen and then decides every object anew.
+new leader first lists everything and then decides every object anew.
 """
 
 import asyncio
+import itertools
 import os
 import secrets
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from controller.binder import Binder
 from controller.execute import Executor
 from controller.plan import OWNER_INDEX, Key, Kind, LeaderTask, Leading, controller_of
 from controller.readiness import Prober
-from controller.source import Watched, follow
+from controller.source import Watched, follow, load
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
@@ -47,7 +49,9 @@ NAMESPACE: Final = "pomona-system"
 LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
 RECONCILE_SECONDS: Final = 60.0
-SWEEP_SECONDS: Final = 600.0
+RESYNC_SECONDS: Final = 600.0
+FIRST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 60.0
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 WATCHED: Final = (
@@ -74,9 +78,9 @@ class Item(NamedTuple):
     key: Key
 
 
-def registrations(options: Options) -> tuple[tuple[Kind, ...], tuple[LeaderTask, ...]]:
+def registrations(options: Options, watch: hosts.Watch) -> tuple[tuple[Kind, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
-    watch, prober = hosts.Watch(), Prober()
+    prober = Prober()
     binder = Binder(watch.bindable)
     watch.subscribe(binder.wake)
     kinds = (
@@ -94,11 +98,13 @@ class Controller:
     def __init__(self, client: Client, credentials: Callable[[], Credentials], options: Options) -> None:
         self._client = client
         self._credentials = credentials
-        kinds, self._leader_tasks = registrations(options)
+        self._watch = hosts.Watch()
+        kinds, self._leader_tasks = registrations(options, self._watch)
         self._kinds = {kind.resource: kind for kind in kinds}
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._recorder = Recorder(client, "pomona.dev/controller", self._identity)
-        self._queue: WorkQueue[Item] = WorkQueue()
+        self._queue: WorkQueue[Item] | None = None
+        """There only while this replica leads: a standby would gather keys for ever."""
         self.store = Store()
         for resource, _ in WATCHED:
             self.store.index(resource, OWNER_INDEX, _owner_uids)
@@ -125,33 +131,45 @@ class Controller:
                 log.warning("leadership lost", error=str(error))
 
     async def _lead(self) -> None:
-        leading = Leading(self._client, self.store, self._recorder, self._enqueue)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep())
-            tasks.create_task(run_workers(self._queue, self._reconcile, WORKERS, RECONCILE_SECONDS))
-            for task in self._leader_tasks:
-                tasks.create_task(_forever(task, leading))
+        self._queue = queue = WorkQueue[Item]()
+        try:
+            await self._load()
+            self._watch.lives.restart()
+            leading = Leading(self._client, self.store, self._recorder, self._enqueue)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._resync())
+                tasks.create_task(run_workers(queue, self._reconcile, WORKERS, RECONCILE_SECONDS))
+                for task in self._leader_tasks:
+                    tasks.create_task(_forever(task, leading))
+        finally:
+            self._queue = None
 
     async def _reconcile(self, item: Item) -> float | None:
         with structlog.contextvars.bound_contextvars(kind=item.resource.kind, key="/".join(item.key)):
             return await self._executor.reconcile(self._kinds[item.resource], item.key)
 
-    async def _sweep(self) -> None:
-        """Find what vanished unseen, and have every object decided anew: at first, and from time to time."""
-        while True:
+    async def _load(self) -> None:
+        """List everything until that succeeds: what a standby last saw may be old."""
+        for failures in itertools.count(1):
             try:
-                for resource, label_selector in WATCHED:
-                    if ghosts := await self.store.sweep(self._client, resource, label_selector=label_selector):
-                        log.info("swept", resource=str(resource), ghosts=ghosts)
+                await load(self._client, self.store, (*WATCHED, Watched(ENDPOINT_SLICES, OURS)))
             except (ApiError, Unreachable) as error:
-                log.warning("sweep failed", error=str(error))
+                log.warning("leader cannot list", error=str(error))
+                await asyncio.sleep(_pause_seconds(failures))
+            else:
+                return
+
+    async def _resync(self) -> None:
+        """Have every object decided anew: at first, and from time to time."""
+        while True:
             for resource in self._kinds:
                 for obj in self.store.list(resource):
                     self._enqueue(resource, _key(obj))
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(RESYNC_SECONDS)
 
     def _enqueue(self, resource: Resource, key: Key) -> None:
-        self._queue.add(Item(resource, key))
+        if self._queue is not None:
+            self._queue.add(Item(resource, key))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Have all objects decided anew that a change concerns: itself, its owner, and what a kind maps it to."""
@@ -167,8 +185,19 @@ class Controller:
 
 
 async def _forever(task: LeaderTask, leading: Leading) -> None:
-    await task(leading)
-    raise RuntimeError(f"{task!r} returned, but a leader's task runs until it is cancelled")
+    """Run a leader's task until it is cancelled: a defect in one stops neither the others nor the process."""
+    for failures in itertools.count(1):
+        try:
+            await task(leading)
+        except Exception:  # the boundary of the task
+            log.exception("leader's task crashed", task=repr(task))
+        else:
+            log.error("leader's task returned", task=repr(task))
+        await asyncio.sleep(_pause_seconds(failures))
+
+
+def _pause_seconds(failures: int) -> float:
+    return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
 
 
 def _key(obj: Obj) -> Key:

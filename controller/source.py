@@ -2,13 +2,14 @@
 
 Used for what it does well (reading watches, logging in again) and for nothing else: `on.event` handlers only, so it
 writes nothing. Three of its habits are dealt with here. It never reports what vanished before a list of its own, so
-every start begins with a list of ours that replaces what the store has, and the store is swept from time to time. It
-exits on a refused list or a broken watch, so it is started again with back-off. It cancels all tasks of its event loop
-that are younger than itself and takes the process's signals, so it gets a thread and an event loop of its own; what it
-sees is handed to ours. That also survives its exit while a stream hangs.
+every start begins with a list of ours that replaces what the store has, and the store is swept after each of its lists
+and from time to time. It exits on a refused list or a broken watch, so it is started again with back-off. It cancels
+all tasks of its event loop that are younger than itself and takes the process's signals, so it gets a thread and an
+event loop of its own; what it sees is handed to ours. That also survives its exit while a stream hangs.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -30,6 +31,9 @@ STABLE_SECONDS = 60.0
 """A source that ran this long is well: its next failure is answered quickly again."""
 LONGEST_PAUSE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+SWEEP_SECONDS = 600.0
+SETTLING_SECONDS = 2.0
+"""What kopf lists comes one by one, of each resource apart: one sweep is for all of it. A failed one waits as long."""
 
 log = structlog.get_logger()
 
@@ -52,38 +56,62 @@ async def follow(
 
     `credentials` is called in the thread of kopf, and its result used there alone.
     """
-    pause_seconds = 0.5
-    while True:
-        started = time.monotonic()
-        try:
-            await _load(client, store, watched)
-            synced.set()
-            await _run_kopf(store, watched, credentials)
-        except (ApiError, Unreachable) as error:
-            log.warning("source cannot list", error=str(error), again_seconds=pause_seconds)
-        except Exception:  # whatever ends kopf, the process stays and the source comes back
-            log.exception("source ended", again_seconds=pause_seconds)
-        if time.monotonic() - started > STABLE_SECONDS:
-            pause_seconds = 0.5
-        await asyncio.sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+    relisted = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_keep_swept(client, store, watched, relisted))
+        pause_seconds = 0.5
+        while True:
+            started = time.monotonic()
+            try:
+                await load(client, store, watched)
+                synced.set()
+                relisted.set()  # what vanishes between this list and kopf's own is reported by neither
+                await _run_kopf(store, watched, credentials, relisted)
+            except (ApiError, Unreachable) as error:
+                log.warning("source cannot list", error=str(error), again_seconds=pause_seconds)
+            except Exception:  # whatever ends kopf, the process stays and the source comes back
+                log.exception("source ended", again_seconds=pause_seconds)
+            if time.monotonic() - started > STABLE_SECONDS:
+                pause_seconds = 0.5
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
 
-async def _load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
+async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
+    """Make the store equal to what the server has now. Raises as `Client`."""
     for resource, label_selector in watched:
         before = store.snapshot(resource)
         found = await client.list(resource, label_selector=label_selector)
         store.replace(resource, found.items, before=before)
 
 
-async def _run_kopf(store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials]) -> None:
+async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], relisted: asyncio.Event) -> None:
+    """Find what vanished unseen: soon after kopf has `relisted`, and from time to time."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SWEEP_SECONDS):
+                await relisted.wait()
+        await asyncio.sleep(SETTLING_SECONDS)
+        relisted.clear()
+        try:
+            for resource, label_selector in watched:
+                if ghosts := await store.sweep(client, resource, label_selector=label_selector):
+                    log.info("swept", resource=str(resource), ghosts=ghosts)
+        except (ApiError, Unreachable) as error:
+            log.warning("sweep failed", error=str(error), again_seconds=SETTLING_SECONDS)
+            relisted.set()
+
+
+async def _run_kopf(
+    store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials], relisted: asyncio.Event
+) -> None:
     """Run kopf in a thread until it exits or we are cancelled; raises what kopf raised."""
     ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
     stop = asyncio.Event()
     outcome: Future[None] = Future()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
-        ours.call_soon_threadsafe(_put, store, resource, event)
+        ours.call_soon_threadsafe(_put, store, resource, event, relisted)
 
     def run() -> None:
         try:
@@ -100,12 +128,15 @@ async def _run_kopf(store: Store, watched: Collection[Watched], credentials: Cal
         await asyncio.shield(ended)
     except asyncio.CancelledError:
         if not outcome.done():
-            its.call_soon_threadsafe(stop.set)
+            with contextlib.suppress(RuntimeError):  # it ended meanwhile, and closed its loop
+                its.call_soon_threadsafe(stop.set)
             await asyncio.wait([ended], timeout=STOP_SECONDS)
         raise
 
 
-def _put(store: Store, resource: Resource, event: kopf.RawEvent) -> None:
+def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
+    if event["type"] is None:  # it comes from a list
+        relisted.set()
     obj: Obj = dict(event["object"])
     if event["type"] == "DELETED":
         metadata = obj["metadata"]

@@ -1,0 +1,75 @@
+"""What a replica does on its way to lead, against an API that lists what it is told to."""
+
+from typing import Any
+
+import pytest
+
+from controller import run
+from controller.plan import Leading
+from controller.run import WATCHED, Controller, Options
+from kube.client import Client, Obj, ObjectList
+from kube.credentials import Credentials
+from kube.errors import Unreachable
+from kube.resources import MODELS, Resource
+from tests.background import running
+from tests.eventually import eventually
+
+
+def model(name: str) -> Obj:
+    metadata = {"name": name, "namespace": "team", "uid": f"{name}-uid", "resourceVersion": "1", "generation": 1}
+    spec = {"source": "file:///models/big.gguf", "memoryBytes": 5}
+    return {"apiVersion": MODELS.api_version, "kind": MODELS.kind, "metadata": metadata, "spec": spec}
+
+
+class World(Client):
+    """Has one Model; its first list fails."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Resource, str]] = []
+
+    async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        self.calls.append(("list", resource, ""))
+        if len(self.calls) == 1:
+            raise Unreachable("list: try again")
+        return ObjectList([model("new")] if resource == MODELS else [], "1")
+
+    async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
+        self.calls.append(("apply", resource, obj["metadata"]["name"]))
+        return model("new") | {"status": obj["status"]}
+
+    async def create(self, _resource: Resource, obj: Any) -> Obj:
+        return dict(obj)
+
+
+def no_credentials() -> Credentials:
+    raise AssertionError("only kopf needs them")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "FIRST_RETRY_SECONDS", 0.01)
+
+
+async def test_a_new_leader_lists_everything_before_it_decides() -> None:
+    world = World()
+    controller = Controller(world, no_credentials, Options("pomona:test", {}))
+    controller.store.put(MODELS, model("vanished-unseen"))
+    async with running(controller._lead()):
+        await eventually(lambda: ("apply", MODELS, "new") in world.calls)
+    listed = [resource for verb, resource, _ in world.calls[: len(WATCHED) + 2] if verb == "list"]
+    assert len(listed) == len(WATCHED) + 2, "the failed one, the watched, and the slices"
+    assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
+
+
+async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = 0
+
+    async def crash(_: Leading) -> None:
+        nonlocal starts
+        starts += 1
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run, "registrations", lambda *_: ((), (crash,)))
+    controller = Controller(World(), no_credentials, Options("pomona:test", {}))
+    async with running(controller._lead()):
+        await eventually(lambda: starts > 2)
