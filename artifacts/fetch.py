@@ -17,6 +17,7 @@ from artifacts.origin import Answer, Origin, RangeRefused, connect
 from artifacts.part import Part, Verified, hash_file, locked, open_part, read_verified, storage_faults, write_verified
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source
+from crds.size import size_text
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes that are there and bytes in all (None: unknown)."""
@@ -165,11 +166,16 @@ class _Download:
                 # The server ignored If-Range: these bytes would be glued to those of another version.
                 part.discard()
                 raise self._changed("changed while it was fetched")
-            if answer.size_bytes is not None:
-                part.require_space(answer.size_bytes)
+            part.require_space(answer.size_bytes)
             async for block in answer.blocks:
                 await part.append(block)
                 self._on_progress(part.size_bytes, answer.size_bytes)
+        if part.size_bytes != answer.size_bytes:
+            # An answer to a range may be shorter than asked for: the rest is asked for next.
+            have = f"{size_text(part.size_bytes)} of {size_text(answer.size_bytes)}"
+            raise ArtifactError(
+                "SourceUnreachable", f"{self._source.display}: the server stopped at {have}", retryable=True
+            )
         if expected and part.sha256 != expected:
             got, inherited = part.sha256, part.inherited
             part.discard()

@@ -149,10 +149,7 @@ async def _read_header(source: Source, origin: Origin) -> _Found:
             elif answer.validator != validator:
                 problem = "changed while its header was read"
                 raise ArtifactError("SourceChanged", f"{source.display}: {problem}", retryable=True)
-            if answer.size_bytes is None:
-                problem = "the server does not say how large it is, so nothing can be planned"
-                raise ArtifactError("SourceRefused", f"{source.display}: {problem}")
-            header = await _parse_growing(answer, answer.size_bytes, prefix, wanted)
+            header = await _parse_growing(answer, prefix, wanted)
             if header:
                 return _Found(answer.size_bytes, answer.revision, answer.sha256, header)
         if len(prefix) == answer.first:
@@ -161,18 +158,18 @@ async def _read_header(source: Source, origin: Origin) -> _Found:
         wanted = max(wanted, len(prefix)) * _GROWTH
 
 
-async def _parse_growing(answer: Answer, size_bytes: int, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
+async def _parse_growing(answer: Answer, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
     """Read the answer into `prefix` until a header is in it; None when the answer ends before the header does."""
     parsed_bytes = -1
     async for block in answer.blocks:
         prefix += block
         if len(prefix) >= wanted:
-            header = await _try_parse(prefix, size_bytes)
+            header = await _try_parse(prefix, answer.size_bytes)
             if header:
                 return header
             parsed_bytes = len(prefix)
             wanted = parsed_bytes * _GROWTH
-    return await _try_parse(prefix, size_bytes) if len(prefix) > parsed_bytes else None
+    return await _try_parse(prefix, answer.size_bytes) if len(prefix) > parsed_bytes else None
 
 
 async def _try_parse(prefix: bytearray, size_bytes: int) -> gguf.GGUFHeader | None:

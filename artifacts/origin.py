@@ -38,7 +38,7 @@ class Answer:
 
     Attributes:
         first: offset in the file of the first byte that comes; 0 when the server ignores ranges or the file changed.
-        size_bytes: size of the whole file, when the server says it.
+        size_bytes: size of the whole file.
         validator: names these very bytes in a later If-Range; empty when the server gives nothing that can.
         revision: what was resolved: commit of a hub, else entity tag or date, else empty.
         sha256: digest that the hub states, or None.
@@ -47,7 +47,7 @@ class Answer:
     """
 
     first: int
-    size_bytes: int | None
+    size_bytes: int
     validator: str
     revision: str
     sha256: str | None
@@ -117,6 +117,11 @@ class Origin:
                     "SourceRefused", f"{self._source.display}: the server sent another range than the one asked for"
                 )
             first, size = asked_first, None if match[3] == "*" else int(match[3])
+        if size is None:
+            # Its end could not be told from a cut, and no volume or host could be chosen for it.
+            raise ArtifactError(
+                "SourceRefused", f"{self._source.display}: the server does not say how large the file is"
+            )
         sha256, revision = None, _entity(response.headers)
         if self._source.scheme == "hf":
             hub = _hub_headers(response)

@@ -70,6 +70,12 @@ class FileServer:
         """False: neither ETag nor Last-Modified."""
         self.conditions = True
         """False: If-Range is ignored, so that a range may be of another version."""
+        self.range_bytes: int | None = None
+        """At most so many bytes in the answer to a range, as some caches send."""
+        self.sized = True
+        """False: a plain answer does not say its size and ends with its connection, cut or not."""
+        self.range_bytes = 1 << 40
+        """An answer to a range has no more than this, as some caches do."""
         self.latency_seconds = 0.0
         """Wait before each answer."""
         self.pause_seconds = 0.0
@@ -196,7 +202,7 @@ class FileServer:
         wanted = request.http_range
         if not self.ranges or wanted.start is None or not current:
             return None, size - 1
-        return wanted.start, min(wanted.stop or size, size) - 1
+        return wanted.start, min(wanted.stop or size, size, wanted.start + self.range_bytes) - 1
 
     async def _send(
         self, request: web.Request, response: web.StreamResponse, seen: Request, path: Path, first: int

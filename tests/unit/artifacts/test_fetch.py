@@ -105,6 +105,37 @@ async def test_cut_download_goes_on_within_one_call(call: Call, server: FileServ
     assert 0 < starts[1] < starts[2] == starts[3]
 
 
+async def test_shorter_range_than_asked_for_is_gone_on_from(call: Call, server: FileServer, weights: bytes) -> None:
+    server.faults.append(Fault(2 * MIB))
+    server.range_bytes = MIB
+    assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
+    assert {seen.status for seen in server.requests[1:]} == {206}
+    assert len(server.requests) > 2
+
+
+@pytest.mark.usefixtures("weights")
+async def test_ranges_without_progress_do_not_go_on_for_ever(call: Call, server: FileServer) -> None:
+    await _cut(call, server)
+    server.range_bytes = 0
+    error = await call.refused(server.url + "/weights.gguf")
+    assert (error.reason, error.retryable) == ("SourceUnreachable", True)
+
+
+async def test_answer_that_does_not_say_its_size_is_refused(call: Call) -> None:
+    async def half_an_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nGGUF")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(half_an_answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await call.refused(f"http://127.0.0.1:{port}/weights.gguf")
+    assert (error.reason, error.retryable) == ("SourceRefused", False)
+    assert "does not say how large the file is" in error.message
+    assert call.names() == {"weights.gguf.lock"}
+
+
 async def test_silent_server_times_out_and_is_asked_again(call: Call, server: FileServer, weights: bytes) -> None:
     server.faults.append(Fault(MIB, silent=True))
     hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)
