@@ -1,6 +1,11 @@
 """The one error of this package: a CamelCase reason for conditions, a sentence for people, and whether to try again."""
 
-from typing import Literal
+from typing import Final, Literal
+
+RETRYABLE_EXIT: Final = 1
+"""Exit code of `pomona inspect` and `pomona fetch` for a failure that may pass by itself."""
+PERMANENT_EXIT: Final = 2
+"""Their exit code for what trying again cannot heal: the controller makes no further Job."""
 
 Reason = Literal[
     "SourceInvalid",  # the text is no source that can exist

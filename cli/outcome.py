@@ -1,7 +1,7 @@
 """How `pomona fetch` and `pomona inspect` end: for people, for scripts, and for the Job that the controller reads.
 
-Exit code 0 is success, 1 a failure that may pass by itself, 2 one that may not (a Job's podFailurePolicy ends on it).
-The result file is a container's termination message, which Kubernetes cuts at 4,096 bytes.
+The exit codes are those of artifacts/errors.py. The result file is a container's termination message, which Kubernetes
+cuts at 4,096 bytes.
 """
 
 import asyncio
@@ -16,14 +16,12 @@ from typing import Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from artifacts.errors import ArtifactError
+from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT
 
 T = TypeVar("T")
 
 RESULT_BYTES = 3500
-_KIB = 1024
-_RETRYABLE, _PERMANENT = 1, 2
 
 
 def token() -> str | None:
@@ -52,7 +50,7 @@ def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
         _fail(verb, error, result)
     except asyncio.CancelledError:
         print(f"pomona {verb}: stopped; the next call goes on from here", file=sys.stderr)
-        sys.exit(_RETRYABLE)
+        sys.exit(RETRYABLE_EXIT)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
@@ -66,7 +64,7 @@ def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
     facts = {"reason": error.reason, "message": error.message, "retryable": error.retryable}
     write_result(verb, facts, result)
     print(f"pomona {verb}: {error.message}", file=sys.stderr)
-    sys.exit(_RETRYABLE if error.retryable else _PERMANENT)
+    sys.exit(RETRYABLE_EXIT if error.retryable else PERMANENT_EXIT)
 
 
 def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:
@@ -77,7 +75,7 @@ def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:
         result.write_bytes(encode_within(facts, RESULT_BYTES))
     except OSError as error:
         print(f"pomona {verb}: --result {result}: {error.strerror}", file=sys.stderr)
-        sys.exit(_RETRYABLE)
+        sys.exit(RETRYABLE_EXIT)
 
 
 def encode_within(facts: dict[str, Any], limit_bytes: int) -> bytes:

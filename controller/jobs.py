@@ -13,9 +13,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from artifacts.errors import PERMANENT_EXIT
 from controller.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF
+from crds.model import GGUF, Revision
 from kube.client import Obj
 from kube.resources import JOBS, MODELS
 
@@ -23,8 +24,6 @@ ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of what a Job is to do; equal for all attempts at it."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
 TERMINATION_LOG: Final = "/dev/termination-log"
-PERMANENT_EXIT: Final = 2
-"""Exit code of `pomona inspect` and `pomona fetch` for what trying again cannot heal."""
 
 FIRST_RETRY_SECONDS: Final = 5.0
 LAST_RETRY_SECONDS: Final = 300.0
@@ -68,6 +67,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     token_secret: str | None = None
     claim: str | None = None
     """PersistentVolumeClaim that is mounted at /models."""
+    deadline_seconds: int | None = None
+    """An attempt that takes longer is ended, and made again."""
     placement: Placement = Placement()
 
     def digest(self) -> str:
@@ -85,7 +86,7 @@ class Answer(msgspec.Struct, frozen=True, rename="camel"):
 
     reason: str = ""
     message: str = ""
-    revision: str = ""
+    revision: Revision = ""
     sha256: str | None = None
     file: str = ""
     size_bytes: int | None = None
@@ -155,6 +156,8 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> Outcome:
     """Return what became of a Job, from its own conditions and its newest pod."""
     pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
     ended = _ended(job)
+    if ended is not None and ended.reason == "DeadlineExceeded":
+        return Outcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
     if pod is not None and (state := _terminated(pod)) is not None:
         return _read_end(state, ended)
     if ended is None:
@@ -170,13 +173,17 @@ def _read_end(state: Obj, ended: _Ended | None) -> Outcome:
     said = state.get("message") or ""
     try:
         answer = msgspec.json.decode(said, type=Answer)
-    except msgspec.DecodeError:
-        answer = Answer(reason="ResultUnreadable", message=f"the Job's answer is no result: {said[-500:]!r}")
+    except msgspec.DecodeError as error:
+        answer = Answer()  # killed, it had no time to say anything
+        if said or state["exitCode"] == 0:
+            answer = Answer("ResultUnreadable", f"the Job's answer is no result ({error}): {said[-500:]!r}")
     else:
         if state["exitCode"] == 0:
             return Outcome(state="Succeeded", answer=answer, ended=when)
-    reason = answer.reason or "Error"
-    message = answer.message or f"the Job's container ended with exit code {state['exitCode']}"
+    reason = answer.reason or state.get("reason") or "Error"
+    message = (
+        answer.message or f"the Job's container ended with exit code {state['exitCode']} ({reason}), and no result"
+    )
     final = state["exitCode"] == PERMANENT_EXIT
     return Outcome(state="Failed" if final else "Broken", reason=reason, message=message, ended=when)
 
@@ -236,7 +243,7 @@ def _build(work: Work, attempt: int) -> Obj:
     }
     if work.claim is not None:
         pod["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": work.claim}}]
-    spec = {
+    spec: Obj = {
         # One pod is one attempt: retries are ours, so that their back-off and their reasons are told on the Model.
         "backoffLimit": 0,
         "podFailurePolicy": {
@@ -244,6 +251,8 @@ def _build(work: Work, attempt: int) -> Obj:
         },
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
+    if work.deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = work.deadline_seconds
     _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
     job["metadata"]["annotations"] = {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
     return job

@@ -13,14 +13,15 @@ import msgspec
 
 from artifacts.source import SourceError, parse
 from controller import jobs, weights
-from controller.jobs import Outcome, Progress
+from controller.jobs import Outcome, Placement, Progress
 from controller.plan import Key, Kind, Plan, Snapshot, prune
 from controller.status import condition, find, transitions
 from controller.weights import MODELS_PATH, Facts, Settings
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL, Accelerator
-from crds.model import GGUF, Model
+from crds.model import GGUF, Cached, Model
 from crds.size import size_text
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, Resource
 from kube.store import Store
@@ -30,7 +31,6 @@ CACHED: Final = "Cached"
 SILENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
 """Reasons that are worth no Event: mere progress, and what the scheduler tells itself."""
 DONE: Final = Outcome(state="Succeeded")
-KIB: Final = 1024
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +50,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     conditions: Sequence[Obj]
     facts: Facts | None = None
+    cached: Cached | None = None
     works: Sequence[Progress] = ()
     """Their Jobs stay or are made."""
     create: tuple[tuple[Resource, Obj], ...] = ()
@@ -88,7 +89,7 @@ def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
         for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
         if obj["spec"]["modelRef"] == key.name and "deletionTimestamp" not in obj["metadata"]
     )
-    pods = (each for each in services if not each.spec.suspend and accelerator_of(each, model) != "metal")
+    pods = (each for each in services if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods)
     claims = snapshot.children(PVCS, model.metadata.uid)
     return Observed(
         jobs=owned,
@@ -127,6 +128,7 @@ def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) 
             _condition(model, READY, true=False, reason=reason, message=message),
             *([msgspec.to_builtins(cached)] if cached else []),
         ],
+        cached=model.status.cached,
         works=[progress],
         undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
     )
@@ -151,19 +153,20 @@ def _cache(
     facts, inspected = known
     ready = _condition(model, READY, true=True, reason="Inspected", message=_summary(facts))
 
-    def verdict(phase: str, cached: Obj, *works: Progress) -> Verdict:
-        return Verdict(phase=phase, conditions=[ready, cached], facts=facts, works=[inspected, *works])
+    def verdict(phase: str, told: Obj, *works: Progress, cached: Cached | None = None) -> Verdict:
+        return Verdict(phase=phase, conditions=[ready, told], facts=facts, cached=cached, works=[inspected, *works])
 
-    at = _whereabouts(model, facts)
     if observed.claim is not None:
-        work = weights.fetching(model, facts, observed.claim, observed.consumers, settings)
-        if _is_cached(model, at):
+        work = weights.fetching(model, facts, observed.claim, _placement(model, observed.consumers), settings)
+        there = Cached(claim=observed.claim["metadata"]["uid"], path=weights.path_of(model, facts), sha256=facts.sha256)
+        held = _condition(model, CACHED, true=True, reason="Fetched", message=_whereabouts(there))
+        if model.status.cached == there:
             fetched = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
-            return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
+            return verdict("Ready", held, fetched, cached=there)
         if observed.consumers and not weights.is_settling(observed.claim, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
-                return verdict("Ready", _condition(model, CACHED, true=True, reason="Fetched", message=at), fetched)
+                return verdict("Ready", held, fetched, cached=there)
             what = "the weights are on their way to the volume"
             reason, message = _why(model, fetched, doing="Fetching", what=what)
             phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
@@ -188,6 +191,8 @@ def _plan(model: Model, observed: Observed, verdict: Verdict) -> Plan:
         "phase": verdict.phase,
         "conditions": list(verdict.conditions),
     }
+    if verdict.cached is not None:
+        status["cached"] = msgspec.to_builtins(verdict.cached)
     if verdict.facts is not None:
         status |= msgspec.to_builtins(verdict.facts)
         if verdict.facts.size_bytes is not None:
@@ -209,15 +214,18 @@ def _is_inspected(model: Model) -> bool:
     return ready is not None and ready.reason == "Inspected" and ready.observed_generation == generation
 
 
-def _is_cached(model: Model, at: str) -> bool:
-    """Whether the status says so of these very weights, whatever became of the Job that fetched them."""
-    cached = find(model.status.conditions, CACHED)
-    return cached is not None and cached.status == "True" and cached.message == at
+def _whereabouts(cached: Cached) -> str:
+    path = f"{MODELS_PATH}/{cached.path}"
+    return f"{path}, sha256 {cached.sha256}" if cached.sha256 else path
 
 
-def _whereabouts(model: Model, facts: Facts) -> str:
-    path = f"{MODELS_PATH}/{weights.path_of(model, facts)}"
-    return f"{path}, sha256 {facts.sha256}" if facts.sha256 else path
+def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement:
+    """Return where the first consumer runs, whose taints and volume are those of the fetch."""
+    if not consumers:
+        return Placement()
+    spec = consumers[0].spec
+    tolerations = (*VENDORS[accelerator_of(consumers[0], model)].tolerations, *spec.tolerations)
+    return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 
 def _why(model: Model, progress: Progress, *, doing: str, what: str) -> tuple[str, str]:

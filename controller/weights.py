@@ -3,7 +3,7 @@
 Pods that serve find the weights by the same path, and hosts by the same revision and checksum.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +12,6 @@ import msgspec
 from artifacts.source import cache_key
 from controller.jobs import Answer, Placement, Work
 from controller.plan import child
-from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Model
 from kube.client import Obj
@@ -23,6 +22,8 @@ MODELS_PATH: Final = "/models"
 MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
 """Part of a small volume that its file system takes."""
+INSPECT_SECONDS: Final = 600
+"""A header is read in seconds; this is for pulling the image, and for a server that hangs."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
@@ -86,19 +87,13 @@ def inspection(model: Model, settings: Settings) -> Work:
         image=settings.image,
         environment=settings.environment,
         token_secret=secret,
+        deadline_seconds=INSPECT_SECONDS,
     )
 
 
-def fetching(model: Model, facts: Facts, claim: Obj, consumers: Sequence[InferenceService], settings: Settings) -> Work:
-    """Return the download onto the claim's volume, placed where the first consumer runs.
-
-    A volume that waits for its first pod is thereby made where it is used.
-    """
+def fetching(model: Model, facts: Facts, claim: Obj, placement: Placement, settings: Settings) -> Work:
+    """Return the download onto the claim's volume, which is made there if it waits for its first pod."""
     secret, uid = _secret(model), claim["metadata"]["uid"]
-    placement = Placement()
-    if consumers:
-        spec = consumers[0].spec
-        placement = Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in spec.tolerations))
     path = path_of(model, facts)
     revision = ("--revision", facts.revision) if facts.revision else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()

@@ -102,6 +102,18 @@ class GGUF(Resource, frozen=True):
     ] = None
 
 
+Revision = Annotated[str, Meta(max_length=256)]
+"""An HTTP server decides how long its ETag is; what is longer is refused where it is read."""
+
+
+class Cached(Resource, frozen=True):
+    """Verified weights for pods. A volume made anew under the same name is another, and empty."""
+
+    claim: Annotated[str, described("Uid of the PersistentVolumeClaim of the volume that they are on.")] = ""
+    path: Annotated[str, described("The file, relative to the root of the volume.")] = ""
+    sha256: Annotated[str, described("The SHA-256 that was verified; empty where none was known.")] = ""
+
+
 class ModelStatus(Resource, frozen=True):
     """What the controller knows about a Model."""
 
@@ -116,13 +128,14 @@ class ModelStatus(Resource, frozen=True):
         ),
     ] = "Pending"
     revision: Annotated[
-        str, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
+        Revision, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
     ] = ""
     sha256: Annotated[str, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
     size: Annotated[str, described("Size of the file for people, for example 4.4 GiB.")] = ""
     gguf: Annotated[GGUF | None, described("What the artifact's own header says.")] = None
+    cached: Annotated[Cached | None, described("The verified weights that are on a volume for pods.")] = None
     conditions: Conditions = []
 
 

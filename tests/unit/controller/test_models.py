@@ -16,8 +16,8 @@ from controller.plan import Plan
 from controller.status import find
 from controller.weights import SETTLING_SECONDS, Settings, cache_path, claim_name
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
-from crds.meta import Condition, ObjectMeta, SecretReference
-from crds.model import GGUF, Cache, Model, ModelSpec
+from crds.meta import Condition, ObjectMeta, SecretReference, Toleration
+from crds.model import GGUF, Cache, Model, ModelHardware, ModelSpec
 from kube.client import Obj
 from kube.resources import JOBS, PVCS
 
@@ -107,9 +107,9 @@ class World:
         self.pods[job["metadata"]["uid"]] = [pod({"terminated": terminated})]
         self.mark(verb, "Complete" if exit_code == 0 else "Failed")
 
-    def mark(self, verb: str, kind: str) -> None:
-        when = self.now.isoformat()
-        self.job(verb)["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": when}]}
+    def mark(self, verb: str, kind: str, **said: str) -> None:
+        condition = {"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat(), **said}
+        self.job(verb)["status"] = {"conditions": [condition]}
 
     def lose_claim(self) -> None:
         self.claim = None
@@ -208,6 +208,14 @@ def test_the_fetch_goes_where_the_first_consumer_runs_and_to_the_path_that_pods_
     assert world.model.status.phase == "Downloading"
 
 
+def test_the_fetch_bears_the_taints_of_the_nodes_that_its_consumer_needs() -> None:
+    world = inspected(hardware=ModelHardware(accelerator="nvidia"))
+    world.add_consumer(tolerations=[Toleration(key="team", operator="Exists")])
+    world.settle()
+    keys = [each["key"] for each in world.job("fetch")["spec"]["template"]["spec"]["tolerations"]]
+    assert keys == ["nvidia.com/gpu", "team"]
+
+
 def test_a_volume_that_waits_for_its_first_pod_gets_one() -> None:
     world = inspected()
     world.claim_phase = "Pending"
@@ -253,6 +261,19 @@ def test_a_lost_volume_is_made_and_filled_again() -> None:
     world.end("fetch", 0, {})
     world.settle()
     assert world.condition("Cached").status == "True"
+
+
+def test_a_volume_made_anew_is_empty_even_if_nobody_wrote_that_down() -> None:
+    world = cached()
+    said = world.model.status
+    world.lose_claim()
+    world.step()
+    assert world.claim is not None
+    # The controller died, or lost the answer, before the status was written.
+    world.model = msgspec.structs.replace(world.model, status=said)
+    world.settle()
+    assert world.condition("Cached").reason == "Fetching"
+    assert world.job("fetch")
 
 
 def test_an_edit_that_concerns_no_weights_fetches_nothing_again() -> None:
@@ -375,8 +396,37 @@ def test_a_wrong_checksum_fails_the_model_and_not_its_inspection() -> None:
     assert world.condition("Cached").reason == "ChecksumMismatch"
 
 
+def test_a_container_that_is_killed_says_what_killed_it() -> None:
+    world = World()
+    world.settle()
+    world.end("inspect", 137, "")
+    killed = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": world.now.isoformat()}
+    world.pods[world.job("inspect")["metadata"]["uid"]] = [pod({"terminated": killed})]
+    world.settle()
+    assert world.condition("Ready").reason == "OOMKilled"
+    assert "137" in world.condition("Ready").message
+
+
+def test_an_inspection_that_hangs_ends_and_says_so() -> None:
+    world = World()
+    world.settle()
+    assert world.job("inspect")["spec"]["activeDeadlineSeconds"] > 0
+    world.mark("inspect", "Failed", reason="DeadlineExceeded", message="Job was active longer than specified deadline")
+    world.settle()
+    assert world.condition("Ready").reason == "DeadlineExceeded"
+
+
+def test_a_fetch_may_take_as_long_as_it_takes() -> None:
+    world = inspected()
+    world.add_consumer()
+    world.settle()
+    assert "activeDeadlineSeconds" not in world.job("fetch")["spec"]
+
+
 @pytest.mark.parametrize("exit_code", [0, 1])
-@pytest.mark.parametrize("answer", ["", "Traceback: boom", '{"sizeBytes": "many"}'])
+@pytest.mark.parametrize(
+    "answer", ["", "Traceback: boom", '{"sizeBytes": "many"}', json.dumps(INSPECTED | {"revision": "x" * 257})]
+)
 def test_an_answer_that_cannot_be_read_is_no_inspection(answer: str, exit_code: int) -> None:
     world = World()
     world.settle()
