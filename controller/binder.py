@@ -6,26 +6,30 @@ in that report yet. So nothing is lost when the loop dies between any two lines.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
-from controller.plan import Key, Leading, controller_of
+from controller.plan import Key, Leading
 from crds.meta import Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, Resource
 from kube.store import Store
 
 RETRY_SECONDS: Final = 1.0
+REFUSED_SECONDS: Final = 60.0
+"""How long a binding that the API server refused is not tried again, so that the others are."""
 _RANK: Final[dict[Priority, int]] = {"critical": 0, "high": 1, "normal": 2, "low": 3, "batch": 4}
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 class Room(NamedTuple):
@@ -47,7 +51,7 @@ class Waiting(NamedTuple):
     runtime: str
     memory_bytes: int
     avoid: frozenset[str]
-    """Hosts that have rejected this very process before."""
+    """Hosts that have rejected one like it."""
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -62,29 +66,45 @@ class Binding(NamedTuple):
     host: str
 
 
-def rooms(hosts: Iterable[MetalHost], processes: Iterable[MetalProcess]) -> list[Room]:
+def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
+    """Return objects as structs, those that can be read: one odd object must not stop the decisions about all others.
+
+    A status in words that only a newer agent knows counts as none, so that what is there stays there.
+    """
+    found = []
+    for obj in objects:
+        for known in (obj, {**obj, "status": {}}):
+            try:
+                found.append(msgspec.convert(known, struct))
+                break
+            except msgspec.ValidationError as error:
+                log.warning("not readable", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
+    return found
+
+
+def rooms(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[Room]:
     """Return what each host can still take; a host whose free memory is not known can take nothing.
 
     `availableBytes` already subtracts what the host lists in `status.processes`. The rest that is bound to it counts
-    here, also while it is being deleted: until its host says Stopped, it may hold its memory.
+    here, also while it is being deleted or is not `readable`: until its host says Stopped, it may hold its memory.
     """
-    bound: dict[str, list[MetalProcess]] = {}
+    bound: dict[str, list[Obj]] = {}
     for process in processes:
-        if process.spec.host_name is not None and process.status.phase not in _HOLDS_NO_MEMORY:
-            bound.setdefault(process.spec.host_name, []).append(process)
+        if process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY:
+            bound.setdefault(process["spec"].get("hostName"), []).append(process)
     found = []
     for host in hosts:
         listed = {process.uid for process in host.status.processes}
-        promised = (each for each in bound.get(host.metadata.name, ()) if each.metadata.uid not in listed)
-        free = (host.status.available_bytes or 0) - sum(each.spec.memory_bytes for each in promised)
+        promised = (each for each in bound.get(host.metadata.name, ()) if each["metadata"]["uid"] not in listed)
+        free = (host.status.available_bytes or 0) - sum(each["spec"]["memoryBytes"] for each in promised)
         found.append(Room(host.metadata.name, frozenset(host.status.runtimes), max(0, free)))
     return found
 
 
-def roomiest(process: Waiting, among: Iterable[Room]) -> Room | None:
-    """Return the host with most free memory that this process may run on, whether it fits or not; ties go by name."""
-    able = (room for room in among if process.runtime in room.runtimes and room.host not in process.avoid)
-    return min(able, key=lambda room: (-room.free_bytes, room.host), default=None)
+def able(runtime: str, avoid: Collection[str | None], among: Iterable[Room]) -> list[Room]:
+    """Return the hosts that can run this engine and are not to be avoided; most free memory first, ties by name."""
+    found = [room for room in among if runtime in room.runtimes and room.host not in avoid]
+    return sorted(found, key=lambda room: (-room.free_bytes, room.host))
 
 
 def bind(waiting: Iterable[Waiting], among: Iterable[Room]) -> list[Binding]:
@@ -95,20 +115,19 @@ def bind(waiting: Iterable[Waiting], among: Iterable[Room]) -> list[Binding]:
     left = {room.host: room for room in among}
     bindings = []
     for process in sorted(waiting, key=lambda each: each.order):
-        room = roomiest(process, left.values())
-        if room is None or room.free_bytes < process.memory_bytes:
-            continue
-        left[room.host] = room._replace(free_bytes=room.free_bytes - process.memory_bytes)
-        bindings.append(Binding(process, room.host))
+        room = next(iter(able(process.runtime, process.avoid, left.values())), None)
+        if room is not None and room.free_bytes >= process.memory_bytes:
+            left[room.host] = room._replace(free_bytes=room.free_bytes - process.memory_bytes)
+            bindings.append(Binding(process, room.host))
     return bindings
 
 
-def waiting(processes: Sequence[tuple[Obj, MetalProcess]]) -> list[Waiting]:
+def waiting(processes: Sequence[MetalProcess]) -> list[Waiting]:
     """Return the processes that wait for a host, each with the hosts that rejected a sibling of the same spec."""
     rejected: dict[tuple[str, str], set[str]] = {}
-    for obj, process in processes:
+    for process in processes:
         if process.status.phase == "Rejected" and process.spec.host_name is not None:
-            rejected.setdefault(_family(obj), set()).add(process.spec.host_name)
+            rejected.setdefault(_family(process), set()).add(process.spec.host_name)
     return [
         Waiting(
             key=Key(process.metadata.namespace, process.metadata.name),
@@ -118,28 +137,38 @@ def waiting(processes: Sequence[tuple[Obj, MetalProcess]]) -> list[Waiting]:
             created=process.metadata.creation_timestamp,
             runtime=process.spec.runtime,
             memory_bytes=process.spec.memory_bytes,
-            avoid=frozenset(rejected.get(_family(obj), ())),
+            avoid=frozenset(rejected.get(_family(process), ())),
         )
-        for obj, process in processes
+        for process in processes
         if process.spec.host_name is None and process.metadata.deletion_timestamp is None
     ]
 
 
-def _family(obj: Obj) -> tuple[str, str]:
+def _family(process: MetalProcess) -> tuple[str, str]:
     """Processes of one owner with the same spec: their names differ in the last number only."""
-    owner = controller_of(obj)
-    return (owner["uid"] if owner else "", obj["metadata"]["name"].rpartition("-")[0])
+    owner = next((each.uid for each in process.metadata.owner_references if each.controller), "")
+    return owner, process.metadata.name.rpartition("-")[0]
 
 
-def decide(store: Store, bindable: Callable[[str], bool]) -> list[Binding]:
+class Refusal(NamedTuple):
+    """A binding that the API server refused."""
+
+    uid: str
+    host: str
+
+
+def decide(store: Store, bindable: Callable[[str], bool], refused: Collection[Refusal] = ()) -> list[Binding]:
     """Return all bindings that are possible now."""
-    processes = [(obj, msgspec.convert(obj, MetalProcess)) for obj in store.list(METAL_PROCESSES)]
-    waits = waiting(processes)
+    processes = store.list(METAL_PROCESSES)
+    waits = [
+        process._replace(avoid=process.avoid | {host for uid, host in refused if uid == process.uid})
+        for process in waiting(readable(processes, MetalProcess))
+    ]
     if not waits:
         return []
-    hosts = (msgspec.convert(obj, MetalHost) for obj in store.list(METAL_HOSTS))
+    hosts = readable(store.list(METAL_HOSTS), MetalHost)
     alive = [host for host in hosts if bindable(host.metadata.name) and host.metadata.deletion_timestamp is None]
-    return bind(waits, rooms(alive, (process for _, process in processes)))
+    return bind(waits, rooms(alive, processes))
 
 
 class Binder:
@@ -148,6 +177,7 @@ class Binder:
     def __init__(self, bindable: Callable[[str], bool]) -> None:
         self._bindable = bindable
         self._changed = asyncio.Event()
+        self._refused: set[Refusal] = set()
         self._listens = False
 
     def wake(self) -> None:
@@ -163,10 +193,24 @@ class Binder:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            for binding in decide(leading.store, self._bindable):
-                if not await _write(leading, binding):
+            for binding in decide(leading.store, self._bindable, self._refused):
+                try:
+                    done = await _write(leading, binding)
+                except (Forbidden, Invalid) as error:
+                    log.warning("refused", process="/".join(binding.process.key), host=binding.host, error=str(error))
+                    self._refuse(Refusal(binding.process.uid, binding.host))
+                    done = False
+                if not done:
                     self.wake()  # the rest was decided for a world that is not so
                     break
+
+    def _refuse(self, refusal: Refusal) -> None:
+        def forgive() -> None:
+            self._refused.discard(refusal)
+            self.wake()
+
+        self._refused.add(refusal)
+        asyncio.get_running_loop().call_later(REFUSED_SECONDS, forgive)
 
     def _seen(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
         if resource in {METAL_PROCESSES, METAL_HOSTS}:
@@ -174,7 +218,10 @@ class Binder:
 
 
 async def _write(leading: Leading, binding: Binding) -> bool:
-    """Bind one process; returns whether it is as decided. Its outcome is known before the next is bound."""
+    """Bind one process; returns whether it is as decided. Its outcome is known before the next is bound.
+
+    Raises Forbidden and Invalid: asking the same again is of no use.
+    """
     process, client, store = binding.process, leading.client, leading.store
     operations = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": process.resource_version},
@@ -182,6 +229,8 @@ async def _write(leading: Leading, binding: Binding) -> bool:
     ]
     try:
         bound = await client.patch_json(METAL_PROCESSES, process.key.name, process.key.namespace, operations)
+    except (Forbidden, Invalid):
+        raise
     except (ApiError, Unreachable) as error:
         log.info("not bound", process="/".join(process.key), host=binding.host, error=str(error))
         if not isinstance(error, Conflict | NotFound):

@@ -6,7 +6,7 @@ The first of the gravest is told: one cause that can be acted on is worth more t
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from controller.binder import Room
+from controller.binder import Room, able
 from controller.requirements import Phase, Problem
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
@@ -100,15 +100,14 @@ def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[Me
     if not rooms:
         message = f"no live host: run `pomona agent` on one that has {size_text(needed)} free"
         return Problem("NoHost", message, "Pending")
-    able = [room for room in rooms if runtime in room.runtimes]
-    if not able:
+    if not able(runtime, (), rooms):
         return Problem("NoHost", f"none of the {len(rooms)} live hosts can run {runtime}", "Pending")
     refused = {each.spec.host_name: each.status.message for each in rejected}
-    left = [room for room in able if room.host not in refused]
+    left = able(runtime, refused, rooms)
     if not left:
         host, why = next(iter(refused.items()))
         return Problem("Rejected", f"host {host} rejected it: {why}", "Failed")
-    best = max(left, key=lambda room: room.free_bytes)
+    best = left[0]
     if best.free_bytes >= needed:
         return Problem("Binding", f"host {best.host} has room", "Pending")
     message = (

@@ -194,10 +194,10 @@ def _in_the_way(
     if waiting is None or standing.leaving:
         return []
     avoid = {process.spec.host_name for process in standing.rejected}
-    able = [room for room in rooms if waiting.spec.runtime in room.runtimes and room.host not in avoid]
+    able = binder.able(waiting.spec.runtime, avoid, rooms)
     if any(room.free_bytes >= waiting.spec.memory_bytes for room in able):
         return []
-    for room in sorted(able, key=lambda each: (-each.free_bytes, each.host)):
+    for room in able:
         free, there = room.free_bytes, []
         for process in reversed(superseded):
             if process.spec.host_name == room.host and free < waiting.spec.memory_bytes:
@@ -209,7 +209,10 @@ def _in_the_way(
 
 
 def _age_seconds(process: MetalProcess, now: datetime) -> float:
-    return (now - datetime.fromisoformat(process.metadata.creation_timestamp)).total_seconds()
+    """Since its host last wrote about it: for one that it rejected, since then."""
+    written = (entry.time for entry in process.metadata.managed_fields if entry.subresource == "status")
+    since = max(written, default=process.metadata.creation_timestamp)
+    return (now - datetime.fromisoformat(since)).total_seconds()
 
 
 def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from crds import inferenceservice, model
+from crds import inferenceservice, metalhost, model
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
@@ -159,6 +159,7 @@ DEFINITIONS = (
             Column("Agent", ".status.agentVersion", wide=True),
         ),
         cluster_scoped=True,
+        rules=(metalhost.NAME_RULE,),
     ),
     Definition(
         struct=MetalProcess,

@@ -20,8 +20,11 @@ LABEL_MODEL: Final = f"{GROUP}/model"
 """On the pods of a Model's Jobs."""
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "pomona"
+LABEL_SERVICE_NAME: Final = "kubernetes.io/service-name"
+"""On an EndpointSlice: the Service whose requests it takes."""
+LABEL_SLICE_MANAGED_BY: Final = "endpointslice.kubernetes.io/managed-by"
 SLICE_MANAGED_BY: Final = "metal-agent.pomona.dev"
-"""Value of `endpointslice.kubernetes.io/managed-by`, which keeps Kubernetes' own controller off a host's slices."""
+"""Value of `LABEL_SLICE_MANAGED_BY`, which keeps Kubernetes' own controller off a host's slices."""
 HOSTS_NAMESPACE: Final = "pomona-metal-hosts"
 """Holds each host's Lease, ServiceAccount and Secret."""
 PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
@@ -29,6 +32,16 @@ PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 
 Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
+
+
+def slice_name(service: str, host: str) -> str:
+    """Name the EndpointSlice of a service on a host; unambiguous, for a Service's name has no dot."""
+    return f"{service}.{host}"
+
+
+def host_secret_key(namespace: str, secret: str) -> str:
+    """Return the key under which a host's Secret has the token of another Secret; a namespace has no underscore."""
+    return f"{namespace}_{secret}_token"
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -54,6 +67,8 @@ def keyed_by(*keys: str) -> dict[str, Any]:
 
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
+SecretName = Annotated[str, Meta(min_length=1, max_length=180, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
 Quantity = Annotated[
     int | str,
     Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}),
@@ -72,6 +87,13 @@ class OwnerReference(Resource, frozen=True):
     block_owner_deletion: bool | None = None
 
 
+class ManagedFields(Resource, frozen=True):
+    """`metav1.ManagedFieldsEntry`: when one writer last changed what it owns."""
+
+    time: str = ""
+    subresource: str = ""
+
+
 class ObjectMeta(Resource, frozen=True):
     """The part of `metav1.ObjectMeta` that a decision of ours reads."""
 
@@ -86,6 +108,7 @@ class ObjectMeta(Resource, frozen=True):
     annotations: dict[str, str] = {}
     finalizers: list[str] = []
     owner_references: list[OwnerReference] = []
+    managed_fields: list[ManagedFields] = []
 
 
 class Condition(Resource, frozen=True):
@@ -119,7 +142,7 @@ Conditions = Annotated[
 class SecretReference(Resource, frozen=True):
     """Names a Secret in the object's own namespace."""
 
-    name: Annotated[Name, described("Name of a Secret in the same namespace.")]
+    name: Annotated[SecretName, described("Name of a Secret in the same namespace.")]
 
 
 class Toleration(Resource, frozen=True):

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from crds.meta import Conditions, ObjectMeta, Resource, described, keyed_by
+from crds.meta import Conditions, ObjectMeta, Resource, described, keyed_by, rule
 
 
 class MetalHostSpec(Resource, frozen=True):
@@ -53,3 +53,10 @@ class MetalHost(Resource, frozen=True):
     )
     api_version: str = ""
     kind: str = ""
+
+
+NAME_RULE = rule(
+    "size(self.metadata.name) <= 63",
+    "use a name of at most 63 characters, as a MetalProcess's spec.hostName takes no more",
+)
+"""Held on the whole object: a host with a longer name could be registered and never be bound."""

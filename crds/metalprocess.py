@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from crds.meta import Name, ObjectMeta, Priority, Resource, described, rule
+from crds.meta import Name, ObjectMeta, Priority, Resource, SecretName, described, rule
 from crds.serving import ContextLength, ExtraArguments, Parallel
 
 
@@ -34,13 +34,13 @@ class MetalProcessSpec(Resource, frozen=True):
     ]
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[int, Meta(ge=1), described("Bytes that are reserved on the host.", format="int64")]
-    token_secret: Annotated[Name, described("Name of the Secret with the service's bearer token.")]
+    token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
     context_length: ContextLength = 4096
     parallel: Parallel = 1
     extra_args: ExtraArguments = []
     priority: Annotated[Priority, described("Which process is placed first when hosts are scarce.")] = "normal"
     source_secret: Annotated[
-        Name | None, described("Name of the Secret with the download token, where the source needs one.")
+        SecretName | None, described("Name of the Secret with the download token, where the source needs one.")
     ] = None
     host_name: Annotated[
         Annotated[str, Meta(max_length=63)] | None,

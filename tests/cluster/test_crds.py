@@ -23,7 +23,12 @@ PROCESS = {
     "memoryBytes": 1 << 30,
     "tokenSecret": "chat-token",
 }
-SPECS: dict[Resource, dict[str, Any]] = {MODELS: MODEL, INFERENCE_SERVICES: SERVICE, METAL_PROCESSES: PROCESS}
+SPECS: dict[Resource, dict[str, Any]] = {
+    MODELS: MODEL,
+    INFERENCE_SERVICES: SERVICE,
+    METAL_PROCESSES: PROCESS,
+    METAL_HOSTS: {},
+}
 FIXED = "a MetalProcess is fixed once written: edit its InferenceService, which replaces it"
 
 
@@ -68,6 +73,10 @@ BAD = {
     "negative replicas": Bad(INFERENCE_SERVICES, {"replicas": -1}, "spec.replicas: .*greater than or equal to 0"),
     "too many slots": Bad(INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"),
     "tiny context": Bad(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
+    "Secret that no host's key could name": Bad(
+        MODELS, {"sourceSecretRef": {"name": "s" * 181}}, "spec.sourceSecretRef.name: .*may not be more than 180"
+    ),
+    "host name that nothing can be bound to": Bad(METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64),
     "process without memory": Bad(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
 }
 

@@ -11,8 +11,9 @@ from controller import binder
 from controller.binder import Binder, Room, Waiting, bind, rooms, waiting
 from controller.plan import Key, Leading
 from crds.meta import Priority
+from crds.metalprocess import MetalProcess
 from kube.client import Client, Obj
-from kube.errors import Conflict, Unreachable
+from kube.errors import Conflict, Forbidden, Unreachable
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, Resource
 from kube.store import Store
 from tests.background import running
@@ -94,7 +95,7 @@ def test_bind(world: tuple[list[Waiting], list[Room]], shuffler: random.Random) 
 
 def free(host_name: str, *processes: dict[str, object], listed: tuple[str, ...] = ()) -> int:
     observed = as_host(host(host_name, 10 * GIB, processes=[{"uid": uid} for uid in listed]))
-    return rooms([observed], [as_process(each) for each in processes])[0].free_bytes // GIB
+    return rooms([observed], processes)[0].free_bytes // GIB
 
 
 def test_room_is_what_the_host_reports_less_what_it_does_not_know_yet() -> None:
@@ -122,7 +123,7 @@ def test_waiting_is_what_has_no_host_and_is_not_deleted() -> None:
         process("chat-1234abcd-1", host="one"),
         process("chat-1234abcd-2", deletionTimestamp="2026-11-21T12:00:00Z"),
     ]
-    assert [each.key.name for each in waiting([(each, as_process(each)) for each in objects])] == ["chat-1234abcd-0"]
+    assert [each.key.name for each in waiting(list(map(as_process, objects)))] == ["chat-1234abcd-0"]
 
 
 def test_a_host_that_rejected_a_sibling_is_avoided_but_not_by_another_spec() -> None:
@@ -131,7 +132,7 @@ def test_a_host_that_rejected_a_sibling_is_avoided_but_not_by_another_spec() -> 
         process("chat-1234abcd-1"),
         process("chat-ffffffff-0"),
     ]
-    found = {each.key.name: each.avoid for each in waiting([(each, as_process(each)) for each in objects])}
+    found = {each.key.name: each.avoid for each in waiting(list(map(as_process, objects)))}
     assert found == {"chat-1234abcd-1": {"one"}, "chat-ffffffff-0": frozenset()}
 
 
@@ -152,10 +153,28 @@ def test_structs_read_what_the_api_sends() -> None:
     assert msgspec.to_builtins(as_process(process("a", host="one")))["spec"]["hostName"] == "one"
 
 
+def test_what_cannot_be_read_stops_nobody_and_holds_its_memory() -> None:
+    strange = process("new-0", host="one", gib=7, phase="Hibernating", priority="cosmic")
+    odd_host = host("odd", runtimes="all")
+    waits = [process("a-b-0", gib=2), process("a-b-1", gib=2), process("odd-0", priority="cosmic")]
+    known = store(
+        (METAL_HOSTS, host("one", 10 * GIB)),
+        (METAL_HOSTS, odd_host),
+        *((METAL_PROCESSES, each) for each in (strange, *waits)),
+    )
+    assert [(each.process.uid, each.host) for each in binder.decide(known, lambda _: True)] == [("uid-a-b-0", "one")]
+
+
+def test_a_status_in_unknown_words_counts_as_none() -> None:
+    (found,) = binder.readable([process("a", host="one", phase="Hibernating")], MetalProcess)
+    assert (found.spec.host_name, found.status.phase) == ("one", "Pending")
+
+
 class Api(Client):
     """Binds as the API server does, and loses answers while it is told to; reads are refused as often as it is told."""
 
     def __init__(self, *objects: Obj) -> None:
+        self.forbidden: set[str] = set()
         self.objects = {each["metadata"]["name"]: each for each in objects}
         self.lose_answers = False
         self.refuse_reads = 0
@@ -171,6 +190,8 @@ class Api(Client):
         subresource: str = "",
     ) -> Obj:
         del resource, namespace, subresource
+        if name in self.forbidden:
+            raise Forbidden("patch: a policy has something against it", status=403)
         test, add = operations
         observed = self.objects[name]
         if test["value"] != observed["metadata"]["resourceVersion"]:
@@ -219,6 +240,18 @@ async def test_what_changed_meanwhile_is_read_again_and_bound() -> None:
     known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
     async with running(Binder(lambda _: True).run(leading(api, known))):
         await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
+
+
+async def test_one_that_may_not_be_bound_holds_nobody_up_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binder, "REFUSED_SECONDS", 0.2)
+    first, second = process("a-b-0", creationTimestamp="2026-11-21T11:00:00Z"), process("a-b-1")
+    api = Api(first, second)
+    api.forbidden = {"a-b-0"}
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, first), (METAL_PROCESSES, second))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: "hostName" in api.objects["a-b-1"]["spec"])
+        api.forbidden.clear()
+        await eventually(lambda: "hostName" in api.objects["a-b-0"]["spec"])
 
 
 async def test_a_host_that_comes_alive_is_bound_when_the_binder_is_told() -> None:

@@ -33,7 +33,7 @@ def steps(wanted: int, *observed: Obj, hosts: Iterable[Obj] = (), known: bool = 
         wanted,
         standing,
         taken={each.metadata.name for each in structs},
-        rooms=binder.rooms(alive, structs),
+        rooms=binder.rooms(alive, observed),
         now=NOW + timedelta(seconds=later),
     )
 
@@ -156,6 +156,16 @@ def test_rejected_is_replaced_and_remembered_for_a_while() -> None:
     assert deleted(steps(1, rejected, process(f"{NAME}-1"), later=AVOID_SECONDS)) == {f"{NAME}-0"}
     answers = process(f"{NAME}-1", host="studio-2", phase="Ready")
     assert deleted(steps(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
+
+
+def test_a_rejection_is_remembered_from_when_it_was_told() -> None:
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", creationTimestamp="2026-11-20T12:00:00Z")
+    rejected["metadata"]["managedFields"] = [
+        {"manager": "pomona-controller", "time": "2026-11-20T12:00:00Z"},
+        {"manager": "pomona-metal-agent", "subresource": "status", "time": "2026-11-21T11:59:00Z"},
+    ]
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"))) == set()
+    assert steps(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
 
 
 def test_rejected_of_an_earlier_spec_and_stopped_go() -> None:
