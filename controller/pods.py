@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from controller.jobs import CONTAINER_SECURITY, POD_SECURITY
-from controller.plan import child
+from controller.plan import child, controller_of
 from controller.weights import MODELS_PATH
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
@@ -46,6 +46,12 @@ def token_secret(service: InferenceService, token: str) -> tuple[Resource, Obj]:
     owner = service.metadata
     data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
     return child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
+
+
+def is_token_secret(secret: Obj, service_uid: str) -> bool:
+    """Whether this is the Secret that was made for this service: another's with its name is never used."""
+    owner = controller_of(secret)
+    return owner is not None and owner["uid"] == service_uid
 
 
 def network_service(service: InferenceService) -> tuple[Resource, Obj]:

@@ -4,16 +4,18 @@ Asked once for each question, which is a generation of the service with the repl
 Asking takes as long as a model takes, so it has workers of its own; a reconcile only reads the last answer.
 """
 
+import asyncio
 import base64
 import random
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import aiohttp
+import msgspec
 import structlog
 
 from controller.plan import Key, Leading
-from controller.pods import PORT_NAME, TOKEN_KEY, token_name
+from controller.pods import PORT_NAME, TOKEN_KEY, is_token_secret, token_name
 from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound, Unreachable
 from kube.queue import WorkQueue, run_workers
@@ -23,6 +25,8 @@ from runtimes.probe import Probe, generate_token
 WORKERS: Final = 8
 TOKEN_SECONDS: Final = 60.0
 """A large model on a slow processor takes long for its first token."""
+MOST_ASKED: Final = 8
+"""Endpoints of one service at one try."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
 
@@ -42,8 +46,9 @@ class Endpoint(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked: another generation, replica or endpoint is another question."""
+    """What is asked: another service, generation, replica or endpoint is another question."""
 
+    service_uid: str
     generation: int
     replicas: tuple[str, ...]
     """Sorted uids of what serves."""
@@ -90,12 +95,14 @@ class Prober:
 
     async def run(self, leading: Leading) -> None:
         """Ask for ever."""
+        for key in self._questions:  # whose answer an earlier run was cancelled before
+            self._queue.add(key)
         async with aiohttp.ClientSession(trust_env=False) as session:
 
             async def ask(key: Key) -> float | None:
                 return await self._ask(session, leading, key)
 
-            await run_workers(self._queue, ask, WORKERS, 2 * TOKEN_SECONDS)
+            await run_workers(self._queue, ask, WORKERS, 3 * TOKEN_SECONDS)
 
     async def _ask(self, session: aiohttp.ClientSession, leading: Leading, key: Key) -> float | None:
         """Ask once; returns the seconds after which to ask again, or None when there is nothing more to ask."""
@@ -103,14 +110,12 @@ class Prober:
         asked, last = self._answers.get(key, (None, None))
         if question is None or (asked == question and last is not None and last.ok):
             return None
-        # Any of them, and another at each try: one that hangs must not speak for all.
-        endpoint = random.choice(question.endpoints)  # noqa: S311 - nothing depends on its being secret
-        probe = await _probe(session, leading.client, key, endpoint)
+        probe = await _probe(session, leading.client, key, question)
         if self._questions.get(key) != question:
             return None  # nobody wants to know any more, or the next question waits already
         self._answers[key] = question, probe
         if probe != last or asked != question:
-            log.info("probed", service="/".join(key), ok=probe.ok, reason=probe.reason, endpoint=endpoint.url)
+            log.info("probed", service="/".join(key), ok=probe.ok, reason=probe.reason, message=probe.message)
             leading.enqueue(INFERENCE_SERVICES, key)
         if probe.ok:
             return None
@@ -118,13 +123,30 @@ class Prober:
         return float(min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16)))
 
 
-async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, endpoint: Endpoint) -> Probe:
+async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, question: Question) -> Probe:
+    name = token_name(key.name)
     try:
-        secret = await client.get(SECRETS, token_name(key.name), key.namespace)
-        token = base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-    except (NotFound, KeyError):
-        message = f"Secret {token_name(key.name)} has no key {TOKEN_KEY}: delete it, and it is made anew"
+        secret = await client.get(SECRETS, name, key.namespace)
+        if not is_token_secret(secret, question.service_uid):
+            return Probe(ok=False, reason="TokenNotFound", message=f"Secret {name} is not of this service: delete it")
+        token = base64.b64decode(secret["data"][TOKEN_KEY]).decode().strip()
+    except NotFound:
+        return Probe(ok=False, reason="TokenNotFound", message=f"Secret {name} is not there yet, or not any more")
+    except (KeyError, UnicodeDecodeError):
+        message = f"Secret {name} has no text in key {TOKEN_KEY}: put the token there that its replicas started with"
         return Probe(ok=False, reason="TokenNotFound", message=message)
     except (ApiError, Unreachable) as error:
         return Probe(ok=False, reason="TokenNotRead", message=str(error))
-    return await generate_token(session, endpoint.url, model=key.name, token=token, timeout_seconds=TOKEN_SECONDS)
+
+    async def ask(endpoint: Endpoint) -> Probe:
+        return await generate_token(session, endpoint.url, model=key.name, token=token, timeout_seconds=TOKEN_SECONDS)
+
+    # One that is broken must not speak for all: only when it fails are others asked.
+    first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))
+    failed = await ask(first)
+    if failed.ok:
+        return failed
+    for answer in await asyncio.gather(*map(ask, others)):
+        if answer.ok:
+            return msgspec.structs.replace(answer, message=f"{answer.message}; {failed.message}")
+    return failed

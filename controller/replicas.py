@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from controller import binder, diagnosis, processes, requirements
-from controller.plan import FIELD_MANAGER, Snapshot
+from controller.plan import FIELD_MANAGER, Patch, Snapshot, ref
 from controller.pods import Weights, deployment
 from controller.processes import Steps
 from controller.requirements import Problem
@@ -35,17 +35,40 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     problem: Problem | None = None
     """The gravest reason why one is not ready."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
     steps: Steps = Steps()
+
+
+def examine(
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
+) -> Replicas:
+    """Look at pods and hosts alike. Without `model` nothing new is made, and what there is counts as wanted."""
+    pods = in_pods(snapshot, service, accelerator, model, wanted)
+    if model is not None and accelerator is not None and VENDORS[accelerator].in_pods:
+        # One of what hosts served before stays for each pod that is not ready yet.
+        earlier = on_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
+        hosts = msgspec.structs.replace(earlier, ready=(), problem=None)
+    else:
+        hosts = on_hosts(snapshot, service, model, wanted)
+    return Replicas(
+        total=pods.total + hosts.total,
+        ready=(*pods.ready, *hosts.ready),
+        problem=diagnosis.gravest((pods.problem, hosts.problem)),
+        apply=pods.apply,
+        patch=pods.patch,
+        steps=hosts.steps,
+    )
 
 
 def in_pods(
     snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
 ) -> Replicas:
-    """Look at what serves in pods. Without `model` nothing is applied, and what there is counts as wanted."""
+    """Look at what serves in pods. Without `model` it is only scaled down, and what there is counts as wanted."""
     observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
     if wanted and model is not None and accelerator is not None and VENDORS[accelerator].in_pods:
-        memory = service.spec.resources.memory or requirements.memory_bytes(service, model)
+        stated = service.spec.resources.memory
+        memory = requirements.memory_bytes(service, model) if stated is None else stated
         weights = Weights(claim_name(model.metadata.name), cache_path(model))
         if memory is not None:
             desired = (deployment(service, accelerator=accelerator, memory=memory, weights=weights),)
@@ -65,7 +88,15 @@ def in_pods(
         ready=tuple(ready[-current:] if current else ()),
         problem=diagnosis.gravest(problems) if desired else None,
         apply=desired,
+        patch=_scale_down(observed, wanted) if wanted and model is None else (),
     )
+
+
+def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
+    """Return the patch of a Deployment whose pods cannot be decided anew now, if they are too many."""
+    if observed["spec"]["replicas"] <= wanted:
+        return ()
+    return (Patch(ref(DEPLOYMENTS, observed), ({"op": "replace", "path": "/spec/replicas", "value": wanted},)),)
 
 
 def _is_ready(pod: Obj) -> bool:
@@ -85,31 +116,23 @@ def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready
     return max(0, min(ready, reported) - earlier)
 
 
-def on_hosts(
-    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
-) -> Replicas:
+def on_hosts(snapshot: Snapshot, service: InferenceService, model: Model | None, wanted: int) -> Replicas:
     """Look at what serves on hosts, and take the next steps. Without `model` nothing new is made."""
-    observed = [msgspec.convert(obj, MetalProcess) for obj in snapshot.children(METAL_PROCESSES, service.metadata.uid)]
-    spec = None
-    if model is not None:
-        memory = requirements.memory_bytes(service, model)
-        if accelerator is not None and VENDORS[accelerator].in_pods:
-            wanted = 0
-        elif memory is not None:
-            spec = processes.desired_spec(service, model, memory)
-    if not observed and not (spec and wanted):
+    children = snapshot.children(METAL_PROCESSES, service.metadata.uid)
+    memory = requirements.memory_bytes(service, model) if model is not None else None
+    spec = processes.desired_spec(service, model, memory) if model is not None and memory is not None else None
+    if not children and not (spec and wanted):
         return Replicas(total=0)
     hosts = {
         host.metadata.name: host
-        for host in (msgspec.convert(obj, MetalHost) for obj in snapshot.store.list(METAL_HOSTS))
+        for host in binder.readable(snapshot.store.list(METAL_HOSTS), MetalHost)
         if host.metadata.deletion_timestamp is None
     }
     alive = [host for name, host in hosts.items() if not processes.host_is_lost(name, hosts)]
-    everyone = (msgspec.convert(obj, MetalProcess) for obj in snapshot.store.list(METAL_PROCESSES))
-    rooms = binder.rooms(alive, everyone)
+    rooms = binder.rooms(alive, snapshot.store.list(METAL_PROCESSES))
     name = processes.family(service.metadata.name, spec) if spec else None
-    standing = processes.stand(name, wanted, observed, hosts)
-    taken = {process.metadata.name for process in observed}
+    standing = processes.stand(name, wanted, binder.readable(children, MetalProcess), hosts)
+    taken = {obj["metadata"]["name"] for obj in children}
     steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
     problems = [diagnosis.of_process(each, rooms, standing.rejected) for each in standing.kept]
     return Replicas(

@@ -10,15 +10,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller import diagnosis, replicas, requirements
+from controller import replicas, requirements
 from controller.plan import Event, Key, Kind, Plan, Snapshot, prune
-from controller.pods import PORT, network_service, token_name, token_secret
+from controller.pods import PORT, is_token_secret, network_service, token_name, token_secret
 from controller.readiness import Endpoint, Prober, Question, ready_endpoints
 from controller.replicas import Replicas
 from controller.requirements import Phase, Problem
 from controller.status import condition, find, transitions
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, Accelerator
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.errors import NotFound
@@ -38,7 +38,6 @@ from runtimes.probe import Probe
 
 READY: Final = "Ready"
 MODEL_READY: Final = "ModelReady"
-SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 SILENT: Final = {
     "Progressing",
     "Probing",
@@ -81,7 +80,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         ready = self.replicas.ready
         if self.blocker or not self.wanted or not ready or not self.endpoints:
             return None
-        return Question(self.service.metadata.generation, ready, self.endpoints)
+        metadata = self.service.metadata
+        return Question(metadata.uid, metadata.generation, ready, self.endpoints)
 
 
 def kind(prober: Prober) -> Kind:
@@ -95,10 +95,13 @@ def kind(prober: Prober) -> Kind:
         question = examine(snapshot, key, service).question
         answer = prober.answer(key, question)
         try:
-            await client.get(SECRETS, token_name(key.name), key.namespace)
+            there = is_token_secret(
+                await client.get(SECRETS, token_name(key.name), key.namespace), service.metadata.uid
+            )
         except NotFound:
-            return Facts(question, answer, secrets.token_urlsafe(32))
-        return Facts(question, answer, None)
+            there = False
+        # Where another's Secret has the name, the attempt to make ours tells so.
+        return Facts(question, answer, None if there else secrets.token_urlsafe(32))
 
     return Kind(
         resource=INFERENCE_SERVICES,
@@ -108,7 +111,7 @@ def kind(prober: Prober) -> Kind:
             MODELS: _of_model,
             METAL_HOSTS: _of_host,
             PODS: _by_label(LABEL_SERVICE),
-            ENDPOINT_SLICES: _by_label(SERVICE_NAME_LABEL),
+            ENDPOINT_SLICES: _by_label(LABEL_SERVICE_NAME),
         },
         observe=observe,
     )
@@ -126,11 +129,13 @@ def decide(snapshot: Snapshot, key: Key) -> Plan:
     answer = facts.answer if facts.question == view.question else None
     conditions = [ready_condition(view, answer), _model_condition(view)]
     observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, service.metadata.uid)]
-    past = () if view.blocker and view.wanted else prune(observed, apply)
+    # What pods served before a change of accelerator stays until hosts have taken its place.
+    replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
         create=((token_secret(service, facts.new_token),) if facts.new_token else ()) + steps.create,
         apply=(network_service(service), *apply),
-        delete=(*past, *steps.delete),
+        patch=view.replicas.patch,
+        delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
         status=_status(view, conditions),
         events=_events(service, conditions),
         again_seconds=steps.again_seconds,
@@ -152,12 +157,10 @@ def examine(snapshot: Snapshot, key: Key, service: InferenceService) -> View:
     if blocker is None and model is not None:
         blocker = requirements.memory_problem(service, model)
     usable = model if blocker is None else None
-    pods = replicas.in_pods(snapshot, service, accelerator, usable, wanted)
-    on_hosts = replicas.on_hosts(snapshot, service, accelerator, usable, wanted)
     slices = (
         obj
         for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
-        if obj["metadata"].get("labels", {}).get(SERVICE_NAME_LABEL) == key.name
+        if obj["metadata"].get("labels", {}).get(LABEL_SERVICE_NAME) == key.name
     )
     return View(
         service=service,
@@ -165,13 +168,7 @@ def examine(snapshot: Snapshot, key: Key, service: InferenceService) -> View:
         model_problem=model_problem,
         blocker=blocker,
         wanted=wanted,
-        replicas=Replicas(
-            total=pods.total + on_hosts.total,
-            ready=(*pods.ready, *on_hosts.ready),
-            problem=diagnosis.gravest((pods.problem, on_hosts.problem)),
-            apply=pods.apply,
-            steps=on_hosts.steps,
-        ),
+        replicas=replicas.examine(snapshot, service, accelerator, usable, wanted),
         endpoints=ready_endpoints(slices),
     )
 

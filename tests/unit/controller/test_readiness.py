@@ -26,14 +26,18 @@ TOKEN = "right"
 class Secrets(Client):
     """Answers for the token Secret only."""
 
-    def __init__(self, token: str | None = TOKEN) -> None:
+    def __init__(self, token: str | None = TOKEN, owner: str = "uid-chat") -> None:
         self.token = token
+        self.owner = owner
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert (resource.plural, namespace, name) == ("secrets", "team", "chat-token")
         if self.token is None:
             raise NotFound("get secrets", status=404)
-        return {"data": {"token": base64.b64encode(self.token.encode()).decode()}}
+        return {
+            "metadata": {"name": name, "ownerReferences": [{"uid": self.owner, "controller": True}]},
+            "data": {"token": base64.b64encode(self.token.encode()).decode()} if self.token else {},
+        }
 
 
 class Engine:
@@ -84,7 +88,7 @@ async def settled(prober: Prober, question: Question, *, ok: bool = True) -> Pro
 async def test_a_question_is_asked_once_and_told_of(engine: tuple[Engine, Endpoint]) -> None:
     served, endpoint = engine
     prober, told = Prober(), list[Key]()
-    question = Question(1, ("a",), (endpoint,))
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), told))):
         assert prober.answer(KEY, question) is None
         assert (await settled(prober, question)).ok
@@ -99,7 +103,7 @@ async def test_a_failure_is_asked_again_until_it_answers(engine: tuple[Engine, E
     served, endpoint = engine
     served.well = False
     prober, told = Prober(), list[Key]()
-    question = Question(1, ("a",), (endpoint,))
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), told))):
         failed = await settled(prober, question, ok=False)
         assert failed.reason == "Loading"
@@ -108,19 +112,63 @@ async def test_a_failure_is_asked_again_until_it_answers(engine: tuple[Engine, E
         await settled(prober, question)
 
 
-@pytest.mark.parametrize(("token", "reason"), [("wrong", "Unauthorized"), (None, "TokenNotFound")])
+@pytest.mark.parametrize(
+    ("token", "reason"), [("wrong", "Unauthorized"), (None, "TokenNotFound"), ("", "TokenNotFound")]
+)
 async def test_the_token_counts(engine: tuple[Engine, Endpoint], token: str | None, reason: str) -> None:
     _, endpoint = engine
     prober = Prober()
-    question = Question(1, ("a",), (endpoint,))
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(token), []))):
         assert (await settled(prober, question, ok=False)).reason == reason
+
+
+async def test_the_secret_of_another_is_not_sent(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober = Prober()
+    async with running(prober.run(leading(Secrets(owner="uid-other"), []))):
+        failed = await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)), ok=False)
+    assert failed.reason == "TokenNotFound"
+    assert served.asked == 0
+
+
+async def test_one_that_is_broken_does_not_speak_for_all(
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    monkeypatch.setattr("random.sample", lambda endpoints, _count: list(endpoints))
+    _, endpoint = engine
+    nobody = Endpoint("127.0.0.1", unused_tcp_port)
+    prober, told = Prober(), list[Key]()
+    async with running(prober.run(leading(Secrets(), told))):
+        answer = await settled(prober, Question("uid-chat", 1, ("a", "b"), (nobody, endpoint)))
+    assert told == [KEY], "it was never called not ready"
+    assert endpoint.url in answer.message
+    assert nobody.url in answer.message, "what is broken is told"
+
+
+async def test_what_was_being_asked_when_leadership_was_lost_is_asked_again(engine: tuple[Engine, Endpoint]) -> None:
+    _, endpoint = engine
+    asked = asyncio.Event()
+
+    class Hangs(Secrets):
+        async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+            asked.set()
+            await asyncio.Event().wait()
+            return await super().get(resource, name, namespace)
+
+    prober = Prober()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    prober.answer(KEY, question)
+    async with running(prober.run(leading(Hangs(), []))):
+        await asked.wait()
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
 
 
 async def test_what_is_not_asked_any_more_is_forgotten(engine: tuple[Engine, Endpoint]) -> None:
     served, endpoint = engine
     prober = Prober()
-    question = Question(1, ("a",), (endpoint,))
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), []))):
         await settled(prober, question)
         assert prober.answer(KEY, None) is None
@@ -135,8 +183,8 @@ async def test_a_service_that_hangs_holds_up_no_other(engine: tuple[Engine, Endp
     prober = Prober()
     silent = Endpoint("127.0.0.1", hung.sockets[0].getsockname()[1])
     async with hung, running(prober.run(leading(Secrets(), []))):
-        prober.answer(Key("team", "hung"), Question(1, ("b",), (silent,)))
-        await settled(prober, Question(1, ("a",), (endpoint,)))
+        prober.answer(Key("team", "hung"), Question("uid-chat", 1, ("b",), (silent,)))
+        await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
 
 
 def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:

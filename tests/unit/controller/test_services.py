@@ -4,8 +4,10 @@ import pytest
 
 from controller import services
 from controller.plan import FIELD_MANAGER, Key, Plan, Snapshot
+from controller.readiness import Prober
 from controller.services import Facts, examine
-from kube.client import Obj
+from kube.client import Client, Obj
+from kube.errors import NotFound
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
@@ -300,11 +302,64 @@ def test_nothing_runs_that_is_not_wanted_and_the_address_stays(spec: Obj, reason
 def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
     pods = (chat(), (MODELS, model()))
     plan = decide(chat(**METAL), (MODELS, model()), (METAL_HOSTS, host()), (DEPLOYMENTS, deployed(*pods)))
-    assert [each.resource for each in plan.delete] == [DEPLOYMENTS]
+    assert plan.delete == (), "it serves until the other does"
     assert [resource for resource, _ in plan.create] == [METAL_PROCESSES]
-    back = decide(chat(), (MODELS, model()), bound(), (METAL_HOSTS, host()))
-    assert [each.resource for each in back.delete] == [METAL_PROCESSES]
+    moved = decide(chat(**METAL), (MODELS, model()), (METAL_HOSTS, host()), (DEPLOYMENTS, deployed(*pods)), bound())
+    assert [each.resource for each in moved.delete] == [DEPLOYMENTS]
+    on_metal = ((MODELS, model()), bound(), (METAL_HOSTS, host()))
+    back = decide(chat(), *on_metal)
+    assert back.delete == ()
     assert applied(back, DEPLOYMENTS)
+    assert ready(back)[1] == "False", "what answers is of another kind than wanted"
+    moved = decide(chat(), *on_metal, (DEPLOYMENTS, deployed(*pods)), (PODS, pod()))
+    assert [each.resource for each in moved.delete] == [METAL_PROCESSES]
+    stopped = decide(chat(suspend=True), *on_metal, (DEPLOYMENTS, deployed(*pods)))
+    assert {each.resource for each in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}
+
+
+def test_while_its_model_is_gone_a_service_is_scaled_down_and_not_up() -> None:
+    there = (DEPLOYMENTS, deployed(chat(replicas=3), (MODELS, model())))
+    (patch,) = decide(chat(replicas=1), there).patch
+    assert (patch.ref.resource, patch.ref.name) == (DEPLOYMENTS, "chat")
+    assert list(patch.operations) == [{"op": "replace", "path": "/spec/replicas", "value": 1}]
+    assert decide(chat(replicas=3), there).patch == ()
+    assert decide(chat(replicas=4), there).patch == ()
+
+
+def test_memory_of_zero_is_what_was_said() -> None:
+    (obj,) = applied(decide(chat(resources={"memory": 0}), (MODELS, model())), DEPLOYMENTS)
+    assert obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] == {"memory": "0"}
+
+
+def test_one_host_or_process_in_unknown_words_stops_no_service() -> None:
+    odd = process("new-0", host="studio-1", phase="Hibernating", priority="cosmic")
+    plan = decide(
+        chat(**METAL), (MODELS, model()), (METAL_HOSTS, host(runtimes="all")), bound(), (METAL_PROCESSES, odd)
+    )
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 1
+    assert (plan.create, plan.delete) == ((), ()), "a host that cannot be read is not lost"
+
+
+class TokenSecret(Client):
+    """Has one Secret, or none."""
+
+    def __init__(self, owner_uid: str | None) -> None:
+        self.owner_uid = owner_uid
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource, name, namespace) == (SECRETS, "chat-token", "team")
+        if self.owner_uid is None:
+            raise NotFound("get", status=404)
+        return {"metadata": {"name": name, "ownerReferences": [{"uid": self.owner_uid, "controller": True}]}}
+
+
+@pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
+async def test_a_token_of_another_is_not_taken_for_its_own(owner_uid: str | None, *, made: bool) -> None:
+    observe = services.kind(Prober()).observe
+    assert observe is not None
+    facts = await observe(TokenSecret(owner_uid), Snapshot(store(chat()), NOW), KEY)
+    assert bool(facts.new_token) == made
 
 
 def test_a_process_that_answers_makes_the_service_ready() -> None:
