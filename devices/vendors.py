@@ -35,6 +35,6 @@ VENDORS: Final[Mapping[Accelerator, Vendor]] = MappingProxyType(
             tolerations=(Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),),
             gpu_layers=_ALL_LAYERS,
         ),
-        "metal": Vendor(in_pods=False),
+        "metal": Vendor(in_pods=False, gpu_layers=_ALL_LAYERS),
     }
 )

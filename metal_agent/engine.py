@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 from crds.metalprocess import MetalProcessSpec
+from devices.sockets import LOOPBACK, loopback_port
+from devices.vendors import VENDORS
 from runtimes import llama_server
-
-_ALL_LAYERS = 999
-"""More than any model has: on a Mac all layers go to Metal, or the engine fails, and never half of them unnoticed."""
 
 
 def installed() -> list[str]:
@@ -23,12 +22,12 @@ def argv(spec: MetalProcessSpec, model: Path) -> list[str]:
     """Render the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it."""
     arguments = llama_server.arguments(
         str(model),
-        "127.0.0.1",
+        LOOPBACK,
         0,
         service=spec.service_name,
         context_length=spec.context_length,
         parallel=spec.parallel,
-        gpu_layers=_ALL_LAYERS if sys.platform == "darwin" else None,
+        gpu_layers=VENDORS["metal"].gpu_layers if sys.platform == "darwin" else None,
         api_key_file=None,
         extra=spec.extra_args,
     )
@@ -40,9 +39,7 @@ def environment() -> dict[str, str]:
     return llama_server.child_environment(os.environ)
 
 
-def listening_url(log: Path) -> str | None:
-    """Find where the engine that writes `log` listens; None when it does not yet."""
-    try:
-        return llama_server.listening_url(log.read_text(errors="replace"))
-    except OSError:
-        return None
+def listening_url(pid: int) -> str | None:
+    """Find where the engine `pid` listens; None when it does not yet."""
+    port = loopback_port(pid)
+    return f"http://{LOOPBACK}:{port}" if port else None

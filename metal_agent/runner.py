@@ -239,13 +239,13 @@ class Runner:
         )
 
     async def _probe(self, timeout_seconds: float) -> Event:
-        """Ask until a token comes: first where the engine listens, which its log says, then for the token."""
+        """Ask until a token comes: the kernel where the engine listens, then the engine."""
         problem, pause = "it does not listen yet", _FIRST_PAUSE_SECONDS
         model = self.assignment.spec.service_name if self.assignment.spec else ""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    if url := engine.listening_url(self._log_path):
+                    if self._process and (url := engine.listening_url(self._process.pid)):
                         found = await generate_token(
                             self._host.session, url, model=model, token=None, timeout_seconds=_PROBE_SECONDS
                         )

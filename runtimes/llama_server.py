@@ -5,7 +5,6 @@ host. What decides memory is always explicit: llama-server's own defaults depend
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,6 @@ IMAGES = {
 # Every llama-server argument has an environment twin, so one stray variable of the owner's shell would silently change
 # a service; HF_* and OLLAMA_* also carry the owner's tokens and caches.
 _FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
-
-_LISTENING = re.compile(r"listening on (http://\S+)")
 
 
 def arguments(
@@ -42,7 +39,7 @@ def arguments(
     Args:
         model_path: the GGUF file as the server sees it.
         host: the address to listen on.
-        port: 0 lets the kernel choose; `listening_url` then finds the answer in the server's log.
+        port: 0 lets the kernel choose; `devices.sockets` then finds it.
         service: the name of the InferenceService, which clients send as `model`.
         context_length: tokens of context per request. llama-server divides `-c` among its slots, hence the product.
         parallel: requests generated at the same time (slots).
@@ -76,9 +73,3 @@ def command(environment: Mapping[str, str] = os.environ) -> list[str]:
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` without the variables that would configure the server behind our back."""
     return {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
-
-
-def listening_url(log: str) -> str | None:
-    """Find the base URL that the server announced in its log (stderr), or None if it has not yet."""
-    match = _LISTENING.search(log)
-    return match[1] if match else None

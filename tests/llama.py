@@ -1,5 +1,6 @@
 """llama.cpp's real HTTP server as a child process, for tests that need true tokens."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,6 @@ def _listening_url(log: IO[str]) -> str:
     seen = []
     for line in log:
         seen.append(line)
-        url = llama_server.listening_url(line)
-        if url:
-            return url
+        if url := re.search(r"listening on (http://\S+)", line):
+            return url[1]
     raise AssertionError("llama-server ended:\n" + "".join(seen))

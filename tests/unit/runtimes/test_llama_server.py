@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from runtimes import llama_launcher, llama_server
 
 
@@ -74,15 +72,3 @@ def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Pat
         "-m",
         "runtimes.llama_launcher",
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "url"),
-    [
-        ("0.00.015.912 I srv          init: listening on http://127.0.0.1:33375\n", "http://127.0.0.1:33375"),
-        ("main: server is listening on http://127.0.0.1:8080 - starting the main loop\n", "http://127.0.0.1:8080"),
-        ("0.00.005.072 I srv          init: loading model\n", None),
-    ],
-)
-def test_the_announced_address_is_found(line: str, url: str | None) -> None:
-    assert llama_server.listening_url(line) == url

@@ -1,0 +1,54 @@
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from devices.sockets import loopback_port
+
+LISTEN = """
+import socket, sys
+with socket.socket() as listener:
+    listener.bind((sys.argv[1], 0))
+    if sys.argv[2] == "listen":
+        listener.listen()
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def started(*argv: str) -> Iterator[tuple[int, int]]:
+    """Give the pid of a process and the port that it prints."""
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield process.pid, int(process.stdout.readline())
+        process.communicate()
+
+
+def test_port_of_a_process_is_what_the_kernel_gave_it() -> None:
+    with started(sys.executable, "-c", LISTEN, "127.0.0.1", "listen") as (pid, port):
+        assert loopback_port(pid) == port
+    assert loopback_port(pid) is None
+
+
+def test_port_of_what_a_wrapper_script_started() -> None:
+    # The second command keeps the shell from becoming the first.
+    with started("sh", "-c", '"$0" -c "$1" 127.0.0.1 listen; :', sys.executable, LISTEN) as (pid, port):
+        assert loopback_port(pid) == port
+
+
+@pytest.mark.parametrize(("address", "listens"), [("0.0.0.0", "listen"), ("127.0.0.2", "listen"), ("127.0.0.1", "no")])
+def test_what_is_not_open_on_loopback_only_does_not_count(address: str, listens: str) -> None:
+    with started(sys.executable, "-c", LISTEN, address, listens) as (pid, _):
+        assert loopback_port(pid) is None
+
+
+def test_somebody_elses_port_does_not_count() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)),
+        started(sys.executable, "-c", LISTEN, "127.0.0.1", "no") as (pid, _),
+    ):
+        assert loopback_port(pid) is None
