@@ -8,7 +8,7 @@ work, and a backend that breaks off breaks the client's connection, so that half
 import hmac
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPMethod
 
 import aiohttp
@@ -55,9 +55,13 @@ def upstream_session() -> aiohttp.ClientSession:
 
 
 async def answer(
-    request: web.BaseRequest, service: ServiceListener, in_flight: InFlight, session: aiohttp.ClientSession
+    request: web.BaseRequest,
+    current: Callable[[], ServiceListener],
+    in_flight: InFlight,
+    session: aiohttp.ClientSession,
 ) -> web.StreamResponse:
-    """Answer one client request for `service`, as the configuration is at this moment."""
+    """Answer one client request for the service that `current` gives; each backend is chosen as it is then."""
+    service = current()
     if request.method == HTTPMethod.GET and request.path == "/health":
         ready = choose(service.backends, in_flight.counts(), ()) is not None
         return web.json_response({"status": "ok"}) if ready else errors.unavailable(service.name)
@@ -72,7 +76,7 @@ async def answer(
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # an interim answer is not yet the answer
     tried: set[str] = set()
-    while (backend := choose(service.backends, in_flight.counts(), tried)) is not None:
+    while (backend := choose(current().backends, in_flight.counts(), tried)) is not None:
         tried.add(backend.uid)
         try:
             with in_flight.request(backend.uid):

@@ -77,7 +77,7 @@ class Listener:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await forward.answer(request, self.service, self._in_flight, self._session)
+        return await forward.answer(request, lambda: self.service, self._in_flight, self._session)
 
 
 class Listeners:
