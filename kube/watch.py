@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
 
@@ -21,6 +22,10 @@ log = structlog.get_logger()
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
 """How long, at most, a watcher stays blind after an outage has ended."""
+LONGEST_ASKED_SECONDS = 30.0
+"""A server that asks for time gets as much."""
+PATIENT_TRIES = 5
+"""So often a broken server is asked for the same; then it may be the version that breaks it."""
 
 
 async def reflect(
@@ -52,7 +57,7 @@ async def reflect(
     contact = on_contact or _nobody
     version, failures = "", 0
     while True:
-        news = 0
+        news, asked_seconds = 0, 0.0
         try:
             if not version:
                 version = await _list(client, store, selected)
@@ -66,8 +71,10 @@ async def reflect(
         except Unreachable as error:
             log.warning("watch cut", resource=str(resource), namespace=namespace, error=str(error))
         except ApiError as error:
-            # Whatever the server has against this version, a new list settles it.
-            version = ""
+            # One that is busy or broken has nothing against this version; whatever else, a new list settles it.
+            if not _may_pass(error) or failures >= PATIENT_TRIES:
+                version = ""
+            asked_seconds = min(error.retry_after_seconds or 0.0, LONGEST_ASKED_SECONDS)
             log.log(
                 logging.INFO if isinstance(error, Gone) else logging.WARNING,
                 "watch refused",
@@ -78,7 +85,8 @@ async def reflect(
         # A server that ends a watch without a word, as servers do when they restart, is not asked again at once.
         failures = 0 if news else failures + 1
         if failures:
-            await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
+            pause_seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
+            await asyncio.sleep(max(pause_seconds, asked_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,10 @@ async def _list(client: Client, store: Store, selected: _Selection) -> str:
     found = await selected.list(client)
     store.replace(selected.resource, found.items, namespace=selected.namespace, before=before)
     return found.resource_version
+
+
+def _may_pass(error: ApiError) -> bool:
+    return error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _take(store: Store, resource: Resource, event: WatchEvent) -> str:

@@ -93,7 +93,36 @@ async def test_a_cut_watch_continues_from_the_last_bookmark(client_of: ClientOf)
     assert script.asked == ["list", "watch 10", "watch 20"]
 
 
-@pytest.mark.parametrize("refusal", [410, 403, 500])
+@pytest.mark.parametrize("refusal", [429, 500, 503])
+async def test_a_server_that_is_busy_or_broken_is_asked_for_the_same_again(client_of: ClientOf, refusal: int) -> None:
+    script = Script([listed(10, a=1)], [refusal, refusal, [event("ADDED", "b", 11), "hang"]])
+    await reflected(client_of, script, lambda store: known(store) == {"a": "1", "b": "11"})
+    assert script.asked == ["list", "watch 10", "watch 10", "watch 10"]
+
+
+async def test_a_server_that_stays_broken_is_asked_for_a_new_list(client_of: ClientOf) -> None:
+    script = Script([listed(10, a=1), listed(30, c=3)], [500])
+    await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
+
+
+async def test_a_server_that_asks_for_time_is_given_it(client_of: ClientOf) -> None:
+    asked_at: list[float] = []
+    script = Script([listed(10, a=1)], [[event("ADDED", "b", 11), "hang"]])
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            asked_at.append(asyncio.get_running_loop().time())
+            if len(asked_at) == 1:
+                return web.json_response({}, status=429, headers={"Retry-After": "1"})
+        return await script.answer(request)
+
+    client, store = await client_of(answer), Store()
+    async with running(reflect(client, store, PODS)):
+        await eventually(lambda: "b" in known(store), timeout=5)
+    assert asked_at[1] - asked_at[0] >= 1
+
+
+@pytest.mark.parametrize("refusal", [410, 403])
 async def test_a_refused_watch_is_settled_by_a_new_list(client_of: ClientOf, refusal: int) -> None:
     script = Script([listed(10, a=1, b=2), listed(30, b=2, c=3)], [refusal, ["hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"b": "2", "c": "3"})
