@@ -18,14 +18,6 @@ from kube.time import rfc3339
 _STATUS_TRIES = 3
 
 
-def is_subset(desired: Any, observed: Any) -> bool:
-    """Whether `observed` has all that `desired` says; what the server added by itself does not count.
-
-    Quantities are compared by value, finalizers and ownerReferences as sets, other lists by position.
-    """
-    return Comparison(zero_is_absent=True).covers(observed, desired, None)
-
-
 def is_applied(
     resource: Resource, desired: Mapping[str, Any], observed: Obj, field_manager: str, subresource: str = ""
 ) -> bool:

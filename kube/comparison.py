@@ -67,10 +67,6 @@ class Comparison:
         if name in _QUANTITY_MAPS and isinstance(desired, Mapping) and isinstance(observed, Mapping):
             amounts = {key: observed[key] for key, value in desired.items() if _same_quantity(observed.get(key), value)}
             desired = {**desired, **amounts}
-        if name == "ownerReferences" and owned is None:
-            owned = {f'k:{{"uid":"{reference["uid"]}"}}': {"f:uid": {}} for reference in desired}
-        if name == "finalizers" and owned is None:
-            return all(item in observed for item in desired)
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:

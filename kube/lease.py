@@ -62,12 +62,6 @@ class Elector:
         """resourceVersion of the lease as we last saw it; empty when it must be read again."""
         self._spec: Obj = {}
         self._seen_at = 0.0
-        self._leading = False
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether we hold the lease and our work may run."""
-        return self._leading
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait until we lead, run `work`, release the lease when it ended, failed or was cancelled.
@@ -77,7 +71,6 @@ class Elector:
         """
         try:
             held_since = await self._acquire()
-            self._leading = True
             log.info("leading", lease=self._name, identity=self._identity)
             async with asyncio.TaskGroup() as group:
                 renewal = group.create_task(self._keep(held_since))
@@ -88,7 +81,6 @@ class Elector:
                 raise
             raise failed.exceptions[0] from None
         finally:
-            self._leading = False
             await self._attempt(self._deadline / 2, self._release)
 
     async def _acquire(self) -> float:

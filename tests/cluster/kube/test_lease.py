@@ -28,22 +28,32 @@ async def holder(client: Client, namespace: str) -> str:
     return str((await client.get(LEASES, "leader", namespace))["spec"]["holderIdentity"])
 
 
-async def forever() -> None:
-    await asyncio.Event().wait()
+class Work:
+    """Goes on for ever; `going` while it runs."""
+
+    going = False
+
+    async def __call__(self) -> None:
+        self.going = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.going = False
 
 
 async def test_one_leads_and_the_next_follows_at_once_when_it_stops(client: Client, namespace: str) -> None:
     first, second = (elector(client, namespace, name) for name in ("first", "second"))
-    leading = asyncio.create_task(first.run(forever))
-    await eventually(lambda: first.is_leader)
-    async with running(second.run(forever)):
-        assert not second.is_leader
+    first_work, second_work = Work(), Work()
+    leading = asyncio.create_task(first.run(first_work))
+    await eventually(lambda: first_work.going)
+    async with running(second.run(second_work)):
+        assert not second_work.going
         leading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leading
         assert await holder(client, namespace) in ("", "second"), "released"
-        await eventually(lambda: second.is_leader, timeout=3)
-        assert not first.is_leader
+        await eventually(lambda: second_work.going, timeout=3)
+        assert not first_work.going
     lease = await client.get(LEASES, "leader", namespace)
     assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("", 2)
 
@@ -53,29 +63,31 @@ async def test_a_leader_cut_off_stops_before_another_takes_over(
 ) -> None:
     first, second = elector(faulty, namespace, "first"), elector(client, namespace, "second")
     stopped_at = took_at = 0.0
+    leads = asyncio.Event()
     now = asyncio.get_running_loop().time
 
     async def first_work() -> None:
         nonlocal stopped_at
         try:
-            await forever()
+            leads.set()
+            await asyncio.Event().wait()
         finally:
             stopped_at = now()
 
     async def second_work() -> None:
         nonlocal took_at
         took_at = now()
-        await forever()
+        await asyncio.Event().wait()
 
     leading = asyncio.create_task(first.run(first_work))
-    await eventually(lambda: first.is_leader)
+    await leads.wait()
     async with running(second.run(second_work)):
         await asyncio.sleep(0.5)
         transport.plan = lambda _: Fault.HANG
         with pytest.raises(LeadershipLost, match="was not renewed"):
             await leading
-        assert not first.is_leader
-        await eventually(lambda: second.is_leader, timeout=20)
+        assert stopped_at
+        await eventually(lambda: took_at, timeout=20)
     assert 0 < stopped_at < took_at
 
 
@@ -93,16 +105,18 @@ async def test_a_renewal_whose_answer_is_lost_loses_nothing(
         return (None, Fault.CUT, Fault.TWICE)[writes % 3]
 
     transport.plan = mostly_unlucky
-    async with running(first.run(forever)):
+    work = Work()
+    async with running(first.run(work)):
         await eventually(lambda: writes > 12)
-        assert first.is_leader
+        assert work.going
         transport.plan = lambda _: None
 
 
 async def test_a_lease_taken_by_force_is_given_up(client: Client, namespace: str) -> None:
     first = elector(client, namespace, "first")
-    leading = asyncio.create_task(first.run(forever))
-    await eventually(lambda: first.is_leader)
+    work = Work()
+    leading = asyncio.create_task(first.run(work))
+    await eventually(lambda: work.going)
     thief = {"metadata": {"namespace": namespace, "name": "leader"}, "spec": {"holderIdentity": "thief"}}
     await client.apply(LEASES, thief, field_manager="thief")
     with pytest.raises(LeadershipLost, match="is held by thief"):
