@@ -8,7 +8,6 @@ ends before it touches anything. Nothing is kept on disk: who restarts the proxy
 import asyncio
 import fcntl
 import os
-import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from devices import limits
 from gateway.proxy import forward
 from gateway.proxy.config import Idle, ProxyConfig, ProxyState, Refusal
 from gateway.proxy.listeners import Listeners
@@ -28,7 +28,6 @@ from gateway.proxy.listeners import Listeners
 _GROUP_AND_OTHERS = 0o077
 _SOCKET_MASK = 0o177
 _CONTROL_BODY_BYTES = 16 << 20
-_DESCRIPTORS = 10240  # the most that macOS grants by default
 
 _log = structlog.get_logger()
 
@@ -69,7 +68,7 @@ def claim(path: Path) -> Iterator[socket.socket]:
 
 async def serve(control: socket.socket, *, drain_seconds: float) -> None:
     """Serve the control API on the claimed socket until SIGTERM or SIGINT, then drain; a second signal ends at once."""
-    _raise_descriptor_limit()
+    limits.raise_descriptors()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,14 +87,6 @@ async def serve(control: socket.socket, *, drain_seconds: float) -> None:
         await listeners.drain(drain_seconds)
         await runner.cleanup()
     _log.info("proxy stopped")
-
-
-def _raise_descriptor_limit() -> None:
-    """A stream takes two descriptors, and launchd starts its jobs with 256."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _application(listeners: Listeners) -> web.Application:

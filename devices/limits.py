@@ -1,0 +1,13 @@
+"""What the system lets one process use, raised to what a server needs: service managers start jobs with little."""
+
+import resource
+
+_DESCRIPTORS = 10240  # the most that macOS grants by default
+
+
+def raise_descriptors() -> None:
+    """Allow this process, and those that it starts, many open files: launchd starts its jobs with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
