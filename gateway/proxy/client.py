@@ -3,6 +3,7 @@
 import asyncio
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -11,13 +12,15 @@ from gateway.proxy.config import Idle, ProxyConfig, ProxyState, Refusal
 
 _TIMEOUT_SECONDS = 5.0
 
+T = TypeVar("T")
+
 
 class ProxyUnreachableError(Exception):
     """No proxy answered on the socket: not started yet, dead, or stuck. Nothing is known about what it did."""
 
 
 class ProxyRefusedError(Exception):
-    """The proxy answered and would not; the message says why."""
+    """The proxy answered and would not, or is of a version that we do not understand; the message says why."""
 
 
 class ProxyClient:
@@ -31,21 +34,22 @@ class ProxyClient:
 
     async def configure(self, config: ProxyConfig) -> ProxyState:
         """Make `config` the whole configuration and return what became of it; see `ListenerState.error`."""
-        return msgspec.json.decode(
-            await self._call("PUT", "/services", _TIMEOUT_SECONDS, msgspec.json.encode(config)), type=ProxyState
-        )
+        return await self._call("PUT", "/services", ProxyState, body=msgspec.json.encode(config))
 
     async def state(self) -> ProxyState:
         """Return who the proxy is, its listeners, and the requests in flight per backend."""
-        return msgspec.json.decode(await self._call("GET", "/state", _TIMEOUT_SECONDS), type=ProxyState)
+        return await self._call("GET", "/state", ProxyState)
 
     async def wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         """Wait until backend `uid` answers no request, configured or not; False if it still does after the time-out."""
         path = f"/backends/{uid}/idle?timeoutSeconds={timeout_seconds}"
-        answer = await self._call("GET", path, timeout_seconds + _TIMEOUT_SECONDS)
-        return msgspec.json.decode(answer, type=Idle).in_flight == 0
+        return (await self._call("GET", path, Idle, wait_seconds=timeout_seconds)).in_flight == 0
 
-    async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
+    async def _call(
+        self, method: str, path: str, answer_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
+    ) -> T:
+        """Call, and read the answer; one that takes `wait_seconds` by intent has the usual time beyond that."""
+        timeout_seconds = wait_seconds + _TIMEOUT_SECONDS
         try:
             async with (
                 asyncio.timeout(timeout_seconds),
@@ -59,7 +63,10 @@ class ProxyClient:
             raise ProxyUnreachableError(f"proxy at {self.socket}: {error}") from error
         if response.status != HTTPStatus.OK:
             raise ProxyRefusedError(f"proxy at {self.socket}: {_refusal(answer)}")
-        return answer
+        try:
+            return msgspec.json.decode(answer, type=answer_type)
+        except msgspec.DecodeError as error:
+            raise ProxyRefusedError(f"proxy at {self.socket} is of another version: {error}") from error
 
 
 def _refusal(answer: bytes) -> str:

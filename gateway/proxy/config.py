@@ -58,6 +58,8 @@ class ListenerState(msgspec.Struct, frozen=True, rename="camel"):
     port: int
     error: str
     backends: tuple[BackendState, ...]
+    taken: bool = False
+    """The error is that another program holds the port: a different port would do."""
 
 
 class ProxyState(msgspec.Struct, frozen=True, rename="camel"):

@@ -5,6 +5,7 @@ changes, and takes new requests to its new backends from the next one on.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +13,7 @@ import aiohttp
 import msgspec
 import structlog
 from aiohttp import web
+from msgspec import structs
 
 from gateway.proxy import forward
 from gateway.proxy.balance import InFlight
@@ -128,7 +130,8 @@ class Listeners:
             # asyncio's own text repeats the address; a name that does not resolve has no errno of the system.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             message = f"cannot listen on {service.address} port {service.port}: {reason}"
-            self._failed[service.name] = self._describe(service, service.port, message)
+            failed = self._describe(service, service.port, message)
+            self._failed[service.name] = structs.replace(failed, taken=error.errno == errno.EADDRINUSE)
             _log.error("listener not bound", service=service.name, error=message)
             await listener.finish()
             return

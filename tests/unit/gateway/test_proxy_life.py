@@ -129,8 +129,16 @@ async def test_a_taken_port_is_reported_harms_no_other_and_is_tried_again(proxy:
         assert free.error == ""
         assert blocked.error == f"cannot listen on 127.0.0.1 port {port}: Address already in use"
         assert (await proxy.client.state()).services[1].error == blocked.error
+        assert blocked.taken
     again, bound = (await proxy.client.configure(config)).services
     assert (again.port, bound.port, bound.error) == (free.port, port, "")
+
+
+async def test_an_address_that_is_not_here_is_no_matter_of_ports(proxy: ProxyProcess) -> None:
+    elsewhere = msgspec.structs.replace(service(), address="192.0.2.1")
+    (blocked,) = (await proxy.client.configure(ProxyConfig((elsewhere,)))).services
+    assert "cannot listen on 192.0.2.1" in blocked.error
+    assert not blocked.taken
 
 
 async def test_a_configuration_that_is_refused_changes_nothing(proxy: ProxyProcess) -> None:
@@ -144,6 +152,18 @@ async def test_a_configuration_that_is_refused_changes_nothing(proxy: ProxyProce
 async def test_an_absent_proxy_is_told_from_one_that_refuses(tmp_path: Path) -> None:
     with pytest.raises(ProxyUnreachableError, match=r"nobody\.sock"):
         await ProxyClient(tmp_path / "nobody.sock").state()
+
+
+async def test_a_proxy_of_another_version_is_told_as_such(tmp_path: Path) -> None:
+    async def newer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"version": 9, "pid": "none"})
+
+    runner = web.ServerRunner(web.Server(newer))
+    await runner.setup()
+    await web.UnixSite(runner, tmp_path / "newer.sock").start()
+    with pytest.raises(ProxyRefusedError, match="another version"):
+        await ProxyClient(tmp_path / "newer.sock").state()
+    await runner.cleanup()
 
 
 # Life
