@@ -19,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from artifacts import durable
 from artifacts.errors import ArtifactError
 from crds.size import size_text
 
@@ -127,7 +128,7 @@ def _try_lock(descriptor: int) -> bool:
 
 def read_verified(path: Path) -> Verified | None:
     """Return the record of `path` if it still holds for the file."""
-    record = _read(path.with_name(f"{path.name}.verified.json"), Verified)
+    record = durable.read(path.with_name(f"{path.name}.verified.json"), Verified)
     return record if record and record.holds_for(path) else None
 
 
@@ -135,7 +136,7 @@ def write_verified(path: Path, file: Path, source: str, revision: str, sha256: s
     """Record what is true of `file`, which is or will be `path`."""
     stat = file.stat()
     record = Verified(source, revision, sha256, stat.st_size, stat.st_mtime_ns)
-    _replace(path.with_name(f"{path.name}.verified.json"), msgspec.json.encode(record))
+    durable.write(path.with_name(f"{path.name}.verified.json"), record)
     return record
 
 
@@ -164,7 +165,7 @@ class Part:
 
     async def resume(self, on_hashed: Callable[[int], None]) -> None:
         """Take over what an earlier process left, unless it is of another source or cannot be continued."""
-        state = _read(self._state_path, _PartState)
+        state = durable.read(self._state_path, _PartState)
         # One byte less than there is: so a whole part is answered with 206, not with a 416 that names no version.
         size = os.fstat(self._file.fileno()).st_size - 1
         if size < 1 or not state or state.source != self._source or not state.validator:
@@ -181,7 +182,7 @@ class Part:
         self._file.truncate()
         self._digest = hashlib.sha256()
         self.size_bytes, self.validator, self.inherited = 0, validator, False
-        await in_thread(_replace, self._state_path, msgspec.json.encode(_PartState(self._source, validator)))
+        await in_thread(durable.write, self._state_path, _PartState(self._source, validator))
 
     async def append(self, block: bytes) -> None:
         """Write and hash the next bytes, off the event loop."""
@@ -216,7 +217,7 @@ class Part:
             record = write_verified(self._path, self._part_path, self._source, revision, self.sha256)
             self._part_path.replace(self._path)
             self._state_path.unlink(missing_ok=True)
-            _sync_folder(self._path.parent)
+            durable.sync_folder(self._path.parent)
             return record
 
         return await in_thread(finish)
@@ -245,28 +246,3 @@ def open_part(path: Path, source: str) -> Iterator[Part]:
         yield part
     finally:
         part.close()
-
-
-def _read(path: Path, kind: type[R]) -> R | None:
-    """Return what the small file holds, or None when it is absent or was cut by a crash."""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    return None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a small file so that it is whole or not there."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
