@@ -8,25 +8,25 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
 from controller.lives import OUTAGE_SECONDS, Life, Lives, read_lease
-from controller.plan import Key, Kind, Leading, Plan, Snapshot, child, ref
-from controller.pods import TOKEN_KEY
+from controller.plan import FIELD_MANAGER, Key, Kind, Leading, Plan, Snapshot, child, controller_of, ref
+from controller.pods import TOKEN_KEY, is_token_secret
 from controller.processes import LEASE_EXPIRED
 from controller.status import condition, find, transitions
-from crds.meta import HOSTS_NAMESPACE, SLICE_MANAGED_BY
+from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, host_secret_key
 from crds.metalhost import MetalHost
+from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound, Unreachable
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 
 READ_SECONDS: Final = 3.0
-_SLICE_MANAGED_BY_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 SECRETS_SECONDS: Final = 60.0
 """How late a changed Secret of a user is copied to the hosts that need it."""
 
@@ -72,8 +72,10 @@ class Watch:
             return
         client, store, _, enqueue, *_ = self._leading
         found = await client.list(LEASES, HOSTS_NAMESPACE)
-        registered = [obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)]
-        changed = self.lives.observe(registered, map(read_lease, found.items), self._clock(), datetime.now(UTC))
+        names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
+        # One that was removed with its Lease cannot withdraw its endpoints: it expires as any other.
+        names |= {key.name for obj in store.list(ENDPOINT_SLICES) for key in _host_of_slice(store, obj)}
+        changed = self.lives.observe(names, map(read_lease, found.items), self._clock(), datetime.now(UTC))
         for host in sorted(changed):
             log.info("host", host=host, life=self.lives.life(host))
             enqueue(METAL_HOSTS, Key("", host))
@@ -86,77 +88,70 @@ class SecretKey(NamedTuple):
 
     namespace: str
     name: str
-
-    @property
-    def data_key(self) -> str:
-        """The key of its copy in the host's Secret; a namespace has no underscore."""
-        return f"{self.namespace}_{self.name}_{TOKEN_KEY}"
+    service_uid: str
+    """The service that must own it; empty for a Secret of the user's own."""
 
 
 class HostFacts(NamedTuple):
     """What is known of a host beside its objects."""
 
     life: Life
-    tokens: Mapping[str, str]
-    """Base64 values of the host's Secret by data key."""
+    tokens: Mapping[str, str] | None = None
+    """Base64 values for the host's Secret by data key; None: it needs none now."""
+    secret: Obj | None = None
+    """The host's Secret as it is."""
 
 
 def needed_secrets(host: str, processes: Iterable[Obj]) -> list[SecretKey]:
     """Return the Secrets that the processes of a host need, sorted."""
     found = set()
     for obj in processes:
-        spec = obj["spec"]
+        spec, namespace = obj["spec"], obj["metadata"]["namespace"]
         if spec.get("hostName") == host:
-            names = (spec["tokenSecret"], spec.get("sourceSecret"))
-            found |= {SecretKey(obj["metadata"]["namespace"], name) for name in names if name}
+            if owner := controller_of(obj):
+                found.add(SecretKey(namespace, spec["tokenSecret"], owner["uid"]))
+            if "sourceSecret" in spec:
+                found.add(SecretKey(namespace, spec["sourceSecret"], ""))
     return sorted(found)
 
 
-class HostKind:
-    """Registration of the reconciler of hosts, and the Secrets that it has read lately."""
+def kind(watch: Watch) -> Kind:
+    """Register the reconciler of hosts."""
 
-    def __init__(self, watch: Watch, clock: Callable[[], float] = time.monotonic) -> None:
-        self._watch = watch
-        self._clock = clock
-        self._read: dict[str, tuple[list[SecretKey], float, dict[str, str]]] = {}
-
-    def kind(self) -> Kind:
-        """Return the registration."""
-        return Kind(
-            resource=METAL_HOSTS,
-            decide=decide,
-            maps={METAL_PROCESSES: _host_of_process, ENDPOINT_SLICES: _host_of_slice},
-            observe=self.observe,
-        )
-
-    async def observe(self, client: Client, snapshot: Snapshot, key: Key) -> HostFacts:
-        """Read what a decision about a host needs. Raises as `Client`."""
-        if not self._watch.bindable(key.name):
+    async def observe(client: Client, snapshot: Snapshot, key: Key) -> HostFacts:
+        if not watch.bindable(key.name):
             # It may have come, or come back, since Leases were read: then its endpoints must not be deleted.
-            await self._watch.read()
-        return HostFacts(self._watch.lives.life(key.name), await self._tokens(client, snapshot, key.name))
+            await watch.read()
+        life = watch.lives.life(key.name)
+        if life == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
+            return HostFacts(life)  # nothing may come between this look and the end of its endpoints
+        tokens: dict[str, str] = {}
+        for needed in needed_secrets(key.name, snapshot.store.list(METAL_PROCESSES)):
+            secret = await _read(client, needed.namespace, needed.name)
+            if token := secret and _token(secret, needed.service_uid):
+                tokens[host_secret_key(needed.namespace, needed.name)] = token
+        return HostFacts(life, tokens, await _read(client, HOSTS_NAMESPACE, key.name))
 
-    async def _tokens(self, client: Client, snapshot: Snapshot, host: str) -> Mapping[str, str]:
-        needed = needed_secrets(host, snapshot.store.list(METAL_PROCESSES))
-        last_needed, read_at, tokens = self._read.get(host, ([], 0.0, {}))
-        complete = len(tokens) == len(needed)
-        if needed != last_needed or not complete or self._clock() - read_at > SECRETS_SECONDS:
-            tokens = {}
-            for secret in needed:
-                token = await _token(client, secret)
-                if token is not None:
-                    tokens[secret.data_key] = token
-            self._read[host] = (needed, self._clock(), tokens)
-        return tokens
+    return Kind(
+        resource=METAL_HOSTS,
+        decide=decide,
+        maps={METAL_PROCESSES: _host_of_process, ENDPOINT_SLICES: _host_of_slice},
+        observe=observe,
+    )
 
 
-async def _token(client: Client, secret: SecretKey) -> str | None:
+def _token(secret: Obj, service_uid: str) -> str | None:
+    if service_uid and not is_token_secret(secret, service_uid):
+        return None
+    token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
+    return token
+
+
+async def _read(client: Client, namespace: str, name: str) -> Obj | None:
     try:
-        found = await client.get(SECRETS, secret.name, secret.namespace)
+        return await client.get(SECRETS, name, namespace)
     except NotFound:
         return None
-    data: dict[str, Any] = found.get("data") or {}
-    return data.get(TOKEN_KEY)
 
 
 def _host_of_process(_store: Store, process: Obj) -> list[Key]:
@@ -166,10 +161,10 @@ def _host_of_process(_store: Store, process: Obj) -> list[Key]:
 
 def _host_of_slice(_store: Store, obj: Obj) -> list[Key]:
     metadata = obj["metadata"]
-    if metadata.get("labels", {}).get(_SLICE_MANAGED_BY_LABEL) != SLICE_MANAGED_BY:
+    if metadata.get("labels", {}).get(LABEL_SLICE_MANAGED_BY) != SLICE_MANAGED_BY:
         return []
     _service, _dot, host = metadata["name"].partition(".")
-    return [Key("", host)]
+    return [Key("", host)] if host else []
 
 
 def decide(snapshot: Snapshot, key: Key) -> Plan:
@@ -183,8 +178,11 @@ def decide(snapshot: Snapshot, key: Key) -> Plan:
     if host is None or host.metadata.deletion_timestamp is not None:
         return Plan(delete=delete)
     ready = _ready(host, facts.life)
+    secret = _secret(host, facts.tokens) if facts.tokens is not None else None
+    # No watch feeds Secrets into the store, so what is there was read.
+    differs = secret and (facts.secret is None or not is_applied(*secret, facts.secret, FIELD_MANAGER))
     return Plan(
-        apply=(_secret(host, facts.tokens),),
+        apply=(secret,) if secret and differs else (),
         delete=delete,
         status={"conditions": [ready]},
         events=transitions(host.status.conditions, [ready], action="Watch", silent={"WaitingForLease"}),

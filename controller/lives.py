@@ -14,6 +14,8 @@ DURATION_SECONDS: Final = 40.0
 """Of a Lease that does not say for how long it is good."""
 OUTAGE_SECONDS: Final = 10.0
 """An API server that gave no answer for longer was away: hosts could not renew, so their time starts anew."""
+SKEW_SECONDS: Final = 5.0
+"""How far a host's wall clock may be ahead of ours; a renewal of a later time is none."""
 
 
 class Lease(NamedTuple):
@@ -77,7 +79,7 @@ class Lives:
         """Take one answer of the API server; returns the hosts whose life has changed.
 
         Args:
-            registered: names of all MetalHosts, with or without a Lease.
+            registered: names of all hosts that are looked after, with or without a Lease.
             leases: all Leases of hosts.
             now: when the answer came.
             today: the wall clock, which is compared with a renewTime at first sight only.
@@ -108,7 +110,7 @@ def _is_fresh(lease: Lease, today: datetime) -> bool:
         age = today - datetime.fromisoformat(lease.renewed)
     except ValueError:
         return False
-    return age.total_seconds() < lease.duration_seconds
+    return -SKEW_SECONDS < age.total_seconds() < lease.duration_seconds
 
 
 def read_lease(obj: Obj) -> Lease:

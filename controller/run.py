@@ -87,7 +87,7 @@ def registrations(options: Options, watch: hosts.Watch) -> tuple[tuple[Kind, ...
         models.kind(options.image, options.environment),
         services.kind(prober),
         processes.release_kind(watch.wait_seconds),
-        hosts.HostKind(watch).kind(),
+        hosts.kind(watch),
     )
     return kinds, (watch.run, binder.run, prober.run)
 

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from crds.meta import HOSTS_NAMESPACE
+from crds.meta import HOSTS_NAMESPACE, host_secret_key
 from devices import facts
 from devices.facts import HostFacts
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
@@ -45,7 +45,7 @@ from metal_agent.weights import Weights
 PATIENCE_SECONDS: Final = 10.0
 """How long a starting agent waits for the API before it serves what it last knew."""
 _REPORT_SECONDS: Final = 60.0
-"""Between two looks at the own MetalHost, which somebody may have deleted."""
+"""Between two looks at the own MetalHost and EndpointSlices, which somebody may have deleted."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 _TOLD: Final[dict[str, EventType]] = {
@@ -60,6 +60,7 @@ _ASSIGN: Final[Key] = ("assign",)
 _REGAIN: Final[Key] = ("regain",)
 _PROXY: Final[Key] = ("proxy",)
 _REPORT: Final[Key] = ("host",)
+_SLICES: Final[Key] = ("slices",)
 
 log = structlog.get_logger()
 
@@ -172,6 +173,7 @@ class Agent:
                 )
             )
             self._queue.add(_REPORT)
+            self._queue.add(_SLICES)
             await self._await_api()
 
     async def _await_api(self) -> None:
@@ -246,6 +248,10 @@ class Agent:
                 runners = (runner.assignment for runner in self._runners.values())
                 wanted = registration.status(self._facts, self._address, self._ledger, runners)
                 await registration.report(self._client, self._name, wanted)
+                return _REPORT_SECONDS
+            case ("slices",):
+                for service in await self._exposed.endpoints.missed():
+                    self._queue.add(("slice", *service))
                 return _REPORT_SECONDS
         return None
 
@@ -327,7 +333,7 @@ class Agent:
         secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
         data = (secret.get("data") or {}) if secret else self._known.secret
         try:
-            return base64.b64decode(data[f"{namespace}_{name}_token"], validate=True).decode().strip() or None
+            return base64.b64decode(data[host_secret_key(namespace, name)], validate=True).decode().strip() or None
         except (KeyError, binascii.Error, UnicodeDecodeError):
             return None
 

@@ -13,14 +13,20 @@ from typing import Final
 
 import structlog
 
-from crds.meta import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY, SLICE_MANAGED_BY
+from crds.meta import (
+    API_VERSION,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+    SLICE_MANAGED_BY,
+    slice_name,
+)
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import ENDPOINT_SLICES
 
 FIELD_MANAGER: Final = "pomona-metal-agent"
-LABEL_SLICE_MANAGED_BY: Final = "endpointslice.kubernetes.io/managed-by"
-LABEL_SERVICE_NAME: Final = "kubernetes.io/service-name"
 
 Service = tuple[str, str]
 """Namespace and name."""
@@ -37,11 +43,6 @@ class Member:
     ready: bool
     stopping: bool = False
     """Ends after the requests that it still answers."""
-
-
-def slice_name(service: str, host: str) -> str:
-    """Name the slice; unambiguous, for a Service's name has no dot."""
-    return f"{service}.{host}"
 
 
 def service_of(slice_: Obj, host: str) -> Service | None:
@@ -101,6 +102,18 @@ class Endpoints:
         """Ask the API for which services it has slices of this host. Raises ApiError and Unreachable."""
         listed = await self._client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
         return {service for item in listed.items if (service := service_of(item, self._host)) is not None}
+
+    async def missed(self) -> set[Service]:
+        """Ask the API which slices are not as they were left, and assume nothing about them any more. Raises as found.
+
+        What takes a slice away that this host is still to have, such as a controller that held it for dead, says no
+        word of it here.
+        """
+        found = await self.found()
+        missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
+        for service in missed:
+            del self._applied[service]
+        return missed
 
     async def publish(self, service: Service) -> None:
         """Make the slice of `service` what it should be. Raises ApiError and Unreachable."""

@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY, SLICE_MANAGED_BY
+from crds.meta import (
+    HOSTS_NAMESPACE,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+    SLICE_MANAGED_BY,
+    slice_name,
+)
 from kube.apply import apply_status
 from kube.client import Client, Obj
 from kube.errors import ApiError
@@ -98,15 +106,15 @@ class FakeAgent:
         await apply_status(self.client, METAL_PROCESSES, process, phase, FIELD_MANAGER)
 
     def _slice_name(self, process: Obj) -> str:
-        return f"{process['spec']['serviceName']}.{self.name}"
+        return slice_name(process["spec"]["serviceName"], self.name)
 
     async def _publish(self, process: Obj) -> None:
         metadata = process["metadata"]
         owner = {key: process[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
         endpoint = {"addresses": [ADDRESS], "conditions": {"ready": True, "serving": True, "terminating": False}}
         labels = {
-            "kubernetes.io/service-name": process["spec"]["serviceName"],
-            "endpointslice.kubernetes.io/managed-by": SLICE_MANAGED_BY,
+            LABEL_SERVICE_NAME: process["spec"]["serviceName"],
+            LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
             LABEL_MANAGED_BY: MANAGED_BY,
         }
         published = {

@@ -7,7 +7,15 @@ import msgspec
 
 from controller.plan import OWNER_INDEX, Plan, controller_of
 from crds.inferenceservice import InferenceService
-from crds.meta import API_VERSION, HOSTS_NAMESPACE, LABEL_SERVICE, PROCESS_FINALIZER, SLICE_MANAGED_BY
+from crds.meta import (
+    API_VERSION,
+    HOSTS_NAMESPACE,
+    LABEL_SERVICE,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    PROCESS_FINALIZER,
+    SLICE_MANAGED_BY,
+)
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
@@ -128,8 +136,8 @@ def slice_of(service: str, host: str, address: str = "10.77.0.100", *, ready: bo
             "uid": f"uid-{service}.{host}",
             "resourceVersion": "1",
             "labels": {
-                "kubernetes.io/service-name": service,
-                "endpointslice.kubernetes.io/managed-by": SLICE_MANAGED_BY,
+                LABEL_SERVICE_NAME: service,
+                LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
             },
         },
         "ports": [{"name": "http", "port": 18000}],

@@ -1,25 +1,38 @@
 import base64
+from itertools import count
+from typing import Any
+
+import pytest
 
 from controller import hosts
 from controller.hosts import HostFacts, SecretKey, needed_secrets
 from controller.lives import Life
-from controller.plan import Key, Plan, Snapshot
+from controller.plan import FIELD_MANAGER, Key, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
-from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, SECRETS
+from kube.client import Client, Obj, ObjectList
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, Resource
+from tests.background import running
+from tests.eventually import eventually
 from tests.serving import NOW, host, process, slice_of, store, told
 
 KEY = Key("", "studio-1")
 TOKENS = {"team_chat-token_token": base64.b64encode(b"secret").decode()}
 
 
-def plan(life: Life, *slices: Obj, observed: Obj | None = None) -> Plan:
+def plan(
+    life: Life,
+    *slices: Obj,
+    observed: Obj | None = None,
+    secret: Obj | None = None,
+    tokens: dict[str, str] | None = TOKENS,
+) -> Plan:
     known = store(
         (METAL_HOSTS, observed or host("studio-1")),
         (METAL_PROCESSES, process("a-b-0", host="studio-1")),
         *((ENDPOINT_SLICES, each) for each in slices),
     )
-    return hosts.decide(Snapshot(known, NOW, HostFacts(life, TOKENS)), KEY)
+    return hosts.decide(Snapshot(known, NOW, HostFacts(life, tokens, secret)), KEY)
 
 
 def test_a_living_host_is_ready_and_keeps_its_endpoints() -> None:
@@ -51,8 +64,8 @@ def test_what_is_not_known_yet_changes_nothing() -> None:
 
 def test_the_endpoints_of_a_host_that_is_not_registered_go_when_its_lease_expires() -> None:
     known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
-    assert hosts.decide(Snapshot(known, NOW, HostFacts("Unproven", {})), KEY) == Plan()
-    done = hosts.decide(Snapshot(known, NOW, HostFacts("Expired", {})), KEY)
+    assert hosts.decide(Snapshot(known, NOW, HostFacts("Unproven")), KEY) == Plan()
+    done = hosts.decide(Snapshot(known, NOW, HostFacts("Expired")), KEY)
     assert [each.name for each in done.delete] == ["chat.studio-1"]
     assert done.status is None
 
@@ -73,5 +86,75 @@ def test_a_host_needs_the_tokens_of_what_is_bound_to_it() -> None:
         process("e-f-0", tokenSecret="unbound-token"),
     ]
     found = needed_secrets("studio-1", processes)
-    assert found == [SecretKey("team", "chat-token"), SecretKey("team", "hub")]
-    assert [each.data_key for each in found] == ["team_chat-token_token", "team_hub_token"]
+    assert found == [SecretKey("team", "chat-token", "uid-chat"), SecretKey("team", "hub", "")]
+
+
+def test_an_expired_host_gets_nothing_before_its_endpoints_are_gone() -> None:
+    assert plan("Expired", slice_of("chat", "studio-1"), tokens=None).apply == ()
+
+
+def test_a_secret_that_is_as_it_should_be_is_not_written_again() -> None:
+    ((_, secret),) = plan("Alive").apply
+    owned: Obj = {"f:data": {"f:team_chat-token_token": {}}}
+    written = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
+    there = secret | {"metadata": secret["metadata"] | {"managedFields": [written]}}
+    assert plan("Alive", secret=there).apply == ()
+    changed = there | {"data": {"team_chat-token_token": "b3RoZXI="}}
+    assert plan("Alive", secret=changed).apply != ()
+
+
+class Api(Client):
+    """Has Secrets and no Lease."""
+
+    def __init__(self, **secrets: Obj) -> None:
+        self.secrets = secrets
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert resource == SECRETS
+        if (found := self.secrets.get(name)) is None:
+            raise NotFound(f"{namespace}/{name}", status=404)
+        return found
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> ObjectList:
+        assert (resource, namespace, label_selector, field_selector) == (LEASES, HOSTS_NAMESPACE, "", "")
+        return ObjectList([], "1")
+
+
+def token_of(owner_uid: str) -> Obj:
+    owner = {"uid": owner_uid, "controller": True}
+    return {"metadata": {"ownerReferences": [owner]}, "data": {"token": "YQ==", "other": "Yg=="}}
+
+
+async def test_a_host_gets_the_tokens_that_are_of_its_services_and_no_other_key() -> None:
+    bound = (
+        process("chat-b-0", host="studio-1", sourceSecret="hub"),
+        process("chat-b-1", host="studio-1", tokenSecret="foreign-token"),
+        process("chat-b-2", host="studio-1", tokenSecret="missing-token"),
+    )
+    known = store((METAL_HOSTS, host("studio-1")), *((METAL_PROCESSES, each) for each in bound))
+    secrets = {
+        "chat-token": token_of("uid-chat"),
+        "foreign-token": token_of("uid-other"),
+        "hub": token_of("uid-user"),
+        "studio-1": {"metadata": {"name": "studio-1"}},
+    }
+    observe = hosts.kind(hosts.Watch()).observe
+    assert observe is not None
+    facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
+    assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
+    assert facts.secret == secrets["studio-1"]
+
+
+async def test_a_host_that_was_removed_with_its_lease_expires_while_it_has_endpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "READ_SECONDS", 0)
+    known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    watch, enqueued = hosts.Watch(clock=count(step=5).__next__), set[Key]()
+    recorder: Any = None
+    leading = Leading(Api(), known, recorder, lambda _resource, key: enqueued.add(key))
+    async with running(watch.run(leading)):
+        await eventually(lambda: KEY in enqueued)
+    assert watch.lives.life("studio-1") == "Expired"

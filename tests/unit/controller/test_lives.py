@@ -1,5 +1,7 @@
 from datetime import timedelta
 
+import pytest
+
 from controller.lives import Lease, Lives, read_lease
 from kube.time import micro_time
 from tests.serving import NOW, lease
@@ -151,6 +153,13 @@ def test_read_lease() -> None:
     renewed = micro_time(NOW)
     assert read_lease(lease("one", renewed, 15)) == Lease("one", renewed, 15.0)
     assert read_lease({"metadata": {"name": "one"}}) == Lease("one", "", 40.0)
+
+
+@pytest.mark.parametrize(("ahead_seconds", "life"), [(2, "Alive"), (3600, "Unproven")])
+def test_a_renewal_from_the_future_proves_nothing(ahead_seconds: int, life: str) -> None:
+    lives = Lives()
+    lives.observe([], [Lease("one", (NOW + timedelta(seconds=ahead_seconds)).isoformat(), 40)], 0, NOW)
+    assert lives.life("one") == life
 
 
 def test_a_renew_time_that_is_none_is_not_fresh() -> None:

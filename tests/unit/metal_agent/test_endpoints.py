@@ -1,10 +1,17 @@
-"""The slice of a service on a host, as a pure function of what is there."""
+"""The slice of a service on a host, as a pure function of what is there, and what keeps it so."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_agent.endpoints import Member, desired, service_of, slice_name
+from crds.meta import slice_name
+from kube.client import Client, Obj, ObjectList
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, Resource
+from metal_agent.endpoints import Endpoints, Member, Service, desired, service_of
 
 CHAT = ("team-a", "chat")
 
@@ -62,3 +69,64 @@ def test_a_slice_name_tells_service_and_host(service: str, host: str) -> None:
     found = {"metadata": {"namespace": "team-a", "name": slice_name(service, host)}}
     assert service_of(found, host) == ("team-a", service)
     assert service_of(found, f"{host}-2") is None
+
+
+class Slices(Client):
+    """Has EndpointSlices."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Obj] = {}
+        self.applied = 0
+
+    async def apply(
+        self,
+        resource: Resource,
+        obj: Mapping[str, Any],
+        *,
+        field_manager: str,
+        subresource: str = "",
+        force: bool = True,
+    ) -> Obj:
+        assert (resource, field_manager, subresource, force) == (ENDPOINT_SLICES, "pomona-metal-agent", "", True)
+        self.applied += 1
+        self.there[obj["metadata"]["name"]] = dict(obj)
+        return dict(obj)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: str = "Background",
+    ) -> None:
+        del resource, namespace, uid, resource_version, propagation
+        if self.there.pop(name, None) is None:
+            raise NotFound(name, status=404)
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> ObjectList:
+        del resource, namespace, field_selector
+        assert label_selector == "endpointslice.kubernetes.io/managed-by=metal-agent.pomona.dev"
+        return ObjectList(list(self.there.values()), "1")
+
+
+async def test_a_slice_that_somebody_deleted_is_missed_and_made_again() -> None:
+    def wanted(service: Service) -> Obj | None:
+        members = [Member("u1", "chat-1", ready=True)] if service == CHAT else []
+        return desired(service, "studio-1", "10.77.1.1", 18000, members)
+
+    api = Slices()
+    endpoints = Endpoints(api, "studio-1", wanted)
+    for service in (CHAT, ("team-a", "gone")):
+        await endpoints.publish(service)
+    assert await endpoints.missed() == set()
+    await endpoints.publish(CHAT)
+    assert api.applied == 1, "what is there is not written again"
+    api.there.clear()
+    assert await endpoints.missed() == {CHAT}
+    await endpoints.publish(CHAT)
+    assert list(api.there) == ["chat.studio-1"]
