@@ -10,13 +10,14 @@ import base64
 import binascii
 import contextlib
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import msgspec
 import structlog
 
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
-from devices import facts
+from devices import facts, limits
 from devices.facts import HostFacts
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from kube.apply import apply_status
@@ -38,7 +39,7 @@ from metal_agent.ports import Ports
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
-from metal_agent.start import Options, StartError, own, route_address, usable_address
+from metal_agent.start import Options, StartError, find_address, own
 from metal_agent.supervisor import Supervisor
 from metal_agent.weights import Weights
 
@@ -46,6 +47,8 @@ PATIENCE_SECONDS: Final = 10.0
 """How long a starting agent waits for the API before it serves what it last knew."""
 _REPORT_SECONDS: Final = 60.0
 """Between two looks at the own MetalHost and EndpointSlices, which somebody may have deleted."""
+_EXPOSE_SECONDS: Final = 10.0
+"""Between two tries to have the proxy serve what it cannot yet."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 _TOLD: Final[dict[str, EventType]] = {
@@ -72,13 +75,18 @@ async def run(credentials: Credentials, options: Options) -> None:
         StartError: the state folder is in use, or address or budget cannot be found out or used.
     """
     with own(options.folder):
-        address = usable_address(options.address or route_address(credentials.server))
+        limits.raise_descriptors()
+        address = find_address(options, credentials.server)
         known = await asyncio.to_thread(facts.read)
         budget_bytes = options.memory_budget_bytes or known.model_memory_bytes
         if budget_bytes is None:
             raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")
         async with connect(credentials) as client, aiohttp.ClientSession() as session:
-            await Agent(client, session, options, address=address, host_facts=known, ledger=Ledger(budget_bytes)).run()
+            try:
+                agent = Agent(client, session, options, address=address, host_facts=known, ledger=Ledger(budget_bytes))
+            except OSError as error:
+                raise StartError(f"cannot read what is in --state-dir {options.folder}: {error}") from error
+            await agent.run()
 
 
 class Agent:
@@ -101,15 +109,13 @@ class Agent:
         self._ledger = ledger
         self._store = Store()
         self._synced = asyncio.Event()
-        self._secret_synced = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._recorder = Recorder(client, "pomona.dev/metal-agent", options.name)
         self._memory = assignments.Memory(options.folder / "assignments.json")
         self._known = self._memory.load()
         self._ports = Ports(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
-        self._failed: set[Key] = set()
-        self._told: dict[str, str] = {}
+        self._told: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         self._runners: dict[str, Runner] = {}
         self._exposed = Exposed(
             client=client,
@@ -137,21 +143,12 @@ class Agent:
         self._store.subscribe(self._heard)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
-            await self._proxy.adopt()
+            self._proxy.adopt()
             self._supervisor = Supervisor(self._host, self._runners, group)
-            self._supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
+            await self._supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
             group.create_task(self._proxy.run())
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
-            group.create_task(
-                reflect(
-                    self._client,
-                    self._store,
-                    SECRETS,
-                    HOSTS_NAMESPACE,
-                    field_selector=selector,
-                    synced=self._secret_synced,
-                )
-            )
+            group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
             group.create_task(
                 reflect(
                     self._client,
@@ -197,9 +194,6 @@ class Agent:
     def _renewed(self) -> None:
         if self._exposed.freshness.renewed(clocks()):
             self._queue.add(_REGAIN)
-        # The server is back: what failed need not wait until its back-off ends.
-        for key in self._failed:
-            self._queue.add(key)
 
     def _proxy_changed(self) -> None:
         if self._proxy.answers:
@@ -221,32 +215,28 @@ class Agent:
             self._queue.add(_ASSIGN)
 
     def _publish_all(self) -> None:
-        for service, runners in self._exposed.services().items():
+        for service in self._exposed.services():
             self._queue.add(("slice", *service))
-            for runner in runners:
-                self._queue.add(("process", runner.assignment.uid))
+        for uid in self._runners:
+            self._queue.add(("process", uid))
 
     async def _reconcile(self, key: Key) -> float | None:
-        self._failed.add(key)
-        again = await self._write(key)
-        self._failed.discard(key)
-        return again
-
-    async def _write(self, key: Key) -> float | None:
         match key:
             case ("assign",):
                 self._assign()
             case ("regain",):
                 await self._regain()
             case ("proxy",):
-                await self._configure_proxy()
+                return await self._configure_proxy()
             case ("slice", namespace, name):
                 await self._exposed.publish((namespace, name))
             case ("process", uid):
                 await self._report_process(uid)
             case ("host",):
-                runners = (runner.assignment for runner in self._runners.values())
-                wanted = registration.status(self._facts, self._address, self._ledger, runners)
+                assigned = (runner.assignment for runner in self._runners.values())
+                for runner in self._runners.values():
+                    runner.remember()
+                wanted = registration.status(self._facts, self._address, self._ledger, assigned)
                 await registration.report(self._client, self._name, wanted)
                 return _REPORT_SECONDS
             case ("slices",):
@@ -260,31 +250,31 @@ class Agent:
         if not self._synced.is_set():
             return
         processes = self._store.list(METAL_PROCESSES)
-        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
         self._supervisor.assign(assignments.read(obj) for obj in processes)
-        if self._secret_synced.is_set():
-            self._known = assignments.LastKnown(processes, (secret or {}).get("data") or {})
-            self._memory.save(processes, self._known.secret)
+        self._known = assignments.LastKnown(processes, self._tokens())
+        self._memory.save(processes, self._known.secret)
         self._ports.keep({"/".join(service) for service in self._exposed.services()})
 
     async def _regain(self) -> None:
-        """After a gap: see what is still assigned, then make endpoints for that again."""
+        """After a gap: see what is still assigned, then make endpoints for that again, and write what could not be."""
+        # Not those that are added while the list is on its way, which it cannot have.
+        before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         found = await self._exposed.endpoints.found()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
-        self._exposed.suspended = frozenset(self._runners.keys() - assigned)
+        self._exposed.suspended = frozenset(before - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
         log.info("regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
         for service in found:
             self._queue.add(("slice", *service))
         self._publish_all()
-        for key in (_ASSIGN, _PROXY):
+        for key in (_ASSIGN, _PROXY, _REPORT):
             self._queue.add(key)
 
-    async def _configure_proxy(self) -> None:
+    async def _configure_proxy(self) -> float | None:
         if not self._proxy.answers:
-            return
+            return None
         try:
             changed = await self._exposed.configure()
         except (ProxyUnreachableError, ProxyRefusedError) as error:
@@ -292,6 +282,7 @@ class Agent:
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
+        return None if self._exposed.complete else _EXPOSE_SECONDS
 
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process, if the object is still there."""
@@ -312,7 +303,7 @@ class Agent:
     def _status(self, runner: Runner) -> dict[str, Any]:
         service = runner.assignment.service
         status = runner.status(self._exposed.port(service) if service else None)
-        problem = self._exposed.problems.get(service) if service else None
+        problem = self._exposed.problem(service) if service else ""
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
         body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
@@ -323,19 +314,23 @@ class Agent:
         state = runner.state
         outcome = f"{state.phase} {state.reason} {state.failures}"
         kind = _TOLD.get(state.phase)
-        if kind and self._told.get(runner.assignment.uid) != outcome:
-            self._told[runner.assignment.uid] = outcome
+        if kind and self._told.get(runner) != outcome:
             note = state.message or f"{state.phase} on host {self._name}"
             await self._recorder.event(observed, kind, state.reason or state.phase, note, "Serving")
+            self._told[runner] = outcome
 
     def _secret(self, namespace: str, name: str) -> str | None:
         """The token in Secret `namespace/name`, from the copy that the controller keeps for this host."""
-        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
-        data = (secret.get("data") or {}) if secret else self._known.secret
         try:
-            return base64.b64decode(data[host_secret_key(namespace, name)], validate=True).decode().strip() or None
+            token = self._tokens()[host_secret_key(namespace, name)]
+            return base64.b64decode(token, validate=True).decode().strip() or None
         except (KeyError, binascii.Error, UnicodeDecodeError):
             return None
+
+    def _tokens(self) -> dict[str, str]:
+        """The data of the host's Secret; where that is not there, what it last had, for what is gone says nothing."""
+        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
+        return (secret.get("data") or {}) if secret else self._known.secret
 
 
 def _asked(obj: Obj) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 """Small files that are whole or absent, whenever the power fails.
 
 What an agent must remember over its own death is a few hundred bytes each: a file per thing, replaced atomically. A
-file that cannot be read is set aside and reported, never a reason not to start.
+file that makes no sense is set aside and reported, never a reason not to start; one that cannot be read just now says
+nothing, least of all that there is none.
 """
 
 import os
@@ -30,12 +31,15 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, type_: type[T]) -> T | None:
-    """Read what `write` wrote; None when there is none, or when it is damaged, which is logged and set aside."""
+    """Read what `write` wrote; None when there is none, or when it is damaged, which is logged and set aside.
+
+    Raises OSError when it cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, OSError) as error:
+    except msgspec.DecodeError as error:
         aside = path.with_name(f".{path.name}.damaged")
         log.warning("ignoring a damaged state file", path=str(path), kept_as=str(aside), error=str(error))
         path.replace(aside)

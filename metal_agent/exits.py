@@ -12,7 +12,7 @@ def watch(pid: int) -> int:
     """Return a descriptor that becomes readable when `pid` has ended, for the caller to close.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        OSError: it cannot be watched; ProcessLookupError where there is no such process.
     """
     if sys.platform == "darwin":
         queue = select.kqueue()

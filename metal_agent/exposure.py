@@ -7,7 +7,7 @@ engine and the service's token, and the cluster holds this host for alive. What 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,8 @@ from metal_agent.runner import Runner
 
 WITHDRAW_SECONDS: Final = 5.0
 """For a withdrawal that the API server does not answer; what was to stop then stops, and requests fail at the proxy."""
+_PORTS_TRIED: Final = 8
+"""In one go; what is taken then too is tried later, and the other services need not wait for it."""
 _ABSENT = frozenset({"Rejected", "Stopped"})
 
 log = structlog.get_logger()
@@ -37,16 +39,6 @@ class Place:
 
     port: int
     token: str
-
-
-def services(runners: Iterable[Runner]) -> dict[Service, list[Runner]]:
-    """Group what is here by service."""
-    grouped: defaultdict[Service, list[Runner]] = defaultdict(list)
-    for runner in runners:
-        service = runner.assignment.service
-        if service and runner.state.phase not in _ABSENT:
-            grouped[service].append(runner)
-    return grouped
 
 
 def proxy_config(
@@ -101,7 +93,7 @@ class Exposed:
         """Known here and missing in the fresh list: about to be removed, and served elsewhere."""
         self.accepted: frozenset[str] | None = None
         """What the proxy serves; None before its first answer: then slices stay as an earlier agent left them."""
-        self.problems: dict[Service, str] = {}
+        self._problems: dict[Service, str] = {}
         self._host = host
         self._address = address
         self._proxy = proxy
@@ -117,27 +109,47 @@ class Exposed:
 
     def services(self) -> dict[Service, list[Runner]]:
         """Group what is here by service."""
-        return services(self._runners.values())
+        grouped: defaultdict[Service, list[Runner]] = defaultdict(list)
+        for runner in self._runners.values():
+            service = runner.assignment.service
+            if service and runner.state.phase not in _ABSENT:
+                grouped[service].append(runner)
+        return grouped
+
+    def problem(self, service: Service) -> str:
+        """Say why `service` cannot be reached on this host although its engine is ready; empty when it can."""
+        if self.accepted is not None and not self._proxy.answers:
+            return "the proxy of this host does not run; it is started again"
+        return self._problems.get(service, "")
 
     async def configure(self) -> bool:
-        """Tell the proxy everything; answers whether what it serves has changed.
+        """Tell the proxy everything; answers whether what it serves, or does not and why, has changed.
 
-        Raises ProxyUnreachableError, ProxyRefusedError and OSError.
+        Raises ProxyUnreachableError and ProxyRefusedError.
         """
         async with self._configuring:
-            before = self.accepted
-            while True:
+            before = self.accepted, self._problems
+            for _ in range(_PORTS_TRIED):
                 grouped = self.services()
-                state = await self._proxy.client.configure(proxy_config(self._address, grouped, self._places(grouped)))
+                places, problems = self._places(grouped)
+                state = await self._proxy.client.configure(proxy_config(self._address, grouped, places))
+                taken = [service.name for service in state.services if service.taken]
                 # A port that another program holds is given up for the next one of the range.
-                taken = [service for service in state.services if service.error]
+                for name in taken:
+                    log.warning("port taken by another program", service=name)
+                    self._ports.refuse(name)
                 if not taken:
                     break
-                for service in taken:
-                    log.warning("port not usable", service=service.name, error=service.error)
-                    self._ports.refuse(service.name)
             self.accepted = accepted(state)
-            return self.accepted != before
+            errors = {listener.name: listener.error for listener in state.services if listener.error}
+            unbound = {service: errors["/".join(service)] for service in places if "/".join(service) in errors}
+            self._problems = problems | unbound
+            return (self.accepted, self._problems) != before
+
+    @property
+    def complete(self) -> bool:
+        """Whether the proxy serves everything that is here, as far as it is known."""
+        return not self._problems
 
     async def publish(self, service: Service) -> None:
         """Make the slice of `service` true, unless it is not known yet what is. Raises ApiError and Unreachable."""
@@ -160,25 +172,25 @@ class Exposed:
             await self.configure()
             if not await self._proxy.client.wait_idle(uid, timeout_seconds):
                 log.warning("requests are broken off", uid=uid, after_seconds=timeout_seconds)
-        except (ProxyUnreachableError, ProxyRefusedError, OSError) as error:
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
             log.warning("not drained", uid=uid, error=str(error))
 
-    def _places(self, grouped: Mapping[Service, Collection[Runner]]) -> dict[Service, Place]:
-        places = {}
-        self.problems.clear()
+    def _places(self, grouped: Mapping[Service, Collection[Runner]]) -> tuple[dict[Service, Place], dict[Service, str]]:
+        """Find the place of each service, or why it has none."""
+        places, problems = {}, {}
         for service, runners in grouped.items():
             try:
                 port = self._ports.assign("/".join(service))
-            except NoPortError as error:
-                self.problems[service] = str(error)
+            except (NoPortError, OSError) as error:
+                problems[service] = str(error)
                 continue
             secret = next(runner.assignment.spec.token_secret for runner in runners if runner.assignment.spec)
             token = self._secret(service[0], secret)
             if token:
                 places[service] = Place(port, token)
             else:
-                self.problems[service] = f"the token in Secret {service[0]}/{secret} has not arrived on this host"
-        return places
+                problems[service] = f"the token in Secret {service[0]}/{secret} has not arrived on this host"
+        return places, problems
 
     def _slice(self, service: Service) -> Obj | None:
         serving = (self.accepted or frozenset()) - self.suspended if self.freshness.may_serve(clocks()) else frozenset()

@@ -1,7 +1,13 @@
-"""Keeps the host's proxy running, as a process of its own that outlives the agent with all its streams."""
+"""Keeps the host's proxy running, as a process of its own that outlives the agent with all its streams.
+
+Nothing is written down of it: who listens on its socket, which is in a folder of ours alone, is the proxy, and the
+kernel says who that is even when it is too busy, too new or too stuck to answer.
+"""
 
 import asyncio
 import os
+import socket
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,46 +17,56 @@ import structlog
 
 from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
-from metal_agent import durable, spawn
+from metal_agent import spawn
 from metal_agent.runner import GRACE_SECONDS
-from metal_agent.spawn import Identity, NativeProcess
+from metal_agent.spawn import NativeProcess
+from metal_agent.start import StartError
 from runtimes.llama_server import child_environment
 
+PATIENCE_SECONDS: Final = 60.0
+"""How long a proxy may fail to answer before it is ended: a busy machine is slow, and all its streams end with it."""
 _FIRST_RESTART_SECONDS: Final = 0.1
 _LAST_RESTART_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 30.0
-_SOCKET_PAUSE_SECONDS: Final = 0.05
+_STARTING_SECONDS: Final = 0.05
+_CHECK_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 1.0
+_MACOS_LOCAL_PEERPID: Final = 2
+_LONGEST_SOCKET: Final = 103 if sys.platform == "darwin" else 107
 
 log = structlog.get_logger()
 
 
 class Proxy:
-    """The proxy of the agent whose state is in `folder`; `on_change` hears that `answers` changed."""
+    """The proxy of the agent whose state is in `folder`; `on_change` hears that `answers` changed.
+
+    Raises StartError: a socket in `folder` would have a name longer than the system takes.
+    """
 
     def __init__(self, folder: Path, on_change: Callable[[], None]) -> None:
         self._folder = folder
         # In a folder of its own, which the proxy wants to be private.
         self._socket = folder / "proxy" / "control.sock"
-        self._record = folder / "proxy.json"
+        excess = len(os.fsencode(self._socket)) - _LONGEST_SOCKET
+        if excess > 0:
+            raise StartError(f"--state-dir {folder} is {excess} bytes too long for the socket {self._socket} in it")
         self._on_change = on_change
         self.process: NativeProcess | None = None
         self.answers = False
         self.client = ProxyClient(self._socket)
 
-    async def adopt(self) -> None:
-        """Take over the proxy of an earlier agent if it answers; end it if it runs and does not answer."""
-        identity = durable.read(self._record, Identity)
-        process = spawn.adopt(identity) if identity else None
-        if process is None:
+    def adopt(self) -> None:
+        """Take over the proxy of an earlier agent, whether it answers or not. Raises OSError."""
+        pid = _listener(self._socket)
+        if self.process or pid is None:
             return
-        try:
-            await self.client.state()
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
-            log.warning("proxy does not answer, starting another", pid=process.pid, error=str(error))
-            await process.end(GRACE_SECONDS)
-            return
-        log.info("proxy adopted", pid=process.pid)
-        self.process = process
+        process = NativeProcess(pid)
+        # Asked again, as the watch is open now: it holds the process that listens, and not a later one of that pid.
+        if _listener(self._socket) == pid:
+            log.info("proxy adopted", pid=pid)
+            self.process = process
+        else:
+            process.release()
 
     async def run(self) -> None:
         """Keep a proxy running for ever; when cancelled, it goes on."""
@@ -71,37 +87,58 @@ class Proxy:
 
     async def _live(self) -> None:
         """One life of the proxy, from its start (or adoption) to its end. Raises OSError."""
+        self.adopt()
         self.process = process = self.process or self._spawn()
         async with asyncio.TaskGroup() as group:
-            answering = group.create_task(self._until_it_answers(process))
+            attending = group.create_task(self._attend(process))
             how = await process.wait()
-            answering.cancel()
+            attending.cancel()
         log.warning("proxy ended", pid=process.pid, code=how.code, signal=how.signal)
         self.process = None
         self.answers = False
         self._on_change()
 
-    async def _until_it_answers(self, process: NativeProcess) -> None:
-        """Wait for the control socket, which a proxy that was just started makes when it is ready."""
-        while not self.answers:
-            try:
-                await self.client.state()
-            except (ProxyUnreachableError, ProxyRefusedError):
-                await asyncio.sleep(_SOCKET_PAUSE_SECONDS)
+    async def _attend(self, process: NativeProcess) -> None:
+        """Ask it whether it is well, soon while it starts and seldom later; end it when it is silent for long."""
+        loop = asyncio.get_running_loop()
+        silent_since = None
+        while True:
+            if await self._answers_as(process.pid):
+                silent_since = None
+                if not self.answers:
+                    self.answers = True
+                    self._on_change()
             else:
-                # Anew: a launcher may have become the interpreter, and its command line with it.
-                self._remember(process)
-                self.answers = True
-                self._on_change()
+                silent_since = silent_since or loop.time()
+                if loop.time() - silent_since >= PATIENCE_SECONDS:
+                    log.error("proxy does not answer, starting another", pid=process.pid, seconds=PATIENCE_SECONDS)
+                    await process.end(GRACE_SECONDS)
+                    return
+            await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
+
+    async def _answers_as(self, pid: int) -> bool:
+        try:
+            return (await self.client.state()).pid == pid
+        except (ProxyUnreachableError, ProxyRefusedError):
+            return False
 
     def _spawn(self) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(self._socket)]
         process = spawn.spawn(argv, child_environment(os.environ), self._folder / "logs" / "proxy.log", self._folder)
-        self._remember(process)
         log.info("proxy started", pid=process.pid)
         return process
 
-    def _remember(self, process: NativeProcess) -> None:
-        if identity := spawn.identify(process.pid):
-            durable.write(self._record, identity)
+
+def _listener(path: Path) -> int | None:
+    """Ask the kernel which process listens on the unix socket at `path`; None when none does."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_CONNECT_SECONDS)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return None
+        if sys.platform == "darwin":
+            return client.getsockopt(0, _MACOS_LOCAL_PEERPID)
+        pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from crds.metalprocess import MetalProcessSpec
 from metal_agent import durable
 from metal_agent.assignments import Assignment
 from metal_agent.spawn import Identity
+
+log = structlog.get_logger()
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -41,7 +44,7 @@ class Records:
         self._folder = folder
 
     def load(self) -> dict[str, Record]:
-        """Read all records by uid; damaged ones are left out."""
+        """Read all records by uid; damaged ones are left out. Raises OSError when one cannot be read."""
         found = (durable.read(path, Record) for path in sorted(self._folder.glob("[!.]*.json")))
         return {record.uid: record for record in found if record is not None}
 
@@ -50,8 +53,11 @@ class Records:
         durable.write(self._path(record.uid), record)
 
     def remove(self, uid: str) -> None:
-        """Forget the engine of `uid`."""
-        self._path(uid).unlink(missing_ok=True)
+        """Forget the engine of `uid`, which is gone; a record that cannot be deleted describes nothing that runs."""
+        try:
+            self._path(uid).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot delete the record of an engine that is gone", uid=uid, error=str(error))
 
     def _path(self, uid: str) -> Path:
         return self._folder / f"{uid}.json"

@@ -70,6 +70,7 @@ class Runner:
     ) -> None:
         self.assignment = assignment
         self.record = record
+        self._recorded = True
         self.progress: Progress | None = None
         self._host = host
         self._process = process
@@ -125,6 +126,20 @@ class Runner:
             ready_at=record.ready_at if record else None,
             last_exit=state.last_exit,
         )
+
+    def remember(self) -> None:
+        """Write down what the next agent needs to adopt the engine, unless it is; call it again now and then.
+
+        Until it succeeds, an agent that restarts would not adopt the engine, and would start another in its place.
+        """
+        if self.record is None or self._recorded:
+            return
+        try:
+            self._host.records.write(self.record)
+        except OSError as error:
+            self._log.error("cannot write the process's record", error=str(error))
+        else:
+            self._recorded = True
 
     def _enter(self, group: asyncio.TaskGroup, state: State, actions: tuple[lifecycle.Action, ...]) -> None:
         """Take on a state and begin its actions, in the place of those that still run."""
@@ -205,18 +220,19 @@ class Runner:
                 self._log_path.replace(self._log_path.with_suffix(".previous.log"))
             argv = engine.argv(spec, self._model)
             process = spawn.spawn(argv, engine.environment(), self._log_path, self._host.folder)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
         self._process = process
         group.create_task(self._watch(process))
-        if identity := spawn.identify(process.pid):
-            self._write_record(
+        if process.identity:
+            self._keep(
                 Record(
                     uid=self.assignment.uid,
                     namespace=self.assignment.namespace,
                     name=self.assignment.name,
                     spec=spec,
-                    identity=identity,
+                    identity=process.identity,
                     started_at=rfc3339(datetime.now(UTC)),
                     restarts=self.state.restarts,
                 )
@@ -225,7 +241,7 @@ class Runner:
 
     async def _watch(self, process: NativeProcess) -> None:
         how = await process.wait()
-        self._process = None
+        self._process = self.record = None
         self._host.records.remove(self.assignment.uid)
         self._events.put_nowait(
             lifecycle.Exited(
@@ -263,14 +279,9 @@ class Runner:
             self.record = structs.replace(self.record, url=url)
 
     def _remember_ready(self) -> None:
-        """Write down what an adopting agent needs; the identity anew, for a wrapper script has become its engine."""
-        if self.record and not self.record.ready_at and (identity := spawn.identify(self.record.identity.pid)):
-            self._write_record(structs.replace(self.record, identity=identity, ready_at=rfc3339(datetime.now(UTC))))
+        if self.record and not self.record.ready_at:
+            self._keep(structs.replace(self.record, ready_at=rfc3339(datetime.now(UTC))))
 
-    def _write_record(self, record: Record) -> None:
-        self.record = record
-        try:
-            self._host.records.write(record)
-        except OSError as error:
-            # Serving goes on; an agent that restarts now cannot adopt the engine, and starts another in its place.
-            self._log.error("cannot write the process's record", error=str(error))
+    def _keep(self, record: Record) -> None:
+        self.record, self._recorded = record, False
+        self.remember()

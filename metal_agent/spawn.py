@@ -8,6 +8,7 @@ crashes before exec.
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -26,25 +27,19 @@ MARK: Final = "POMONA_AGENT_STATE"
 """Environment variable of every process we start; its value is the state folder of the agent that owns it."""
 _LOG_LINES = 40
 _LOG_TAIL_BYTES = 8192
+_KILL_SECONDS: Final = 10.0
+_NO_PROCESS: Final = frozenset({errno.ESRCH, errno.ENOENT, errno.EINVAL})
+"""How kernels say that a pid is no process; the latter two where it has become a thread's id."""
 
 log = structlog.get_logger()
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Tells a process from every other one, before and after it."""
+    """Tells a process from every other one, before and after it: no pid is used twice within the same moment."""
 
     pid: int
     start_time: str
     boot_id: str
-    command_line: tuple[str, ...]
-    """Empty when it was asked for while the process was still becoming its program."""
-
-    def describes(self, found: "Identity | None") -> bool:
-        """Whether `found`, seen later, is the same process. What was not known does not tell them apart."""
-        if found is None:
-            return False
-        as_known = found if self.command_line else msgspec.structs.replace(found, command_line=())
-        return self == as_known
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -55,22 +50,26 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> Identity | None:
-    """Describe the live process `pid`; None when there is none, or when it is not ours to look at."""
+    """Describe the live process `pid`; None when there is none. Raises OSError when that cannot be found out."""
     started = processes.start_time(pid)
-    if started is None:
-        return None
-    try:
-        return Identity(pid, started, processes.boot_id(), tuple(psutil.Process(pid).cmdline()))
-    except psutil.Error:
-        return None
+    return Identity(pid, started, processes.boot_id()) if started is not None else None
 
 
 class NativeProcess:
-    """One running process of ours, started or adopted. Needs a running event loop."""
+    """One running process of ours, started or adopted. Needs a running event loop.
+
+    Raises OSError, and ProcessLookupError where there is no process `pid`.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._watch = exits.watch(pid)
+        try:
+            # Now, as the watch holds this very process, even if the pid is reused a moment later.
+            self.identity = identify(pid)
+        except OSError:
+            os.close(self._watch)
+            raise
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._loop.add_reader(self._watch, self._ended)
@@ -138,40 +137,62 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log_path: Path, o
         # Python ignores these, and what is ignored is inherited.
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
-    return NativeProcess(pid)
+    try:
+        return NativeProcess(pid)
+    except OSError:
+        # Nobody would hear of its end, and whoever tries again would start a second one.
+        _signal_group(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def adopt(identity: Identity) -> NativeProcess | None:
-    """Take over the process that `identity` describes; None when it is gone, or its pid is another process now."""
+    """Take over the process that `identity` describes; None when it is gone, or its pid is another process now.
+
+    Raises OSError when that cannot be found out.
+    """
+    if identity.boot_id != processes.boot_id():
+        return None
     try:
         process = NativeProcess(identity.pid)
-    except ProcessLookupError:
-        return None
-    # Compared after the watch is open: the watch holds this very process, even if the pid is reused a moment later.
-    if identity.describes(identify(identity.pid)):
+    except OSError as error:
+        if error.errno in _NO_PROCESS:
+            return None
+        raise
+    if process.identity == identity:
         return process
     process.release()
     return None
 
 
-def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
+async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
     """Kill marked processes of `owner` outside the sessions that `known` pids lead; returns their pids.
 
     They exist when an agent died between starting a process and writing it down, or when a record was damaged. Nobody
-    would ever stop them, and a second engine for the same model would take its memory twice.
+    would ever stop them, and a second engine for the same model would take its memory twice: so they are gone, or have
+    had some seconds for it, when this returns.
     """
     strays = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) != str(owner) or os.getsid(process.pid) in known:
                 continue
+            if process.pid == os.getpid():
+                continue
+            stray = NativeProcess(process.pid)
         except (psutil.Error, OSError):
             continue
-        log.warning("killing a process of ours that has no record", pid=process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
-        strays.append(process.pid)
-    return strays
+        log.warning("killing a process of ours that has no record", pid=stray.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stray.pid, signal.SIGKILL)
+        strays.append(stray)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_KILL_SECONDS):
+            for stray in strays:
+                await stray.wait()
+    for stray in strays:
+        stray.release()
+    return [stray.pid for stray in strays]
 
 
 def last_lines(log_path: Path) -> str:
@@ -201,4 +222,12 @@ def _exit_status(pid: int) -> Exit:
         return Exit()
     if found.si_code == os.CLD_EXITED:
         return Exit(code=found.si_status)
-    return Exit(signal=signal.Signals(found.si_status).name)
+    return Exit(signal=_signal_name(found.si_status))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals have no name.
+        return f"signal {number}"

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import structlog
+
+from metal_agent import durable
+
+log = structlog.get_logger()
+
 
 class StartError(Exception):
     """The agent cannot start as it was told; the message says what to change."""
@@ -57,6 +63,32 @@ def route_address(server: str) -> str:
             return str(route.getsockname()[0])
     except OSError as error:
         raise StartError(f"no route to the API server {server} ({error}): give --address") from error
+
+
+def find_address(options: Options, server: str) -> str:
+    """Decide the address of this host; where the route to `server` cannot be found now, the last one serves.
+
+    Raises:
+        StartError: there is none, or it is not one that the cluster can use.
+        OSError: the last one cannot be read.
+    """
+    if options.address:
+        return usable_address(options.address)
+    path = options.folder / "address.json"
+    try:
+        address = route_address(server)
+    except StartError as error:
+        last = durable.read(path, str)
+        if last is None:
+            raise
+        log.warning("starting with the last known address", address=last, error=str(error))
+        return usable_address(last)
+    usable_address(address)
+    try:
+        durable.write(path, address)
+    except OSError as error:
+        log.warning("cannot remember this host's address", address=address, error=str(error))
+    return address
 
 
 def usable_address(text: str) -> str:

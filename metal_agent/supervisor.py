@@ -20,10 +20,12 @@ class Supervisor:
         self._host = host
         self._group = group
 
-    def recover(self, others: Iterable[int] = ()) -> None:
+    async def recover(self, others: Iterable[int] = ()) -> None:
         """Adopt every engine that a record describes and that still runs; kill what runs without a record.
 
         `others` are the pids of processes of this agent that are no engines. Call it once, before anything is started.
+
+        Raises OSError when it cannot be found out what runs.
         """
         for uid, record in self._host.records.load().items():
             process = spawn.adopt(record.identity)
@@ -34,7 +36,7 @@ class Supervisor:
             self._host.ledger.take_over(uid, record.spec.memory_bytes)
             self._start(Runner(record.assignment, self._host, record, process))
         adopted = {runner.record.identity.pid for runner in self.runners.values() if runner.record}
-        spawn.kill_strays(self._host.folder, adopted | set(others))
+        await spawn.kill_strays(self._host.folder, adopted | set(others))
 
     def add(self, assignments: Iterable[Assignment]) -> None:
         """Run what is not running yet, and stop what is marked as deleted."""
@@ -58,4 +60,10 @@ class Supervisor:
 
     def _start(self, runner: Runner) -> None:
         self.runners[runner.assignment.uid] = runner
-        self._group.create_task(runner.run())
+        self._group.create_task(self._supervise(runner))
+
+    async def _supervise(self, runner: Runner) -> None:
+        try:
+            await runner.run()
+        except Exception:  # a defect in one runner must not end the host's other processes
+            log.exception("runner crashed", uid=runner.assignment.uid)

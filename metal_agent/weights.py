@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from artifacts import fetch, inspect
 from artifacts.source import DEFAULT_ENDPOINT, cache_key, parse
@@ -23,13 +23,13 @@ class Weights:
         self._file_root = file_root
         self._endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
         # Two processes of one artifact: the second finds what the first has fetched.
-        self._locks: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, artifact: Artifact, token: str | None, on_progress: Progress) -> Path:
         """Bring the artifact here, verified; quick when it is. Raises ArtifactError."""
         source = parse(artifact.source)
         folder = self._folder / cache_key(artifact.source, artifact.revision)
-        async with self._locks[folder]:
+        async with self._locks.setdefault(folder, asyncio.Lock()):
             fetched = await fetch.fetch(
                 source,
                 folder,

@@ -85,9 +85,10 @@ def test_stat_of_a_process_with_a_misleading_name() -> None:
 
 
 def test_ps_of_a_process_a_zombie_and_none() -> None:
-    assert processes.parse_ps("Ss   Sat Nov 21 13:16:40 2026\n") == "Sat Nov 21 13:16:40 2026"
-    assert processes.parse_ps("Z    Sat Nov 21 13:16:40 2026\n") is None
-    assert processes.parse_ps("") is None
+    text = "  815 Ss   Sat Nov 21 13:16:40 2026\n  816 Z    Sat Nov 21 13:16:41 2026\n"
+    assert processes.parse_ps(text, 815) == "Sat Nov 21 13:16:40 2026"
+    assert processes.parse_ps(text, 816) is None
+    assert processes.parse_ps(text, 81) is None
 
 
 def test_start_times_tell_processes_apart() -> None:

@@ -80,7 +80,7 @@ class Machine:
         )
         async with asyncio.TaskGroup() as group:
             self.supervisor = Supervisor(host, self.runners, group)
-            self.supervisor.recover()
+            await self.supervisor.recover()
             started.set()
             await asyncio.Event().wait()
 
@@ -102,7 +102,7 @@ async def machine(tmp_path: Path, model: Path) -> AsyncIterator[Machine]:
         await machine.start()
         yield machine
         await machine.stop()
-    spawn.kill_strays(folder, ())
+    await spawn.kill_strays(folder, ())
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
 """Real processes: started, adopted, watched to their end and ended."""
 
+import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 
-from metal_agent import spawn
+from devices import processes
+from metal_agent import exits, spawn
 from metal_agent.spawn import Exit, NativeProcess
 from tests.eventually import eventually
 
@@ -19,9 +23,9 @@ DEAF = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 60 & wait $!; d
 
 
 @pytest.fixture
-def owner(tmp_path: Path) -> Iterator[Path]:
+async def owner(tmp_path: Path) -> AsyncIterator[Path]:
     yield tmp_path
-    spawn.kill_strays(tmp_path, ())
+    await spawn.kill_strays(tmp_path, ())
 
 
 async def start(argv: list[str], owner: Path) -> NativeProcess:
@@ -44,6 +48,9 @@ async def test_its_end_is_told_with_code_or_signal(owner: Path) -> None:
     killed = await start(WAITS, owner)
     os.kill(killed.pid, signal.SIGKILL)
     assert await killed.wait() == Exit(signal="SIGKILL")
+    nameless = await start(WAITS, owner)
+    os.kill(nameless.pid, 40)
+    assert await nameless.wait() == Exit(signal="signal 40")
 
 
 async def test_no_descriptor_is_left_behind(owner: Path) -> None:
@@ -82,7 +89,7 @@ async def test_a_released_one_goes_on_and_is_adopted(owner: Path) -> None:
     assert spawn.adopt(identity) is None
 
 
-@pytest.mark.parametrize("lie", [{"start_time": "1"}, {"boot_id": "another boot"}, {"command_line": ("other",)}])
+@pytest.mark.parametrize("lie", [{"start_time": "1"}, {"boot_id": "another boot"}])
 async def test_a_pid_that_is_another_process_now_is_not_adopted(owner: Path, lie: dict[str, object]) -> None:
     process = await start(WAITS, owner)
     identity = spawn.identify(process.pid)
@@ -92,14 +99,50 @@ async def test_a_pid_that_is_another_process_now_is_not_adopted(owner: Path, lie
     await process.end(grace_seconds=5)
 
 
-async def test_one_that_was_recorded_while_it_became_its_program_is_adopted(owner: Path) -> None:
-    process = await start(WAITS, owner)
-    identity = spawn.identify(process.pid)
-    assert identity
+async def test_one_that_becomes_another_program_is_adopted(owner: Path) -> None:
+    process = spawn.spawn(["sh", "-c", 'exec "$@"', "sh", *WAITS], dict(os.environ), owner / "it.log", owner)
+    await eventually(lambda: "ready" in spawn.last_lines(owner / "it.log"))
     process.release()
-    adopted = spawn.adopt(msgspec.structs.replace(identity, command_line=()))
+    assert process.identity
+    adopted = spawn.adopt(process.identity)
     assert adopted
     await adopted.end(grace_seconds=5)
+
+
+async def test_a_pid_that_is_a_thread_now_is_not_adopted() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        thread = threads.submit(threading.get_native_id).result()
+        ours = spawn.identify(os.getpid())
+        assert ours
+        assert spawn.adopt(msgspec.structs.replace(ours, pid=thread)) is None
+
+
+async def test_a_process_that_cannot_be_watched_is_not_left_behind(
+    owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptors(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(exits, "watch", no_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        spawn.spawn(WAITS, dict(os.environ), owner / "it.log", owner)
+    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if child.status() != "zombie"]
+
+
+async def test_one_of_which_the_system_does_not_tell_is_not_taken_for_gone(
+    owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = await start(WAITS, owner)
+    assert process.identity
+    with monkeypatch.context() as broken:
+        broken.setattr(processes, "start_time", unknown)
+        with pytest.raises(OSError, match="Too many open files"):
+            spawn.adopt(process.identity)
+    assert spawn.identify(process.pid) == process.identity
+    await process.end(grace_seconds=5)
 
 
 async def test_strays_are_killed_and_those_of_others_left_alone(
@@ -109,8 +152,8 @@ async def test_strays_are_killed_and_those_of_others_left_alone(
     elsewhere = tmp_path_factory.mktemp("other-agent")
     foreign = await start(WAITS, elsewhere)
     helper = (await eventually(lambda: psutil.Process(known.pid).children()))[0]
-    assert spawn.kill_strays(owner, {known.pid}) == [stray.pid]
-    assert await stray.wait() == Exit(signal="SIGKILL")
+    assert await spawn.kill_strays(owner, {known.pid}) == [stray.pid]
+    assert spawn.identify(stray.pid) is None, "it is gone before anything is started"
     assert helper.is_running()
     assert spawn.identify(foreign.pid)
     for process in (known, foreign):

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from metal_agent import assignments, durable
+from metal_agent import assignments, durable, start
 from metal_agent.assignments import LastKnown, Memory
 from metal_agent.ledger import Ledger
 from metal_agent.ports import NoPortError, Ports
+from metal_agent.proxy import Proxy
 from metal_agent.records import Records
-from metal_agent.start import StartError, own, usable_address
+from metal_agent.start import Options, StartError, find_address, own, usable_address
 from tests.serving import GIB
 
 PROCESS = {
@@ -42,6 +43,33 @@ def test_a_damaged_file_is_set_aside_and_not_fallen_over(tmp_path: Path, content
     assert durable.read(path, dict[str, int]) is None
     assert not path.exists()
     assert (tmp_path / ".thing.json.damaged").read_bytes() == content
+
+
+def test_a_file_that_cannot_be_read_is_neither_absent_nor_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "thing.json"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        durable.read(path, dict[str, int])
+    assert path.exists()
+
+
+def test_a_host_without_a_route_starts_with_the_address_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options("studio-1", tmp_path)
+    with pytest.raises(StartError, match="no route"):
+        find_address(options, "https://no-such-name.invalid")
+    monkeypatch.setattr(start, "route_address", lambda server: f"192.0.2.1 on the way to {server}")
+    monkeypatch.setattr(start, "usable_address", lambda address: address)
+    first = find_address(options, "x")
+    monkeypatch.undo()
+    monkeypatch.setattr(start, "usable_address", lambda address: address)
+    assert find_address(options, "https://no-such-name.invalid") == first
+
+
+def test_a_state_folder_whose_sockets_would_have_too_long_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"bytes too long for the socket .*control\.sock"):
+        Proxy(tmp_path / ("x" * 100), lambda: None)
 
 
 def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:

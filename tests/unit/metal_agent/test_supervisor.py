@@ -209,6 +209,40 @@ async def test_a_file_that_is_not_there_is_rejected(machine: Machine, assignment
     assert "none.gguf" in await phase(machine, "Rejected", "FileNotFound")
 
 
+async def test_one_that_no_process_can_be_started_for_harms_no_other(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment("u1", extra_args=["--temp", "1\0"]), assignment("u2")])
+    assert "cannot be started" in await phase(machine, "Failed", "SpawnFailed")
+    await ready(machine, "u2")
+
+
+async def test_a_record_that_could_not_be_written_is_written_later(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    records = machine.folder / "processes"
+    records.parent.mkdir(exist_ok=True)
+    records.touch()
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    records.unlink()
+    machine.runners["u1"].remember()
+    await machine.stop()
+    await machine.start()
+    assert await ready(machine) == pid
+
+
+async def test_a_record_that_cannot_be_deleted_ends_no_agent(machine: Machine, assignment: MakeAssignment) -> None:
+    records = machine.folder / "processes"
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    (records / "u1.json").unlink()
+    (records / "u1.json").mkdir()
+    os.kill(pid, signal.SIGKILL)
+    await phase(machine, "Failed", "EngineExited")
+    assert await ready(machine) != pid
+
+
 async def test_an_unreadable_assignment_is_rejected(machine: Machine) -> None:
     machine.supervisor.assign([Assignment("u1", "team-a", "chat-1", None, problem="update the agent")])
     assert await phase(machine, "Rejected", "Unsupported") == "update the agent"

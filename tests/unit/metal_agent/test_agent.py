@@ -1,0 +1,83 @@
+"""The agent between two answers of the API: what crosses on the way, and what is gone without a word."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from crds.meta import HOSTS_NAMESPACE, host_secret_key
+from devices import facts
+from kube.client import Client
+from kube.resources import SECRETS
+from kube.transport import Request, Response, Stream
+from metal_agent.agent import Agent
+from metal_agent.assignments import Assignment, Memory
+from metal_agent.ledger import Ledger
+from metal_agent.runner import Runner
+from metal_agent.start import Options
+from metal_agent.supervisor import Supervisor
+from tests.serving import GIB
+
+TOKENS = {host_secret_key("team-a", "chat-token"): b64encode(b"token").decode()}
+
+
+class Empty:
+    """An API server that has nothing, and calls `on_request` first."""
+
+    def __init__(self) -> None:
+        self.on_request: Callable[[Request], None] = lambda _: None
+
+    async def request(self, request: Request) -> Response:
+        self.on_request(request)
+        return Response(200, b'{"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}')
+
+    def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Empty:
+    return Empty()
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
+    options = Options("studio-1", tmp_path / "state")
+    async with aiohttp.ClientSession() as session:
+        yield Agent(
+            Client(api), session, options, address="10.77.1.1", host_facts=facts.read(), ledger=Ledger(100 * GIB)
+        )
+
+
+async def test_what_is_assigned_while_the_fresh_list_is_on_its_way_is_not_suspended(
+    agent: Agent, api: Empty, assignment: Callable[..., Assignment]
+) -> None:
+    def assign(request: Request) -> None:
+        if "endpointslices" in request.path:
+            agent._runners["new"] = Runner(assignment("new"), agent._host)
+
+    api.on_request = assign
+    agent._runners["old"] = Runner(assignment("old"), agent._host)
+    await agent._regain()
+    assert agent._exposed.suspended == {"old"}
+
+
+async def test_a_secret_that_is_gone_takes_no_token_away(agent: Agent, tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as group:
+        agent._supervisor = Supervisor(agent._host, agent._runners, group)
+        agent._synced.set()
+        agent._store.put(
+            SECRETS, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "studio-1", "uid": "s"}, "data": TOKENS}
+        )
+        agent._assign()
+        agent._store.remove(SECRETS, "studio-1", HOSTS_NAMESPACE)
+        agent._assign()
+    assert agent._secret("team-a", "chat-token") == "token"
+    assert Memory(tmp_path / "state" / "assignments.json").load().secret == TOKENS

@@ -1,0 +1,109 @@
+"""What is served where: ports that others hold, addresses that are gone, disks that are full, proxies that are down."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
+from kube.client import Client
+from metal_agent.assignments import Assignment
+from metal_agent.exposure import Exposed
+from metal_agent.lifecycle import State
+from metal_agent.ports import Ports
+from metal_agent.proxy import Proxy
+from metal_agent.runner import Runner
+from tests.unit.metal_agent.conftest import Machine
+
+CHAT, MAIL = ("team-a", "chat"), ("team-a", "mail")
+
+
+class Answering:
+    """Stands for the proxy, with the same error for each listener."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.error, self.taken = "", False
+        self.asked: list[ProxyConfig] = []
+
+    @property
+    def client(self) -> "Answering":
+        return self
+
+    async def configure(self, config: ProxyConfig) -> ProxyState:
+        self.asked.append(config)
+        return ProxyState("1", 1, tuple(self._listener(each.name, each.port) for each in config.services))
+
+    def _listener(self, name: str, port: int) -> ListenerState:
+        return ListenerState(name, "10.77.1.1", port, self.error, (), taken=self.taken)
+
+
+@pytest.fixture
+def proxy() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+async def exposed(tmp_path: Path, proxy: Answering, machine: Machine, assignment: Callable[..., Assignment]) -> Exposed:
+    runners = {}
+    for uid, service in (("u1", "chat"), ("u2", "mail")):
+        runners[uid] = Runner(assignment(uid, service_name=service), machine.supervisor._host)
+        runners[uid].state = State(phase="Ready")
+    return Exposed(
+        client=cast("Client", None),
+        host="studio-1",
+        address="10.77.1.1",
+        proxy=cast("Proxy", proxy),
+        ports=Ports(tmp_path / "ports" / "ports.json", 18000, 18999),
+        runners=runners,
+        secret=lambda *_: "token",
+    )
+
+
+def served(proxy: Answering) -> dict[str, int]:
+    return {service.name: service.port for service in proxy.asked[-1].services}
+
+
+async def test_a_port_that_another_program_holds_is_given_up_a_few_times_in_a_row(
+    exposed: Exposed, proxy: Answering
+) -> None:
+    proxy.error, proxy.taken = "Address already in use", True
+    await exposed.configure()
+    assert 1 < len(proxy.asked) < 20
+    assert exposed.problem(CHAT) == "Address already in use"
+    proxy.error, proxy.taken = "", False
+    assert await exposed.configure()
+    assert exposed.problem(CHAT) == ""
+    assert exposed.complete
+    assert served(proxy)["team-a/chat"] > 18001
+
+
+async def test_an_address_that_is_gone_costs_no_port(exposed: Exposed, proxy: Answering) -> None:
+    await exposed.configure()
+    before = served(proxy)
+    proxy.error = "Cannot assign requested address"
+    assert await exposed.configure(), "a process that is Ready has to say so"
+    assert exposed.problem(CHAT) == "Cannot assign requested address"
+    assert not exposed.complete
+    assert served(proxy) == before
+    assert exposed.port(CHAT) == before["team-a/chat"]
+
+
+async def test_a_service_whose_port_cannot_be_written_down_blocks_no_other(
+    exposed: Exposed, proxy: Answering, tmp_path: Path
+) -> None:
+    exposed._ports.assign("team-a/chat")
+    (tmp_path / "ports").rename(tmp_path / "moved")
+    (tmp_path / "ports").touch()
+    await exposed.configure()
+    assert served(proxy) == {"team-a/chat": 18000}
+    assert "File exists" in exposed.problem(MAIL)
+    assert exposed.problem(CHAT) == ""
+
+
+async def test_a_proxy_that_is_down_is_told(exposed: Exposed, proxy: Answering) -> None:
+    proxy.answers = False
+    assert exposed.problem(CHAT) == "", "nothing is known before its first answer"
+    await exposed.configure()
+    assert "proxy of this host does not run" in exposed.problem(CHAT)
