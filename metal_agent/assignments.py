@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
-from metal_agent import durable
 
 
 @dataclass(frozen=True, slots=True)

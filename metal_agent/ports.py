@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from metal_agent import durable
+from artifacts import durable
 
 
 class NoPortError(Exception):

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
-from metal_agent import durable
 from metal_agent.assignments import Assignment
 from metal_agent.spawn import Identity
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from metal_agent import durable
+from artifacts import durable
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_agent import assignments, durable, start
+from metal_agent import assignments, start
 from metal_agent.assignments import LastKnown, Memory
 from metal_agent.ledger import Ledger
 from metal_agent.ports import NoPortError, Ports
@@ -25,32 +25,6 @@ PROCESS = {
     },
     "status": {"phase": "Ready"},
 }
-
-
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "thing.json"
-    durable.write(path, {"a": 1})
-    durable.write(path, {"a": 2})
-    assert durable.read(path, dict[str, int]) == {"a": 2}
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert [file.name for file in path.parent.iterdir()] == ["thing.json"]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "no number"}', b"\x00\xff"])
-def test_a_damaged_file_is_set_aside_and_not_fallen_over(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "thing.json"
-    path.write_bytes(content)
-    assert durable.read(path, dict[str, int]) is None
-    assert not path.exists()
-    assert (tmp_path / ".thing.json.damaged").read_bytes() == content
-
-
-def test_a_file_that_cannot_be_read_is_neither_absent_nor_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "thing.json"
-    path.mkdir()
-    with pytest.raises(IsADirectoryError):
-        durable.read(path, dict[str, int])
-    assert path.exists()
 
 
 def test_a_host_without_a_route_starts_with_the_address_that_it_had(
