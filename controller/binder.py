@@ -7,12 +7,11 @@ in that report yet. So nothing is lost when the loop dies between any two lines.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
-from controller.plan import Key, Leading
+from controller.plan import Key, Leading, readable
 from crds.meta import Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
@@ -28,8 +27,6 @@ _RANK: Final[dict[Priority, int]] = {"critical": 0, "high": 1, "normal": 2, "low
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 
 class Room(NamedTuple):
@@ -64,22 +61,6 @@ class Binding(NamedTuple):
 
     process: Waiting
     host: str
-
-
-def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
-    """Return objects as structs, those that can be read: one odd object must not stop the decisions about all others.
-
-    A status in words that only a newer agent knows counts as none, so that what is there stays there.
-    """
-    found = []
-    for obj in objects:
-        for known in (obj, {**obj, "status": {}}):
-            try:
-                found.append(msgspec.convert(known, struct))
-                break
-            except msgspec.ValidationError as error:
-                log.warning("not readable", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
-    return found
 
 
 def rooms(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[Room]:

@@ -14,7 +14,7 @@ import msgspec
 from artifacts.source import SourceError, parse
 from controller import jobs, weights
 from controller.jobs import Outcome, Placement, Progress
-from controller.plan import Key, Kind, Plan, Snapshot, prune
+from controller.plan import Key, Kind, Plan, Snapshot, prune, readable
 from controller.status import condition, find, transitions
 from controller.weights import MODELS_PATH, Facts, Settings
 from crds.inferenceservice import InferenceService
@@ -85,11 +85,15 @@ def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
     """Gather from the store what a decision about this Model needs."""
     owned = snapshot.children(JOBS, model.metadata.uid)
     services = (
-        msgspec.convert(obj, InferenceService)
+        obj
         for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
         if obj["spec"]["modelRef"] == key.name and "deletionTimestamp" not in obj["metadata"]
     )
-    pods = (each for each in services if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods)
+    pods = (
+        each
+        for each in readable(services, InferenceService)
+        if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods
+    )
     claims = snapshot.children(PVCS, model.metadata.uid)
     return Observed(
         jobs=owned,

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
 from kube.client import Client, Obj
@@ -20,6 +21,8 @@ from kube.store import Store
 FIELD_MANAGER: Final = "pomona-controller"
 OWNER_INDEX: Final = "owner"
 """Name of the store index from the uid of the controlling owner to its children."""
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -119,6 +122,22 @@ class Leading(NamedTuple):
 
 LeaderTask = Callable[[Leading], Awaitable[None]]
 """Runs from gaining leadership until cancelled on its loss; it must not return earlier."""
+
+
+def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
+    """Return objects as structs, those that can be read: one odd object must not stop the decisions about all others.
+
+    A status in words that only a newer agent knows counts as none, so that what is there stays there.
+    """
+    found = []
+    for obj in objects:
+        for known in (obj, {**obj, "status": {}}):
+            try:
+                found.append(msgspec.convert(known, struct))
+                break
+            except msgspec.ValidationError as error:
+                log.warning("not readable", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
+    return found
 
 
 def controller_of(obj: Obj) -> Obj | None:

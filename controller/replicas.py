@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from controller import binder, diagnosis, processes, requirements
-from controller.plan import FIELD_MANAGER, Patch, Snapshot, ref
+from controller.plan import FIELD_MANAGER, Patch, Snapshot, readable, ref
 from controller.pods import Weights, deployment
 from controller.processes import Steps
 from controller.requirements import Problem
@@ -125,13 +125,13 @@ def on_hosts(snapshot: Snapshot, service: InferenceService, model: Model | None,
         return Replicas(total=0)
     hosts = {
         host.metadata.name: host
-        for host in binder.readable(snapshot.store.list(METAL_HOSTS), MetalHost)
+        for host in readable(snapshot.store.list(METAL_HOSTS), MetalHost)
         if host.metadata.deletion_timestamp is None
     }
     alive = [host for name, host in hosts.items() if not processes.host_is_lost(name, hosts)]
     rooms = binder.rooms(alive, snapshot.store.list(METAL_PROCESSES))
     name = processes.family(service.metadata.name, spec) if spec else None
-    standing = processes.stand(name, wanted, binder.readable(children, MetalProcess), hosts)
+    standing = processes.stand(name, wanted, readable(children, MetalProcess), hosts)
     taken = {obj["metadata"]["name"] for obj in children}
     steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
     problems = [diagnosis.of_process(each, rooms, standing.rejected) for each in standing.kept]

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from crds.meta import Name, ObjectMeta, Priority, Resource, SecretName, described, rule
+from crds.model import Revision
 from crds.serving import ContextLength, ExtraArguments, Parallel
 
 
@@ -17,7 +18,7 @@ class Artifact(Resource, frozen=True):
     """The exact weights: what a host fetches and verifies by itself."""
 
     source: Annotated[str, Meta(max_length=2048), described("Where the weights are, as in the Model's spec.source.")]
-    revision: Annotated[str, Meta(max_length=256), described("Exact revision; empty takes what the source has.")] = ""
+    revision: Annotated[Revision, described("Exact revision; empty takes what the source has.")] = ""
     sha256: Annotated[str, Meta(max_length=64), described("SHA-256 that the file must have; empty is not known.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
 

@@ -133,6 +133,7 @@ async def test_what_the_api_server_refuses_is_told_and_heals(
     (told,) = [each for each in model["status"]["conditions"] if each["type"] == "Reconciled"]
     assert (told["status"], told["reason"]) == ("False", "Forbidden")
     assert "exceeded quota" in told["message"]
+    assert (await reason(client, namespace, "web"), model["status"]["phase"]) == ("Forbidden", "Failed")
     await client.delete(quota, "none", namespace)
 
     async def healed() -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controller import binder
 from controller.binder import Binder, Room, Waiting, bind, rooms, waiting
-from controller.plan import Key, Leading
+from controller.plan import Key, Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
 from kube.client import Client, Obj
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_stops_nobody_and_holds_its_memory() -> None:
 
 
 def test_a_status_in_unknown_words_counts_as_none() -> None:
-    (found,) = binder.readable([process("a", host="one", phase="Hibernating")], MetalProcess)
+    (found,) = readable([process("a", host="one", phase="Hibernating")], MetalProcess)
     assert (found.spec.host_name, found.status.phase) == ("one", "Pending")
 
 

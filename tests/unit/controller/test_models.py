@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.jobs import ANNOTATION_ATTEMPT, LAST_RETRY_SECONDS, LOST_SECONDS
-from controller.models import Observed, desired
-from controller.plan import Plan
+from controller.models import Observed, desired, observe
+from controller.plan import OWNER_INDEX, Key, Plan, Snapshot
 from controller.status import find
 from controller.weights import SETTLING_SECONDS, Settings, cache_path, claim_name
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta, SecretReference, Toleration
 from crds.model import GGUF, Cache, Model, ModelHardware, ModelSpec
 from kube.client import Obj
-from kube.resources import JOBS, PVCS
+from kube.resources import INFERENCE_SERVICES, JOBS, PVCS
+from kube.store import Store
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HTTP = "http://models.example/tiny.gguf"
@@ -274,6 +275,17 @@ def test_a_volume_made_anew_is_empty_even_if_nobody_wrote_that_down() -> None:
     world.settle()
     assert world.condition("Cached").reason == "Fetching"
     assert world.job("fetch")
+
+
+def test_a_service_that_cannot_be_read_stops_no_model() -> None:
+    store = Store()
+    for resource in (JOBS, PVCS):
+        store.index(resource, OWNER_INDEX, lambda _: [])
+    for name, spec in {"odd": {"hardware": {"accelerator": "of-tomorrow"}}, "plain": {}}.items():
+        metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
+        store.put(INFERENCE_SERVICES, {"metadata": metadata, "spec": {"modelRef": "tiny", **spec}})
+    found = observe(Snapshot(store, START), Key("team", "tiny"), World().model)
+    assert [each.metadata.name for each in found.consumers] == ["plain"]
 
 
 def test_an_edit_that_concerns_no_weights_fetches_nothing_again() -> None:
