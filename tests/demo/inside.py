@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -45,6 +46,8 @@ class Stage:
 
     def __init__(self, binaries: Binaries, folder: Path, weights: Path) -> None:
         self.plane = ControlPlane(binaries, folder / "plane")
+        self.changed = asyncio.Event()
+        """Set when one of the processes has ended, which none does by itself."""
         self._processes: list[Process] = []
         self._folder = folder
         self._weights = weights
@@ -79,9 +82,22 @@ class Stage:
     async def _start_host(self, network: Network) -> None:
         self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
 
+    def check(self) -> None:
+        """Raise PlaneError when one of the processes has ended."""
+        for process in self._processes:
+            if not process.running:
+                raise PlaneError(f"{process.name} ended with {process.exit_code}")
+
     def _start(self, process: Process) -> None:
         process.start()
         self._processes.append(process)
+        loop, exited = asyncio.get_running_loop(), os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            loop.remove_reader(exited)
+            self.changed.set()
+
+        loop.add_reader(exited, ended)
 
     async def _publish_weights(self) -> None:
         """Serve the weights at the address that the example names."""
@@ -124,22 +140,19 @@ def _phase(obj: Obj | None) -> tuple[str, str]:
     return status.get("phase", ""), ready.get("reason", "") or status.get("reason", "")
 
 
-async def wait_until_ready(store: Store) -> None:
-    """Wait for both services, woken by every change of the store.
+async def wait_until_ready(stage: Stage, store: Store) -> None:
+    """Wait for both services, woken by every change of the store and by the end of a process.
 
     Raises:
         TimeoutError: one of them was not Ready in time.
+        PlaneError: a process has ended.
     """
-    ready = asyncio.Event()
-
-    def check(*_: object) -> None:
-        if all(_phase(store.get(INFERENCE_SERVICES, name, "default"))[0] == "Ready" for name in SERVICES):
-            ready.set()
-
-    store.subscribe(check)
-    check()
+    store.subscribe(lambda *_: stage.changed.set())
     async with asyncio.timeout(READY_SECONDS):
-        await ready.wait()
+        while any(_phase(store.get(INFERENCE_SERVICES, name, "default"))[0] != "Ready" for name in SERVICES):
+            await stage.changed.wait()
+            stage.changed.clear()
+            stage.check()
 
 
 async def converse(client: Client, store: Store, name: str) -> Answer:
@@ -176,7 +189,7 @@ async def show(stage: Stage, *, keep: bool) -> bool:
         following = asyncio.create_task(follow(client, store))
         say("kubectl apply -f examples/")
         await stage.plane.apply(CHECKOUT / "examples")
-        await wait_until_ready(store)
+        await wait_until_ready(stage, store)
         answers = [await converse(client, store, name) for name in SERVICES]
         print(f"\nfirst answer {time.monotonic() - STARTED:.1f} s after the start\n")
         print("$ kubectl get mdl,isvc,mh,mp")
@@ -224,4 +237,7 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main()))
+    except KeyboardInterrupt:
+        sys.exit(130)
