@@ -5,21 +5,20 @@ memory that Metal lets models use is thus derived as Metal derives it; see `work
 """
 
 import platform
-import subprocess
 from typing import Final
 
 from devices.facts import HostFacts
+from devices.tools import output
 
 _GIB: Final = 2**30
-_PROBE_TIMEOUT_SECONDS: Final = 10.0
 _KEYS: Final = ("hw.memsize", "hw.physicalcpu", "machdep.cpu.brand_string", "iogpu.wired_limit_mb")
 
 
 def read() -> HostFacts:
     """Probe this machine."""
     # -i: an older macOS does not know every key, and one unknown key must not hide the others.
-    values = parse_sysctl(_output(["/usr/sbin/sysctl", "-i", *_KEYS]))
-    version = _output(["/usr/bin/sw_vers", "-productVersion"]).strip()
+    values = parse_sysctl(_told("/usr/sbin/sysctl", "-i", *_KEYS))
+    version = _told("/usr/bin/sw_vers", "-productVersion")
     memory_bytes = positive(values.get("hw.memsize"))
     limit_mib = positive(values.get("iogpu.wired_limit_mb"))
     return HostFacts(
@@ -66,10 +65,9 @@ def working_set_bytes(memory_bytes: int | None, wired_limit_mib: int | None, ver
     return int(memory_bytes * share)
 
 
-def _output(argv: list[str]) -> str:
-    """What a system tool prints; empty when it fails, hangs or is not there: unknown."""
+def _told(*argv: str) -> str:
+    """What a tool prints; nothing is known of what it does not tell."""
     try:
-        result = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
+        return output(*argv)
+    except OSError:
         return ""
-    return result.stdout

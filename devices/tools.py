@@ -1,0 +1,26 @@
+"""What a tool of the system prints: the one way in which this package starts a program."""
+
+import os
+import subprocess
+
+_TIMEOUT_SECONDS = 5.0
+
+
+def output(*argv: str) -> str:
+    """Run `argv`, with a full path and no locale, and return what it prints. Raises OSError when it does not tell."""
+    try:
+        result = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=True,
+            env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
+            # Otherwise it forks, and a fork of a macOS process with threads may crash. Ours are not inheritable anyway.
+            close_fds=False,
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(f"{argv[0]} does not tell: {error}") from error
+    if not (text := result.stdout.strip()):
+        raise OSError(f"{argv[0]} tells nothing")
+    return text
