@@ -233,9 +233,9 @@ class Agent:
             case ("process", uid):
                 await self._report_process(uid)
             case ("host",):
-                assigned = (runner.assignment for runner in self._runners.values())
                 for runner in self._runners.values():
                     runner.remember()
+                assigned = (runner.assignment for runner in self._runners.values())
                 wanted = registration.status(self._facts, self._address, self._ledger, assigned)
                 await registration.report(self._client, self._name, wanted)
                 return _REPORT_SECONDS

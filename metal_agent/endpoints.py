@@ -6,10 +6,10 @@ fresh, and after a gap only for what a fresh list still assigns to it. Making an
 
 import asyncio
 import ipaddress
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -92,7 +92,7 @@ class Endpoints:
         self._wanted = wanted
         self._applied: dict[Service, Obj | None] = {}
         # A withdrawal must never be overtaken by an earlier write that said ready.
-        self._locks: defaultdict[Service, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[Service, asyncio.Lock] = WeakValueDictionary()
 
     def forget(self) -> None:
         """Assume nothing about what the API has: the controller may have taken our slices away."""
@@ -117,7 +117,7 @@ class Endpoints:
 
     async def publish(self, service: Service) -> None:
         """Make the slice of `service` what it should be. Raises ApiError and Unreachable."""
-        async with self._locks[service]:
+        async with self._locks.setdefault(service, asyncio.Lock()):
             wanted = self._wanted(service)
             if service in self._applied and self._applied[service] == wanted:
                 return

@@ -60,7 +60,10 @@ class Proxy:
         pid = _listener(self._socket)
         if self.process or pid is None:
             return
-        process = NativeProcess(pid)
+        try:
+            process = NativeProcess(pid)
+        except ProcessLookupError:
+            return
         # Asked again, as the watch is open now: it holds the process that listens, and not a later one of that pid.
         if _listener(self._socket) == pid:
             log.info("proxy adopted", pid=pid)
