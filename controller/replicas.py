@@ -96,7 +96,11 @@ def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
     """Return the patch of a Deployment whose pods cannot be decided anew now, if they are too many."""
     if observed["spec"]["replicas"] <= wanted:
         return ()
-    return (Patch(ref(DEPLOYMENTS, observed), ({"op": "replace", "path": "/spec/replicas", "value": wanted},)),)
+    operations = (
+        {"op": "test", "path": "/metadata/uid", "value": observed["metadata"]["uid"]},
+        {"op": "replace", "path": "/spec/replicas", "value": wanted},
+    )
+    return (Patch(ref(DEPLOYMENTS, observed), operations),)
 
 
 def _is_ready(pod: Obj) -> bool:

@@ -321,7 +321,7 @@ def test_while_its_model_is_gone_a_service_is_scaled_down_and_not_up() -> None:
     there = (DEPLOYMENTS, deployed(chat(replicas=3), (MODELS, model())))
     (patch,) = decide(chat(replicas=1), there).patch
     assert (patch.ref.resource, patch.ref.name) == (DEPLOYMENTS, "chat")
-    assert list(patch.operations) == [{"op": "replace", "path": "/spec/replicas", "value": 1}]
+    assert patch.operations[-1] == {"op": "replace", "path": "/spec/replicas", "value": 1}
     assert decide(chat(replicas=3), there).patch == ()
     assert decide(chat(replicas=4), there).patch == ()
 
