@@ -1,5 +1,6 @@
 """The supervisor with llama.cpp's real server: to Ready, through crashes and agent restarts, to Stopped."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from crds.metalprocess import Artifact
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
 from metal_agent.records import Records
+from metal_agent.runner import Runner
 from runtimes.probe import generate_token
 from tests.eventually import eventually
 from tests.serving import GIB
@@ -214,6 +216,23 @@ async def test_one_that_no_process_can_be_started_for_harms_no_other(
 ) -> None:
     machine.supervisor.assign([assignment("u1", extra_args=["--temp", "1\0"]), assignment("u2")])
     assert "cannot be started" in await phase(machine, "Failed", "SpawnFailed")
+    await ready(machine, "u2")
+
+
+async def test_a_defect_in_one_runner_ends_no_other(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed = asyncio.Event()
+
+    async def crash(_: Runner) -> None:
+        crashed.set()
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as defective:
+        defective.setattr(Runner, "run", crash)
+        machine.supervisor.add([assignment("u1")])
+        await crashed.wait()
+    machine.supervisor.add([assignment("u2")])
     await ready(machine, "u2")
 
 
