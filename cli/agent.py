@@ -58,7 +58,7 @@ def command(
     file_root: Path | None,
     memory_budget: int | None,
 ) -> None:
-    r"""Serve models as native processes of this machine, as its MetalHost in the cluster.
+    """Serve models as native processes of this machine, as its MetalHost in the cluster.
 
     The agent may be stopped, killed, restarted and updated at any time: what it runs goes on and is taken over.
 

@@ -33,7 +33,7 @@ HANDED_ON = ("HF_ENDPOINT",)
 )
 @click.option("--verbose", is_flag=True, help="Log debugging events too.")
 def command(kubeconfig: Path | None, image: str, *, verbose: bool) -> None:
-    r"""Run the in-cluster controller of Models and InferenceServices.
+    """Run the in-cluster controller of Models and InferenceServices.
 
     \b
     Examples:

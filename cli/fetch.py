@@ -38,7 +38,7 @@ def command(
     as_json: bool,
     result: Path | None,
 ) -> None:
-    r"""Fetch the file of SOURCE into a folder: resumed after a cut, verified, never half there.
+    """Fetch the file of SOURCE into a folder: resumed after a cut, verified, never half there.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Calling it again
     is free when the file is there. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.

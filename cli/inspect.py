@@ -18,7 +18,7 @@ from crds.size import size_text
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
 def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
-    r"""Read the header of the file of SOURCE: architecture, quantization, context, and what its KV cache takes.
+    """Read the header of the file of SOURCE: architecture, quantization, context, and what its KV cache takes.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Only the header
     crosses the network. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.

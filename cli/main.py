@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("pomona"), prog_name="pomona")
 def main() -> None:
-    r"""Serve large language models on the hardware you own: Kubernetes pods and off-cluster hosts, one API.
+    """Serve large language models on the hardware you own: Kubernetes pods and off-cluster hosts, one API.
 
     \b
     Examples:

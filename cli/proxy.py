@@ -15,7 +15,7 @@ from gateway.proxy import control
     "--drain-seconds", default=30.0, show_default=True, help="After SIGTERM, how long running requests may still take."
 )
 def command(socket: Path, drain_seconds: float) -> None:
-    r"""Serve what the agent configures over the control socket, until SIGTERM.
+    """Serve what the agent configures over the control socket, until SIGTERM.
 
     A running proxy holds the socket alone: a second one on the same path refuses to start.
 
