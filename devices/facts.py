@@ -1,10 +1,9 @@
-"""What hardware a host is: one struct of facts, read by the probes of the system it runs on.
+"""What hardware a host is: the facts that the probes of each system fill in.
 
 A fact that could not be found out is None, never 0: a budget computed from a zero that means "unknown" overcommits a
 machine or hides it.
 """
 
-import sys
 from dataclasses import dataclass
 
 
@@ -21,15 +20,3 @@ class HostFacts:
     memory_bytes: int | None = None
     model_memory_bytes: int | None = None
     """What models may take in all without starving the system, by the system's own rule."""
-
-
-def read() -> HostFacts:
-    """Probe this machine; what a probe cannot tell is None."""
-    # Each system's probes are imported only there.
-    if sys.platform == "darwin":
-        from devices import macos  # noqa: PLC0415 - see above
-
-        return macos.read()
-    from devices import linux  # noqa: PLC0415 - see above
-
-    return linux.read()

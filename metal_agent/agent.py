@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
-from devices import facts, limits
+from devices import host, limits
 from devices.facts import HostFacts
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from kube.apply import apply_status
@@ -77,7 +77,7 @@ async def run(credentials: Credentials, options: Options) -> None:
     with own(options.folder):
         limits.raise_descriptors()
         address = find_address(options, credentials.server)
-        known = await asyncio.to_thread(facts.read)
+        known = await asyncio.to_thread(host.read)
         budget_bytes = options.memory_budget_bytes or known.model_memory_bytes
         if budget_bytes is None:
             raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")

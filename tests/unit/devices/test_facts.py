@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices import facts, linux, macos, processes
+from devices import host, linux, macos, processes
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GIB = 2**30
@@ -71,7 +71,7 @@ def test_distribution(text: str) -> None:
 
 
 def test_this_machine() -> None:
-    found = facts.read()
+    found = host.read()
     assert found.memory_bytes
     assert found.model_memory_bytes
     assert found.model_memory_bytes < found.memory_bytes

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
-from devices import facts
+from devices import host
 from kube.client import Client
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
@@ -52,7 +52,7 @@ async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
     options = Options("studio-1", tmp_path / "state")
     async with aiohttp.ClientSession() as session:
         yield Agent(
-            Client(api), session, options, address="10.77.1.1", host_facts=facts.read(), ledger=Ledger(100 * GIB)
+            Client(api), session, options, address="10.77.1.1", host_facts=host.read(), ledger=Ledger(100 * GIB)
         )
 
 
