@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES
+from crds.meta import LABEL_SERVICE
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
 from tests.cluster.main_job.cluster import PATHS, Cluster, condition
 from tests.controlplane.members import MetalHost
 
@@ -26,6 +27,22 @@ async def test_two_files_are_applied_and_both_paths_answer_who_has_the_token(clu
     assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
     assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
     assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+
+
+@pytest.mark.usefixtures("gpu_node")
+async def test_a_service_on_nvidia_takes_devices_and_the_next_one_says_what_it_waits_for(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("first", "nvidia", resources={"gpu": 2}))
+    await cluster.ready("first")
+    assert (await cluster.ask("first")).status == 200
+    pods = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=first")
+    assert [pod["spec"]["nodeName"] for pod in pods.items] == ["gpu-1"]
+    assert pods.items[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+
+    await cluster.apply(cluster.service("second", "nvidia"))
+    waiting = await cluster.told("second", "Pending", "Unschedulable")
+    assert "Insufficient nvidia.com/gpu" in condition(waiting).message
+    await cluster.kubectl("delete", "isvc", "first")
+    await cluster.ready("second")
 
 
 async def test_kubectl_get_tells_what_is_so(cluster: Cluster, host: MetalHost) -> None:
