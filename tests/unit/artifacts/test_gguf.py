@@ -252,7 +252,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4))
 def test_mutated_header_parses_or_is_refused_in_bounded_time(tiny: bytes, changes: list[tuple[float, bytes]]) -> None:
     data = bytearray(tiny)
@@ -268,7 +268,7 @@ def test_mutated_header_parses_or_is_refused_in_bounded_time(tiny: bytes, change
     assert time.process_time() - start < 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=400), st.integers(0, 1 << 62))
 def test_random_bytes_never_surprise(tail: bytes, file_bytes: int) -> None:
     data = b"GGUF" + struct.pack("<I", 3) + tail
