@@ -14,6 +14,9 @@ export UV_LINK_MODE := copy
 # A machine behind a proxy has that certificate in its own store.
 export UV_SYSTEM_CERTS := 1
 
+# Tests and demo start many processes, which must not compile everything anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
