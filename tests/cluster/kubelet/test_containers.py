@@ -11,6 +11,7 @@ from kube.resources import PVCS, SECRETS
 from tests.cluster.kubelet.conftest import Pods
 from tests.controlplane.kubelet.api import CONFIG_MAPS
 from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT
 from tests.eventually import eventually
 
 MESSAGE = "/dev/termination-log"
@@ -141,6 +142,12 @@ async def test_a_read_only_root_is_read_only(pods: Pods) -> None:
     }
     script = f"! touch /x && ! touch /tmp/x && touch /scratch/x && ls /scratch > {MESSAGE}"
     assert await pods.output(script, main=main, volumes=[{"name": "scratch", "emptyDir": {}}]) == "x\n"
+
+
+async def test_a_volume_over_the_image_does_not_take_it_away(pods: Pods) -> None:
+    main = {"volumeMounts": [{"name": "scratch", "mountPath": str(CHECKOUT.parent)}]}
+    script = f"touch {CHECKOUT.parent}/x && head -n 1 {CHECKOUT}/README.md > {MESSAGE}"
+    assert await pods.output(script, main=main, volumes=[{"name": "scratch", "emptyDir": {}}]) == "# Pomona\n"
 
 
 async def test_a_pod_has_its_own_network_processes_and_host_name(pods: Pods) -> None:

@@ -96,6 +96,11 @@ def enter(spec: dict[str, Any]) -> None:
         source, target = OLD_ROOT / Path(mount["source"]).relative_to("/"), Path(mount["target"])
         make_mount_point(target, folder=source.is_dir())
         _bind(source, target, read_only=mount["read_only"])
+    # A volume hides what is below it; an image that really is a checkout below /tmp must not be lost by that.
+    for visible in map(Path, spec["visible"]):
+        if not visible.exists():
+            make_mount_point(visible, folder=True)
+            _bind(OLD_ROOT / visible.relative_to("/"), visible, read_only=True)
     _call("umount2", os.fsencode(OLD_ROOT), MNT_DETACH)
     OLD_ROOT.rmdir()
     make_mount_point(Path(spec["working_dir"]), folder=True)
