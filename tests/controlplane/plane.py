@@ -111,9 +111,16 @@ class ControlPlane:
         await self.apiserver.kill()
 
     async def start_apiserver(self) -> None:
-        """Bring the API server back, with the same address and data, and wait until it is ready."""
+        """Bring the API server back, with the same address and data, and wait until it is ready.
+
+        Kubernetes' own controllers are started anew: after minutes without it they look for it once a minute, and the
+        next test would wait for them.
+        """
         self.apiserver.start()
         await self._wait_until_ready()
+        for process in (self.controller_manager, self.scheduler):
+            await process.kill()
+            process.start()
 
     def kubeconfig(self, user: str = "admin") -> Path:
         """Kubeconfig file of `admin` or of `system:node:NAME` for a name in NODES.

@@ -144,10 +144,12 @@ async def test_a_read_only_root_is_read_only(pods: Pods) -> None:
     assert await pods.output(script, main=main, volumes=[{"name": "scratch", "emptyDir": {}}]) == "x\n"
 
 
-async def test_a_volume_over_the_image_does_not_take_it_away(pods: Pods) -> None:
-    main = {"volumeMounts": [{"name": "scratch", "mountPath": str(CHECKOUT.parent)}]}
-    script = f"touch {CHECKOUT.parent}/x && head -n 1 {CHECKOUT}/README.md > {MESSAGE}"
-    assert await pods.output(script, main=main, volumes=[{"name": "scratch", "emptyDir": {}}]) == "# Pomona\n"
+async def test_a_volume_over_the_image_takes_it_away_in_no_run(pods: Pods) -> None:
+    above = CHECKOUT.parent
+    main = {"volumeMounts": [{"name": "scratch", "mountPath": str(above)}]}
+    script = f"head -n 1 {CHECKOUT}/README.md > {MESSAGE}; echo >> {above}/runs; [ $(wc -l < {above}/runs) = 2 ]"
+    volumes = [{"name": "scratch", "emptyDir": {}}]
+    assert await pods.output(script, main=main, volumes=volumes, restartPolicy="OnFailure") == "# Pomona\n"
 
 
 async def test_a_pod_has_its_own_network_processes_and_host_name(pods: Pods) -> None:

@@ -98,7 +98,7 @@ def enter(spec: dict[str, Any]) -> None:
         _bind(source, target, read_only=mount["read_only"])
     # A volume hides what is below it; an image that really is a checkout below /tmp must not be lost by that.
     for visible in map(Path, spec["visible"]):
-        if not visible.exists():
+        if any(visible.is_relative_to(mount["target"]) for mount in spec["mounts"]):
             make_mount_point(visible, folder=True)
             _bind(OLD_ROOT / visible.relative_to("/"), visible, read_only=True)
     _call("umount2", os.fsencode(OLD_ROOT), MNT_DETACH)
