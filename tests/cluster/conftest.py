@@ -119,6 +119,8 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
     """A namespace of the test's own; what is in it goes at the end, also where no controller takes finalizers off."""
     name = f"test-{secrets.token_hex(4)}"
     await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    # Without it no pod is admitted; just after an outage it takes Kubernetes' own controllers seconds to make it.
+    await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
     yield name
     await _end_outage(plane)
     for kind in WORKLOADS:
