@@ -26,11 +26,15 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast test-cluster ## Run every test
+test: test-fast test-hosts test-cluster ## Run every test
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
 	@$(PYTEST) $(or $(TESTS),tests/unit) $(ARGS)
+
+.PHONY: test-hosts
+test-hosts: setup ## Run the tests of the agent that start real engines, without a control plane
+	@$(PYTEST) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own

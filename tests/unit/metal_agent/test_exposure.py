@@ -14,7 +14,7 @@ from metal_agent.lifecycle import State
 from metal_agent.ports import Ports
 from metal_agent.proxy import Proxy
 from metal_agent.runner import Runner
-from tests.unit.metal_agent.conftest import Machine
+from tests.machine import Machine
 
 CHAT, MAIL = ("team-a", "chat"), ("team-a", "mail")
 

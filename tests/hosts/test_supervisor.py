@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -18,35 +17,8 @@ from metal_agent.records import Records
 from metal_agent.runner import Runner
 from runtimes.probe import generate_token
 from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment, engines, phase, ready
 from tests.serving import GIB
-from tests.unit.metal_agent.conftest import Machine
-
-MakeAssignment = Callable[..., Assignment]
-
-
-async def ready(machine: Machine, uid: str = "u1") -> int:
-    """Wait until the process is Ready; returns its pid."""
-    runner = machine.runners[uid]
-    await eventually(lambda: runner.state.phase == "Ready")
-    assert runner.state.pid
-    return runner.state.pid
-
-
-async def phase(machine: Machine, expected: str, reason: str = "", uid: str = "u1") -> str:
-    """Wait for a phase (with a reason); returns its message."""
-    runner = machine.runners[uid]
-    await eventually(lambda: (runner.state.phase, runner.state.reason) == (expected, reason))
-    return runner.state.message
-
-
-def engines(machine: Machine) -> list[psutil.Process]:
-    """Every live engine of this machine."""
-    model = str(machine.file_root / "tiny.gguf")
-    return [
-        process
-        for process in psutil.process_iter(["status", "cmdline"])
-        if process.info["status"] != psutil.STATUS_ZOMBIE and model in (process.info["cmdline"] or [])
-    ]
 
 
 async def test_an_assignment_becomes_a_process_that_answers_and_goes_when_it_is_taken_away(
