@@ -17,9 +17,9 @@ def read() -> HostFacts:
     """Probe this machine."""
     memory_bytes = psutil.virtual_memory().total or None
     return HostFacts(
-        chip=parse_cpuinfo(_text("/proc/cpuinfo")),
+        chip=parse_cpuinfo(read_text(Path("/proc/cpuinfo"))),
         cpu_cores=psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        os=parse_os_release(_text("/etc/os-release")),
+        os=parse_os_release(read_text(Path("/etc/os-release"))),
         architecture=platform.machine() or None,
         memory_bytes=memory_bytes,
         model_memory_bytes=int(memory_bytes * _MODEL_SHARE) if memory_bytes else None,
@@ -38,8 +38,21 @@ def parse_os_release(text: str) -> str | None:
     return found[2] if found else None
 
 
-def _text(path: str) -> str:
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Read /proc/meminfo, in bytes."""
+    found = re.findall(r"^([^\s:]+):\s+([0-9]+) kB$", text, re.MULTILINE)
+    return {key: int(kib) * 1024 for key, kib in found}
+
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """Read the percentages of the last 10 s of /proc/pressure/memory, by `some` and `full`."""
+    found = re.findall(r"^(some|full) avg10=([0-9]+\.[0-9]+) ", text, re.MULTILINE)
+    return {kind: float(percent) for kind, percent in found}
+
+
+def read_text(path: Path) -> str:
+    """Read what the kernel says at `path`; nothing where it does not say."""
     try:
-        return Path(path).read_text(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
         return ""

@@ -1,0 +1,90 @@
+"""Whether the host is short of memory now: the signal on which models are held back and taken away.
+
+macOS has a level of its own, with hysteresis, which knows what it can compress; shares of memory are no measure there
+(a healthy Mac has hardly any free memory, and swap in use says nothing). Linux has none, so it is made of two signals:
+how long tasks wait for memory (PSI), which is the harm itself, and how little is available, which comes before it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import psutil
+
+from devices import libsystem, linux
+
+Level = Literal["normal", "warn", "critical"]
+
+_KERNEL_LEVELS: Final[dict[int, Level]] = {1: "normal", 2: "warn", 4: "critical"}
+"""What kern.memorystatus_vm_pressure_level says; anything else, 0 too, is no level."""
+
+_WAITING_PERCENT: Final = 10.0
+"""Share of the last 10 s in which some task (warn), or every one (critical), waited for memory.
+
+Waiting is 0 on a healthy host, and a tenth of a second lost each second is felt in every stream. systemd-oomd kills at
+60 % for 30 s, which is too late to drain first.
+"""
+_WARN_SHARE: Final = 0.10
+_CRITICAL_SHARE: Final = 0.05
+"""Of the host's memory available: those at which earlyoom, by default, asks a process to end, and kills one."""
+_WARN_BYTES: Final = 4 * 2**30
+_CRITICAL_BYTES: Final = 2 * 2**30
+"""A big host is not short of memory at these, whatever their share is."""
+
+
+class Reading(NamedTuple):
+    """One look. What the system does not tell is None."""
+
+    level: Level | None
+    swap_used_bytes: int | None
+    available_bytes: int | None
+
+
+def read() -> Reading:
+    """Look now. Blocks for less than a millisecond, and starts no process."""
+    return _macos() if sys.platform == "darwin" else _linux()
+
+
+def kernel_level(number: int | None) -> Level | None:
+    """Name what macOS's kern.memorystatus_vm_pressure_level says."""
+    return None if number is None else _KERNEL_LEVELS.get(number)
+
+
+def derived_level(
+    some_percent: float | None, full_percent: float | None, available_bytes: int | None, memory_bytes: int | None
+) -> Level | None:
+    """Decide Linux's level: the worse of what waiting and available memory say; None if neither is known."""
+    if some_percent is None and full_percent is None and (available_bytes is None or memory_bytes is None):
+        return None
+    waiting_all, waiting_some = full_percent or 0, some_percent or 0
+    short_by_far = short = False
+    if available_bytes is not None and memory_bytes is not None:
+        short_by_far = available_bytes < min(memory_bytes * _CRITICAL_SHARE, _CRITICAL_BYTES)
+        short = available_bytes < min(memory_bytes * _WARN_SHARE, _WARN_BYTES)
+    if short_by_far or waiting_all >= _WAITING_PERCENT:
+        return "critical"
+    return "warn" if short or waiting_some >= _WAITING_PERCENT else "normal"
+
+
+def _macos() -> Reading:
+    try:
+        available = psutil.virtual_memory().available or None
+    except (OSError, RuntimeError):
+        available = None
+    try:
+        swap_used = psutil.swap_memory().used
+    except (OSError, RuntimeError):
+        swap_used = None
+    return Reading(kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")), swap_used, available)
+
+
+def _linux(proc: Path = Path("/proc")) -> Reading:
+    waiting = linux.parse_pressure(linux.read_text(proc / "pressure" / "memory"))
+    memory = linux.parse_meminfo(linux.read_text(proc / "meminfo"))
+    total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+    swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
+    return Reading(
+        derived_level(waiting.get("some"), waiting.get("full"), available, total),
+        None if swap is None or swap_free is None else swap - swap_free,
+        available,
+    )

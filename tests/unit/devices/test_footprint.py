@@ -1,0 +1,77 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices import footprint, libsystem
+from devices.footprint import footprint_bytes
+
+MIB = 2**20
+HOLD = """
+import os, sys
+held = bytearray(int(sys.argv[1]))
+held[::4096] = b"x" * len(held[::4096])
+os.write(1, b"held\n")
+sys.stdin.read()
+"""
+
+
+def test_memory_of_a_process_and_of_what_it_started() -> None:
+    # A shell that waits for two that hold 64 MiB each.
+    script = '"$0" -c "$1" 67108864 <&3 & "$0" -c "$1" 67108864 <&3 & wait'
+    with subprocess.Popen(
+        ["sh", "-c", f"exec 3<&0; {script}", sys.executable, HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as family:
+        assert family.stdout
+        assert [family.stdout.readline() for _ in range(2)] == ["held\n"] * 2
+        found = footprint_bytes(family.pid)
+        assert found is not None
+        assert 128 * MIB < found < 256 * MIB
+        family.communicate()
+    assert footprint_bytes(family.pid) is None
+
+
+def test_a_zombie_has_no_memory() -> None:
+    with subprocess.Popen(["true"]) as process:
+        wait_for_zombie(process.pid)
+        assert footprint_bytes(process.pid) is None
+
+
+def wait_for_zombie(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("text", ["", "12", "12 many 3", "12 0 3"])
+def test_what_the_kernel_does_not_tell_is_unknown(text: str) -> None:
+    assert footprint.parse_statm(text) is None
+
+
+def rusage(footprint_bytes: int) -> bytes:
+    """A rusage_info_v4 in which every other number is one that must not be taken for it."""
+    numbers = [1000 + index for index in range(35)]
+    numbers[7] = footprint_bytes
+    return bytes(16) + b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
+
+
+def test_footprint_of_macos() -> None:
+    assert libsystem.parse_footprint(rusage(19 * 2**30)) == 19 * 2**30
+    assert libsystem.parse_footprint(rusage(0)) is None
+    assert libsystem.parse_footprint(rusage(19 * 2**30)[:-1]) is None
+
+
+@given(st.binary(max_size=295))
+def test_a_cut_answer_is_no_footprint(answer: bytes) -> None:
+    assert libsystem.parse_footprint(answer) is None
+
+
+def test_without_the_library_of_macos_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libsystem, "_library", lambda: None)
+    assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") is None
+    assert libsystem.footprint_bytes(os.getpid()) is None
+    assert libsystem.children(os.getpid()) == []
