@@ -10,7 +10,7 @@ from devices import footprint, libsystem
 from devices.footprint import footprint_bytes
 
 MIB = 2**20
-HOLD = """
+HOLD = r"""
 import os, sys
 held = bytearray(int(sys.argv[1]))
 held[::4096] = b"x" * len(held[::4096])
