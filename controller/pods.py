@@ -18,6 +18,7 @@ from devices.vendors import VENDORS, Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SECRETS, SERVICES, Resource
 from runtimes import llama_server
+from runtimes.serving import Listen, Serving
 
 PORT: Final = 8080
 PORT_NAME: Final = "http"
@@ -124,20 +125,22 @@ def _pod(service: InferenceService, vendor: Vendor, container: Obj, weights: Wei
 
 def _container(service: InferenceService, accelerator: Accelerator, memory: int | str, weights: Weights) -> Obj:
     spec, vendor = service.spec, VENDORS[accelerator]
+    serving = Serving(
+        service=service.metadata.name,
+        model=f"{MODELS_PATH}/{weights.path}",
+        context_length=spec.context_length,
+        parallel=spec.parallel,
+        gpu_layers=vendor.gpu_layers,
+        mode=spec.mode,
+        cache_type_k=spec.cache_type_k,
+        cache_type_v=spec.cache_type_v,
+        chat_template=spec.chat_template,
+        extra=spec.extra_args,
+    )
     return {
         "name": "llama-server",
-        "image": spec.image or llama_server.IMAGES[accelerator],
-        "args": llama_server.arguments(
-            f"{MODELS_PATH}/{weights.path}",
-            "0.0.0.0",
-            PORT,
-            service=service.metadata.name,
-            context_length=spec.context_length,
-            parallel=spec.parallel,
-            gpu_layers=vendor.gpu_layers,
-            api_key_file=f"{TOKEN_DIRECTORY}/{TOKEN_KEY}",
-            extra=spec.extra_args,
-        ),
+        "image": spec.image or llama_server.RUNTIME.images[accelerator],
+        "args": llama_server.arguments(serving, Listen("0.0.0.0", PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}")),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(service, vendor, memory),
         # /health is open without a token and says 503 while weights load. A busy engine still answers it.

@@ -47,7 +47,7 @@ def desired_spec(service: InferenceService, model: Model, memory_bytes: int) -> 
     return MetalProcessSpec(
         service_name=service.metadata.name,
         model_name=model.metadata.name,
-        runtime=llama_server.NAME,
+        runtime=spec.runtime or llama_server.RUNTIME.name,
         artifact=Artifact(
             source=model.spec.source,
             revision=model.status.revision,
@@ -58,6 +58,10 @@ def desired_spec(service: InferenceService, model: Model, memory_bytes: int) -> 
         token_secret=token_name(service.metadata.name),
         context_length=spec.context_length,
         parallel=spec.parallel,
+        mode=spec.mode,
+        cache_type_k=spec.cache_type_k,
+        cache_type_v=spec.cache_type_v,
+        chat_template=spec.chat_template,
         extra_args=spec.extra_args,
         priority=spec.priority,
         source_secret=secret.name if secret else None,

@@ -14,9 +14,21 @@ from crds.meta import (
     Resource,
     Toleration,
     described,
+    keyed_by,
     rule,
 )
-from crds.serving import ContextLength, ExtraArguments, Parallel
+from crds.serving import (
+    Adapter,
+    CacheTypeK,
+    CacheTypeV,
+    ChatTemplate,
+    ContextLength,
+    ExtraArguments,
+    Parallel,
+    RuntimeName,
+    ServedMode,
+    Speculative,
+)
 
 
 class ServiceHardware(Resource, frozen=True):
@@ -56,8 +68,32 @@ class InferenceServiceSpec(Resource, frozen=True):
     )
     hardware: Annotated[ServiceHardware, described("Hardware of one replica.")] = ServiceHardware()
     resources: Annotated[Resources, described("What one replica that runs as a pod asks of its node.")] = Resources()
+    runtime: Annotated[
+        RuntimeName | None,
+        described(
+            "Engine that serves; absent is llama.cpp for a GGUF file and mlx-lm for a folder of MLX weights. Pods run "
+            "llama.cpp; hosts run what `kubectl get mh -o yaml` lists in status.runtimes."
+        ),
+    ] = None
+    mode: ServedMode = "chat"
     context_length: ContextLength = 4096
     parallel: Parallel = 1
+    cache_type_k: CacheTypeK = "f16"
+    cache_type_v: CacheTypeV = "f16"
+    speculative: Annotated[
+        Speculative | None,
+        described("Speculative decoding: a small model guesses, the model itself checks several guesses at once."),
+    ] = None
+    projector_model_ref: Annotated[
+        Name | None,
+        described("Name of a Model in the same namespace whose artifact lets this one see images or hear (mmproj)."),
+    ] = None
+    adapters: Annotated[
+        list[Adapter],
+        Meta(max_length=8),
+        described("LoRA adapters on top of the model.", **keyed_by("modelRef")),
+    ] = []
+    chat_template: ChatTemplate = None
     extra_args: ExtraArguments = []
     priority: Annotated[Priority, described("Which service is placed first when hosts are scarce.")] = "normal"
     image: Annotated[
@@ -96,11 +132,25 @@ class InferenceServiceStatus(Resource, frozen=True):
     conditions: Conditions = []
 
 
+def _chat_only(field: str) -> dict[str, str]:
+    return rule(
+        f"!has(self.{field}) || !has(self.mode) || self.mode == 'chat'",
+        f"spec.{field} is for spec.mode chat: remove it, or set mode to chat",
+    )
+
+
+MODE_RULES = (
+    _chat_only("speculative"),
+    _chat_only("projectorModelRef"),
+    _chat_only("chatTemplate"),
+)
+
+
 class InferenceService(Resource, frozen=True):
     """Desired serving of one Model at one address."""
 
     metadata: Annotated[ObjectMeta, described("Standard object metadata.")]
-    spec: Annotated[InferenceServiceSpec, described("What is to be served.")]
+    spec: Annotated[InferenceServiceSpec, described("What is to be served.", *MODE_RULES)]
     status: Annotated[InferenceServiceStatus, described("What the controller knows about this service.")] = (
         InferenceServiceStatus()
     )

@@ -11,7 +11,18 @@ from msgspec import Meta
 
 from crds.meta import Name, ObjectMeta, Priority, Resource, SecretName, described, rule
 from crds.model import Revision
-from crds.serving import ContextLength, ExtraArguments, Parallel
+from crds.serving import (
+    AdapterScale,
+    CacheTypeK,
+    CacheTypeV,
+    ChatTemplate,
+    ContextLength,
+    DraftTokens,
+    ExtraArguments,
+    Parallel,
+    Role,
+    ServedMode,
+)
 
 
 class Artifact(Resource, frozen=True):
@@ -21,6 +32,23 @@ class Artifact(Resource, frozen=True):
     revision: Annotated[Revision, described("Exact revision; empty takes what the source has.")] = ""
     sha256: Annotated[str, Meta(max_length=64), described("SHA-256 that the file must have; empty is not known.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
+
+
+class FurtherArtifact(Resource, frozen=True):
+    """An artifact that is served together with the weights."""
+
+    role: Annotated[
+        Role,
+        described(
+            "draft: a small model that guesses tokens ahead. projector: makes images or sound into tokens. adapter: a "
+            "LoRA adapter."
+        ),
+    ]
+    artifact: Annotated[Artifact, described("The exact artifact.")]
+    scale: AdapterScale = "1"
+    source_secret: Annotated[
+        SecretName | None, described("Name of the Secret with the download token, where the source needs one.")
+    ] = None
 
 
 class MetalProcessSpec(Resource, frozen=True):
@@ -38,6 +66,19 @@ class MetalProcessSpec(Resource, frozen=True):
     token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
     context_length: ContextLength = 4096
     parallel: Parallel = 1
+    mode: ServedMode = "chat"
+    cache_type_k: CacheTypeK = "f16"
+    cache_type_v: CacheTypeV = "f16"
+    further_artifacts: Annotated[
+        list[FurtherArtifact],
+        Meta(max_length=10),
+        described(
+            "What is fetched and served together with the weights: at most one draft and one projector.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
+    draft_max_tokens: DraftTokens = None
+    chat_template: ChatTemplate = None
     extra_args: ExtraArguments = []
     priority: Annotated[Priority, described("Which process is placed first when hosts are scarce.")] = "normal"
     source_secret: Annotated[

@@ -1,26 +1,42 @@
 """How a model is served: the settings that a service states and a process carries unchanged."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import described, rule
+from crds.meta import Name, Resource, described, rule
 
-TUNING_ARGUMENTS = (
-    *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
-    *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu", "-fit", "--fit"),
-    *("-fa", "--flash-attn", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--swa-full"),
-    *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
-    *("--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--no-slots", "--warmup", "--no-warmup"),
-    *("--jinja", "--no-jinja", "--chat-template", "-n", "--predict", "--n-predict", "-s", "--seed"),
-    *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
+RuntimeName = Literal["llama.cpp", "mlx-lm", "llama-cpp-python", "omlx", "ollama"]
+Mode = Literal["chat", "embeddings", "rerank"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+Role = Literal["draft", "projector", "adapter"]
+
+TUNING_ARGUMENTS: Final[Mapping[RuntimeName, tuple[str, ...]]] = MappingProxyType(
+    {
+        "llama.cpp": (
+            *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
+            *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu"),
+            *("-fa", "--flash-attn", "--swa-full", "--pooling", "-lm", "--load-mode"),
+            *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
+            *("--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--no-slots", "--warmup", "--no-warmup"),
+            *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
+            *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
+        ),
+        "mlx-lm": ("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
+        "llama-cpp-python": ("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
+        "omlx": (),
+        "ollama": (),
+    }
 )
-"""The engine's arguments that are the user's to set, in llama-server's own words.
+"""The engine's arguments that are the user's to set, in each engine's own words.
 
 Everything else is refused, also what is not known yet: it would set what Pomona renders, open the engine to the
 network, name files of its machine, log prompts, or take memory that nobody has reserved.
 """
-EXTRA_ARGUMENT = rf"^({'|'.join(TUNING_ARGUMENTS)}|[^-\x00-\x1f\x7f][^\x00-\x1f\x7f]*)$"
+_ANY_TUNING = tuple(dict.fromkeys(name for names in TUNING_ARGUMENTS.values() for name in names))
+EXTRA_ARGUMENT = rf"^({'|'.join(_ANY_TUNING)}|[^-\x00-\x1f\x7f][^\x00-\x1f\x7f]*)$"
 """One item of extraArgs: such an argument, or a value, which has no leading '-' and no control character."""
 
 ContextLength = Annotated[
@@ -43,16 +59,57 @@ ExtraArguments = Annotated[
                 rule(
                     f"self.matches(r'{EXTRA_ARGUMENT}')",
                     "neither an argument that extraArgs takes (`kubectl explain isvc.spec.extraArgs` lists them) nor a "
-                    "value: use spec.contextLength and spec.parallel for what they set; the rest belongs to Pomona",
+                    "value: use the fields of spec for what they set; the rest belongs to Pomona",
                 ),
-                rule("self != 'f32'", "a cache of type f32 takes more memory than is reserved: use f16 or smaller"),
             ),
         ]
     ],
     Meta(max_length=32),
     described(
         "Further arguments for the engine, after those that Pomona renders; each argument and each value is an item. "
-        f"Taken are {' '.join(TUNING_ARGUMENTS)}.",
+        + " ".join(f"{name} takes {' '.join(taken) or 'none'}." for name, taken in TUNING_ARGUMENTS.items()),
         **{"x-kubernetes-list-type": "atomic"},
     ),
 ]
+
+
+ServedMode = Annotated[
+    Mode,
+    described(
+        "What the service answers, at one path of OpenAI's API. chat: /v1/chat/completions and /v1/completions. "
+        "embeddings: /v1/embeddings. rerank: /v1/rerank."
+    ),
+]
+_CACHE_TYPE = "Type of the {} in the KV cache of each token; smaller than f16 saves memory and costs some quality."
+CacheTypeK = Annotated[CacheType, described(_CACHE_TYPE.format("keys"))]
+CacheTypeV = Annotated[CacheType, described(_CACHE_TYPE.format("values"))]
+ChatTemplate = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=32_768)] | None,
+    described("Jinja template that makes a prompt of messages; absent is the model's own."),
+]
+DraftTokens = Annotated[
+    Annotated[int, Meta(ge=1, le=64)] | None,
+    described("Tokens that the draft guesses ahead at most; absent leaves it to the engine.", format="int32"),
+]
+AdapterScale = Annotated[
+    str,
+    Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$"),
+    described("How strongly the adapter is applied: a decimal number, where 1 is as it was trained."),
+]
+
+
+class Speculative(Resource, frozen=True):
+    """Speculative decoding: a small model guesses, the model itself checks several guesses at once."""
+
+    draft_model_ref: Annotated[
+        Name,
+        described("Name of a Model in the same namespace, small and with the same vocabulary, that guesses."),
+    ]
+    max_tokens: DraftTokens = None
+
+
+class Adapter(Resource, frozen=True):
+    """A LoRA adapter on top of the model."""
+
+    model_ref: Annotated[Name, described("Name of a Model in the same namespace whose artifact is the adapter.")]
+    scale: AdapterScale = "1"

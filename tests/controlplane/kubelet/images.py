@@ -35,8 +35,8 @@ class Image:
 
 def find(reference: str) -> Image | None:
     """Return the image that a reference names, or None; our own images are found whatever their tag or digest."""
-    if reference in llama_server.IMAGES.values():
-        return _of_this_checkout(tuple(llama_server.command()))
+    if reference in llama_server.RUNTIME.images.values():
+        return _of_this_checkout(tuple(llama_server.command() or ()))
     match _repository(reference):
         case "ghcr.io/pomona-dev/pomona":
             return _of_this_checkout((sys.executable, "-m", "cli.main"))

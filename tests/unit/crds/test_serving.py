@@ -12,7 +12,9 @@ def takes(item: str) -> bool:
     return re.fullmatch(EXTRA_ARGUMENT, item) is not None
 
 
-@pytest.mark.parametrize("item", [*TUNING_ARGUMENTS, "0.5", "on", "q8_0", "chatml", "{% if a - b %}", "größer"])
+@pytest.mark.parametrize(
+    "item", [*TUNING_ARGUMENTS["llama.cpp"], "0.5", "on", "q8_0", "chatml", "{% if a - b %}", "größer"]
+)
 def test_tuning_and_values_are_taken(item: str) -> None:
     assert takes(item)
 
@@ -32,4 +34,4 @@ def test_all_else_is_refused(item: str) -> None:
 
 
 def test_the_launcher_knows_every_argument_that_is_taken() -> None:
-    assert set(TUNING_ARGUMENTS) <= llama_launcher.ARGUMENTS.keys()
+    assert set(TUNING_ARGUMENTS["llama.cpp"]) <= llama_launcher.ARGUMENTS.keys()

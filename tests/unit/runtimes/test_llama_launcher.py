@@ -56,6 +56,7 @@ def ask(server: llama.LlamaServer, **body: object) -> Iterator[HTTPResponse]:
         (["-m", "m.gguf", "--fit", "yes"], "argument --fit: unknown value 'yes': use on or off"),
         (["-m", "m.gguf", "-fa", "1"], "argument -fa: unknown value '1': use on, off or auto"),
         (["-m", "m.gguf", "--api-key-file", "/nope"], "argument --api-key-file: failed to open file '/nope'"),
+        (["-m", "m.gguf", "--lora-scaled", "0.5"], "argument --lora-scaled: unknown value '0.5': use FNAME:SCALE"),
         (["--port", "0"], "--model is required"),
     ],
 )
@@ -80,6 +81,9 @@ def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> No
         (["--fit", "off"], "fit_params", False),
         (["--no-slots"], "endpoint_slots", False),
         (["-c", "1", "--ctx-size", "2"], "n_ctx", 2),
+        (["--load-mode", "mmap+mlock"], "load_mode", xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP_MLOCK),
+        (["--pooling", "mean"], "pooling_type", xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN),
+        (["--rerank"], "pooling_type", xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK),
     ],
 )
 def test_values_reach_the_wheel(arguments: list[str], field: str, value: object) -> None:
@@ -89,7 +93,7 @@ def test_values_reach_the_wheel(arguments: list[str], field: str, value: object)
 def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k\n")
-    readable = {"--api-key-file": str(keys), "--fit": "on", "-fit": "on"}
+    readable = {"--api-key-file": str(keys), "--fit": "on", "-fit": "on", "--lora-scaled": "a.gguf:0.5"}
     for name, option in llama_launcher.ARGUMENTS.items():
         candidates = [readable.get(name, "f16"), "1", "none", "auto"]
         values = [[]] if isinstance(option, llama_launcher._Switch) else [[text] for text in candidates]

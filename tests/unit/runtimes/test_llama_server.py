@@ -4,20 +4,19 @@ import sys
 from pathlib import Path
 
 from runtimes import llama_launcher, llama_server
+from runtimes.serving import Listen, Serving
 
 
 def render(*, gpu_layers: int | None = None, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
-    return llama_server.arguments(
-        "/weights/m.gguf",
-        "0.0.0.0",
-        8080,
+    serving = Serving(
         service="chat",
+        model="/weights/m.gguf",
         context_length=4096,
         parallel=4,
         gpu_layers=gpu_layers,
-        api_key_file=api_key_file,
         extra=extra,
     )
+    return llama_server.arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
 def test_context_is_what_each_slot_gets() -> None:
