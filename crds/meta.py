@@ -30,6 +30,11 @@ HOSTS_NAMESPACE: Final = "pomona-metal-hosts"
 PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 """Keeps a MetalProcess, and so its reserved bytes, until its host has stopped it or is known to be gone."""
 
+DISRUPTION_TARGET: Final = "DisruptionTarget"
+"""Condition of a MetalProcess that needs another place, named as a Pod's."""
+MEMORY_PRESSURE: Final = "MemoryPressure"
+"""Condition of a MetalHost that takes on nothing, named as a Node's; also the reason of what follows from it."""
+
 Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from crds.meta import Name, ObjectMeta, Priority, Resource, SecretName, described, rule
+from crds.meta import Conditions, Name, ObjectMeta, Priority, Resource, SecretName, described, rule
 from crds.model import Revision
 from crds.serving import (
     AdapterScale,
@@ -113,8 +113,9 @@ class MetalProcessStatus(Resource, frozen=True):
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
         described(
             "Pending: waits for a place or its turn. Fetching: weights are on their way. Starting: the engine loads. "
-            "Ready: it generated a token. Stopping, Stopped: ends on request. Failed: tried again with back-off. "
-            "Rejected: this host cannot run it; it is replaced elsewhere."
+            "Ready: it generated a token. Stopping, Stopped: ends on request, or, with reason MemoryPressure, to be "
+            "Pending until its host has memory again. Failed: tried again with back-off. Rejected: this host cannot "
+            "run it; it is replaced elsewhere."
         ),
     ] = "Pending"
     reason: Annotated[str, described("Why, as one CamelCase word.")] = ""
@@ -126,6 +127,13 @@ class MetalProcessStatus(Resource, frozen=True):
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
     ready_at: Annotated[str | None, described("When it generated its first token.", format="date-time")] = None
     last_exit: Annotated[LastExit | None, described("How the engine ended the last time.")] = None
+    conditions: Annotated[
+        Conditions,
+        described(
+            "DisruptionTarget is True while the process needs another place, for its host is short of memory: one is "
+            "made on another host where it fits, and this one goes when that answers."
+        ),
+    ] = []
 
 
 def _same(field: str) -> str:

@@ -75,7 +75,30 @@ class Removed:
     """The API says that it is no longer wanted here."""
 
 
-Event = Admitted | Refused | Fetched | Failed | Spawned | Answered | Exited | Elapsed | Removed
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The host starts no engine now: this one waits for Released. One that runs goes on."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The host needs the memory: the engine ends, drained first, and is not started again before Released."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The host can start it again."""
+
+
+Event = (
+    Admitted | Refused | Fetched | Failed | Spawned | Answered | Exited | Elapsed | Removed | Held | Evicted | Released
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +163,33 @@ class State:
     restarts: int = 0
     ready_since: float | None = None
     last_exit: LastExit | None = None
+    hold: Held | None = None
+    """Why no engine may be started now."""
+    waits: bool = False
+    """Pending for nothing but Released; its memory stays reserved."""
+    evicting: bool = False
+    """Stopping, and then it waits instead of being Stopped."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is on its way out for good, or gone."""
+        return self.phase == "Stopped" or (self.phase == "Stopping" and not self.evicting)
 
 
 Step = tuple[State, tuple[Action, ...]]
 """The next state and what to do now, in this order. Actions replace those that still run; none lets them go on."""
 
 
-def start() -> Step:
+def start(hold: Held | None = None) -> Step:
     """Begin the life of a newly assigned process."""
-    return State(), (Check(),)
+    return State(hold=hold), (Check(),)
 
 
-def adopt(pid: int, *, ready: bool, restarts: int, now: float) -> Step:
+def adopt(pid: int, *, ready: bool, restarts: int, now: float, hold: Held | None = None) -> Step:
     """Take over an engine that an earlier agent started, and that had generated a token if `ready`."""
     if ready:
-        return State("Ready", pid=pid, admitted=True, restarts=restarts, ready_since=now), ()
-    return State("Starting", pid=pid, admitted=True, restarts=restarts), (Probe(),)
+        return State("Ready", pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold), ()
+    return State("Starting", pid=pid, admitted=True, restarts=restarts, hold=hold), (Probe(),)
 
 
 def backoff_seconds(failures: int) -> float:
@@ -168,17 +202,19 @@ def step(state: State, event: Event, now: float) -> Step:
     match event:
         case Removed():
             return _removed(state)
+        case Held() | Evicted() | Released():
+            return _heed(state, event)
         case Exited():
             return _exited(state, event, now)
         case Failed():
             return _failed(state, event)
-        case Refused() if state.phase in {"Pending", "Fetching"}:
+        case Refused() if state.phase in {"Pending", "Fetching"} and not state.waits:
             return replace(state, phase="Rejected", reason=event.reason, message=event.message), ()
         case Spawned() if state.phase == "Starting" and state.pid is None:
             return replace(state, pid=event.pid), (Probe(),)
         case Answered() if state.phase == "Starting" and state.pid is not None and not state.reason:
             return replace(state, phase="Ready", ready_since=now), ()
-        case Admitted() if state.phase == "Pending":
+        case Admitted() if state.phase == "Pending" and not state.waits:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
         case Fetched() if state.phase == "Fetching":
             return _begin(replace(state, fetched=True))
@@ -193,30 +229,68 @@ def _clear(state: State, phase: Phase) -> State:
 
 
 def _begin(state: State) -> Step:
-    """Start the engine; every start after an exit counts as a restart."""
+    """Start the engine, unless the host holds it; every start after an exit counts as a restart."""
+    if state.hold:
+        return _wait(state, state.hold)
     restarts = state.restarts + (state.last_exit is not None)
     return replace(_clear(state, "Starting"), restarts=restarts), (Spawn(),)
 
 
 def _again(state: State) -> Step:
-    """Take up the life where it failed."""
+    """Take up the life where it failed or was ended, once the host lets it."""
+    if state.hold and state.admitted:
+        return _wait(state, state.hold)
     if state.fetched:
         return _begin(state)
     return (_clear(state, "Fetching"), (Fetch(),)) if state.admitted else (_clear(state, "Pending"), (Check(),))
 
 
 def _removed(state: State) -> Step:
-    if state.phase in {"Stopping", "Stopped"}:
+    if state.leaving:
         return state, ()
+    if state.evicting:
+        # What was begun is the same, only its end is not.
+        return replace(_clear(state, "Stopping"), evicting=False), ()
     if state.pid is None:
-        return _clear(state, "Stopped"), ()
+        return replace(_clear(state, "Stopped"), waits=False), ()
     return _clear(state, "Stopping"), (Withdraw(), Drain(), End())
+
+
+def _heed(state: State, event: Held | Evicted | Released) -> Step:
+    match event:
+        case Held():
+            return _held(state, event)
+        case Evicted():
+            return _evicted(state, event)
+        case Released():
+            released = replace(state, hold=None, waits=False)
+            return _again(released) if state.waits else (released, ())
+
+
+def _held(state: State, hold: Held) -> Step:
+    held = replace(state, hold=hold)
+    return _wait(held, hold) if state.waits else (held, ())
+
+
+def _wait(state: State, hold: Held) -> Step:
+    return replace(state, phase="Pending", reason=hold.reason, message=hold.message, waits=True), ()
+
+
+def _evicted(state: State, event: Evicted) -> Step:
+    hold = Held(event.reason, event.message)
+    if state.pid is None or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
+        # It does not run, or ends already.
+        return _held(state, hold)
+    stopping = replace(state, phase="Stopping", reason=event.reason, message=event.message, hold=hold, evicting=True)
+    return stopping, (Withdraw(), Drain(), End())
 
 
 def _exited(state: State, event: Exited, now: float) -> Step:
     if state.pid is None:
         return state, ()
     gone = replace(state, pid=None, ready_since=None, last_exit=event.last)
+    if state.evicting:
+        return _again(replace(gone, evicting=False))
     if state.phase == "Stopping":
         return replace(gone, phase="Stopped"), ()
     stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
@@ -234,7 +308,7 @@ def _failed(state: State, event: Failed) -> Step:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
-    if state.phase in {"Pending", "Fetching", "Starting"}:
+    if state.phase in {"Pending", "Fetching", "Starting"} and not state.waits:
         return _back_off(replace(state, fetched=False), event.reason, event.message, permanent=event.permanent)
     return state, ()
 

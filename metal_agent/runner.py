@@ -19,7 +19,7 @@ from metal_agent import engine, lifecycle, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
-from metal_agent.lifecycle import Event, State, step
+from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
 from metal_agent.records import Record, Records
 from metal_agent.spawn import NativeProcess
 from metal_agent.weights import Weights
@@ -60,6 +60,8 @@ class Host:
     """Gives the token in a Secret by namespace and name, as far as it is known."""
     changed: Callable[["Runner"], None]
     """Told after each change of state or progress."""
+    hold: Callable[[str], Held | None] = lambda _uid: None
+    """Gives why a process, by uid, may not start an engine when its runner is made; later changes are events."""
 
 
 class Runner:
@@ -80,10 +82,11 @@ class Runner:
         self._log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
         self._reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
-        self.state, self._first = lifecycle.start()
+        hold = host.hold(assignment.uid)
+        self.state, self._first = lifecycle.start(hold)
         if record and process:
             self.state, self._first = lifecycle.adopt(
-                process.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic()
+                process.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic(), hold=hold
             )
             self._log.info("adopted", pid=process.pid, phase=self.state.phase)
 
@@ -94,8 +97,12 @@ class Runner:
 
     def remove(self) -> None:
         """Have it stopped: the API no longer wants it here."""
-        if self.state.phase not in {"Stopping", "Stopped"}:
+        if not self.state.leaving:
             self._events.put_nowait(lifecycle.Removed())
+
+    def tell(self, event: Held | Evicted | Released) -> None:
+        """Let it know what the host's memory allows."""
+        self._events.put_nowait(event)
 
     async def run(self) -> None:
         """Live until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""

@@ -49,10 +49,7 @@ class TestDefinition:
 
     def test_conditions_merge_by_type(self, definition: Definition) -> None:
         root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        conditions = root["properties"]["status"]["properties"].get("conditions")
-        if definition.kind == "MetalProcess":  # its phase and reason say all
-            assert conditions is None
-            return
+        conditions = root["properties"]["status"]["properties"]["conditions"]
         assert conditions["x-kubernetes-list-type"] == "map"
         assert conditions["x-kubernetes-list-map-keys"] == ["type"]
         assert set(conditions["items"]["required"]) == {"type", "status", "reason", "message", "lastTransitionTime"}

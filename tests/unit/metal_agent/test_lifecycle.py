@@ -10,6 +10,8 @@ from crds.metalprocess import LastExit
 from metal_agent import lifecycle as life
 from metal_agent.lifecycle import Event, State, step
 
+HELD = life.Held("MemoryPressure", "the host is short of memory")
+EVICTED = life.Evicted("MemoryPressure", "the host needs its memory")
 CRASH = life.Exited(LastExit(signal="SIGKILL"))
 HAPPY: Sequence[Event] = (life.Admitted(), life.Fetched(), life.Spawned(7), life.Answered())
 
@@ -115,9 +117,66 @@ def test_an_adopted_engine_that_had_answered_stays_ready() -> None:
     assert after(life.Answered(), start=state)[0].phase == "Ready"
 
 
+def test_no_engine_starts_while_the_host_holds_it_and_it_starts_when_released() -> None:
+    state, actions = after(HELD, *HAPPY[:2])
+    assert (state.phase, state.reason, state.waits, actions) == ("Pending", "MemoryPressure", True, ())
+    assert after(life.Released(), start=state)[1] == (life.Spawn(),)
+    assert after(*HAPPY[:2], start=life.start(HELD)[0])[0].waits, "held from its first moment"
+
+
+def test_what_runs_is_held_only_when_it_would_start_again() -> None:
+    state, actions = after(*HAPPY, HELD)
+    assert (state.phase, actions) == ("Ready", ())
+    state, _ = after(CRASH, life.Elapsed(), start=state)
+    assert (state.phase, state.waits) == ("Pending", True)
+
+
+def test_eviction_withdraws_then_drains_then_ends_and_waits_with_its_place() -> None:
+    state, actions = after(*HAPPY, EVICTED)
+    assert (state.phase, state.reason) == ("Stopping", "MemoryPressure")
+    assert actions == (life.Withdraw(), life.Drain(), life.End())
+    state, actions = after(CRASH, start=state)
+    assert (state.phase, state.reason, state.admitted, state.failures) == ("Pending", "MemoryPressure", True, 0)
+    state, actions = after(life.Released(), start=state)
+    assert actions == (life.Spawn(),)
+    assert after(life.Spawned(8), life.Answered(), start=state)[0].phase == "Ready"
+
+
+def test_an_eviction_that_is_called_off_too_late_starts_again_once_the_engine_is_gone() -> None:
+    state, actions = after(*HAPPY, EVICTED, life.Released())
+    assert (state.phase, actions) == ("Stopping", ())
+    assert after(CRASH, start=state)[1] == (life.Spawn(),)
+
+
+def test_an_adopted_engine_that_is_evicted_fetches_what_it_serves_again() -> None:
+    adopted, _ = life.adopt(7, ready=True, restarts=0, now=0)
+    waiting, _ = after(EVICTED, CRASH, start=adopted)
+    assert waiting.waits
+    assert after(life.Released(), start=waiting)[1] == (life.Fetch(),)
+
+
+@pytest.mark.parametrize("removed_first", [True, False])
+def test_who_is_evicted_and_removed_is_stopped_once_and_for_good(*, removed_first: bool) -> None:
+    both: list[Event] = [life.Removed(), EVICTED] if removed_first else [EVICTED, life.Removed()]
+    state, actions = after(*HAPPY, *both)
+    assert (state.phase, actions) == ("Stopping", ())
+    assert after(CRASH, start=state)[0].phase == "Stopped"
+    assert after(*HAPPY, EVICTED, CRASH, life.Removed())[0].phase == "Stopped"
+
+
 EVENTS = st.one_of(
     st.sampled_from(
-        [life.Admitted(), life.Fetched(), life.Answered(), life.Elapsed(), life.Removed(), life.Refused("R", "r")]
+        [
+            life.Admitted(),
+            life.Fetched(),
+            life.Answered(),
+            life.Elapsed(),
+            life.Removed(),
+            life.Refused("R", "r"),
+            HELD,
+            EVICTED,
+            life.Released(),
+        ]
     ),
     st.builds(life.Failed, st.just("F"), st.just("f"), st.booleans()),
     st.just(CRASH),
@@ -141,6 +200,7 @@ def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[bo
         state, actions = step(state, event, float(now))
         if life.Spawn() in actions:
             assert not running, "a second engine"
+            assert not state.hold, "the host held it"
             assert actions == (life.Spawn(),)
             running = next(outcomes)
             outcome = life.Spawned(now + 1) if running else life.Failed("SpawnFailed", "no")
@@ -150,8 +210,8 @@ def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[bo
         assert state.phase not in {"Stopped", "Rejected", "Failed", "Pending", "Fetching"} or not running
         if life.End() in actions and before.phase == "Ready":
             assert actions.index(life.Withdraw()) < actions.index(life.Drain()) < actions.index(life.End())
-        if before.phase in {"Stopping", "Stopped"}:
-            assert state.phase in {"Stopping", "Stopped"}, "came back to life"
+        if before.leaving:
+            assert state.leaving, "came back to life"
     state, _ = step(state, life.Removed(), 99.0)
     if running:
         state, _ = step(state, CRASH, 99.0)
