@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from cli import log
+from cli.lazy import LazyGroup
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
@@ -38,8 +39,19 @@ class PortRange(click.ParamType[tuple[int, int]]):
         return int(first), int(last)
 
 
-@click.command("agent")
-@click.option("--name", required=True, help="Name of this host's MetalHost.")
+SUBCOMMANDS = {
+    "selftest": ("look at everything that the agent relies on, beside what it expects", "cli.selftest"),
+}
+
+
+@click.group(
+    "agent",
+    cls=LazyGroup,
+    subcommands=SUBCOMMANDS,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND]",
+)
+@click.option("--name", help="Name of this host's MetalHost.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Credentials of this host; default as kubectl's.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="What the agent keeps: weights, logs, records.")
 @click.option(
@@ -48,9 +60,11 @@ class PortRange(click.ParamType[tuple[int, int]]):
 @click.option("--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Folder below which file:// sources are allowed.")
 @click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
+@click.pass_context
 def command(
+    ctx: click.Context,
     *,
-    name: str,
+    name: str | None,
     kubeconfig: Path | None,
     state_dir: Path | None,
     address: str | None,
@@ -65,7 +79,12 @@ def command(
     \b
     Example:
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig --file-root ~/models
+      pomona agent selftest
     """
+    if ctx.invoked_subcommand:
+        return
+    if not name:
+        raise click.MissingParameter(param_hint="'--name'", param_type="option")
     log.configure()
     options = Options(
         name=name,

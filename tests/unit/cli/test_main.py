@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli import agent
 from cli.main import SUBCOMMANDS, main
 
 
@@ -26,12 +27,18 @@ def test_help_names_every_sub_command_and_imports_none() -> None:
 
 
 def test_every_sub_command_has_help_with_an_example() -> None:
-    for name in SUBCOMMANDS:
-        result = CliRunner().invoke(main, [name, "--help"])
-        assert result.exit_code == 0, (name, result.output)
-        if name != "llama-server":  # shows llama-server's own arguments
+    for path in [[name] for name in SUBCOMMANDS] + [["agent", name] for name in agent.SUBCOMMANDS]:
+        result = CliRunner().invoke(main, [*path, "--help"])
+        assert result.exit_code == 0, (path, result.output)
+        if path != ["llama-server"]:  # shows llama-server's own arguments
             assert re.search(r"^ +(pomona|curl) ", result.output, re.MULTILINE), result.output
         assert "\\b" not in result.output
+
+
+def test_an_agent_needs_the_name_of_its_host() -> None:
+    result = CliRunner().invoke(main, ["agent"])
+    assert result.exit_code == 2
+    assert "Missing option '--name'" in result.output
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
