@@ -11,11 +11,13 @@ event loop of its own; what it sees is handed to ours. That also survives its ex
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import aiohttp
 import kopf
@@ -31,6 +33,7 @@ STABLE_SECONDS = 60.0
 """A source that ran this long is well: its next failure is answered quickly again."""
 LONGEST_PAUSE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+FAREWELL_SECONDS = 2.0
 SWEEP_SECONDS = 600.0
 SETTLING_SECONDS = 2.0
 """What kopf lists comes one by one, of each resource apart: one sweep is for all of it. A failed one waits as long."""
@@ -159,24 +162,39 @@ async def _operate(
 ) -> None:
     # kopf tells of every event that it handles, and that it gets no signals in a thread, which is what we want of it.
     logging.getLogger("kopf").setLevel(logging.ERROR)
-    await kopf.operator(
-        registry=_registry(watched, credentials(), deliver),
-        settings=_settings(watched),
-        clusterwide=True,
-        standalone=True,
-        stop_flag=stop,
-    )
+    sockets: WeakSet[socket.socket] = WeakSet()
+    try:
+        await kopf.operator(
+            registry=_registry(watched, credentials(), deliver, sockets),
+            settings=_settings(watched),
+            clusterwide=True,
+            standalone=True,
+            stop_flag=stop,
+        )
+    finally:
+        await _until_closed(sockets)
+
+
+async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
+    """Wait for the last words of TLS on watches that were closed: the loop would end under them, and leak them."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            while any(each.fileno() >= 0 for each in sockets):  # noqa: ASYNC110 - a socket tells nobody of its end
+                await asyncio.sleep(0.01)
 
 
 def _registry(
-    watched: Iterable[Watched], credentials: Credentials, deliver: Callable[[Resource, kopf.RawEvent], None]
+    watched: Iterable[Watched],
+    credentials: Credentials,
+    deliver: Callable[[Resource, kopf.RawEvent], None],
+    sockets: WeakSet[socket.socket],
 ) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
         await credentials.refresh()
-        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=_session(credentials))
+        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=_session(credentials, sockets))
 
     for resource, _selector in watched:
         _subscribe(registry, resource, deliver)
@@ -193,8 +211,17 @@ def _subscribe(
         deliver(resource, event)
 
 
-def _session(credentials: Credentials) -> aiohttp.ClientSession:
-    """Return a session that authorizes each request anew: tokens rotate on disk while a session lives."""
+def _session(credentials: Credentials, sockets: WeakSet[socket.socket]) -> aiohttp.ClientSession:
+    """Return a session that authorizes each request anew: tokens rotate on disk while a session lives.
+
+    Its connections are in `sockets`.
+    """
+
+    def connected_by(address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        opened = socket.socket(family, kind, protocol)
+        sockets.add(opened)
+        return opened
 
     async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         if authorization := await credentials.authorization():
@@ -203,7 +230,7 @@ def _session(credentials: Credentials) -> aiohttp.ClientSession:
         return await send(request)
 
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0),
+        connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0, socket_factory=connected_by),
         middlewares=(authorize,),
         proxy=credentials.proxy,
         trust_env=False,
