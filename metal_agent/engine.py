@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crds.metalprocess import FurtherArtifact, MetalProcessSpec
-from devices.sockets import LOOPBACK, loopback_port
+from devices.sockets import LOOPBACK
 from devices.vendors import VENDORS
 from runtimes.registry import RUNTIMES
 from runtimes.serving import Adapter, Listen, Process, Serving
@@ -60,12 +60,6 @@ def serving(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -
 def environment(spec: MetalProcessSpec) -> dict[str, str]:
     """Return the engine's environment: ours, without what would configure it behind our back, and without tokens."""
     return _process(spec).environment(os.environ)
-
-
-def listening_url(pid: int) -> str | None:
-    """Find where the engine `pid` listens; None when it does not yet."""
-    port = loopback_port(pid)
-    return f"http://{LOOPBACK}:{port}" if port else None
 
 
 def _process(spec: MetalProcessSpec) -> Process:

@@ -48,9 +48,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The engine runs under this process id."""
+    """The engine exists; under this process id, where it has a process of its own."""
 
-    pid: int
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The engine's process is gone."""
+    """The engine is gone: its process, or the model out of the daemon that had it loaded."""
 
     last: LastExit
+    reason: str = ""
+    message: str = ""
+    """Why, where more is known than the exit itself says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop the engine's process group: SIGTERM, a grace, SIGKILL. Exited follows."""
+    """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Exited follows."""
 
 
 Action = Check | Fetch | Spawn | Probe | Wait | Withdraw | Drain | End
@@ -150,12 +153,14 @@ Action = Check | Fetch | Spawn | Probe | Wait | Withdraw | Drain | End
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where one process stands; `pid` is set exactly while its engine may exist, times are of a monotonic clock."""
+    """Where one process stands; `exists` exactly while its engine may, times are of a monotonic clock."""
 
     phase: Phase = "Pending"
     reason: str = ""
     message: str = ""
+    exists: bool = False
     pid: int | None = None
+    """Of an engine that exists and has a process of its own."""
     admitted: bool = False
     fetched: bool = False
     failures: int = 0
@@ -185,11 +190,11 @@ def start(hold: Held | None = None) -> Step:
     return State(hold=hold), (Check(),)
 
 
-def adopt(pid: int, *, ready: bool, restarts: int, now: float, hold: Held | None = None) -> Step:
+def adopt(pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None) -> Step:
     """Take over an engine that an earlier agent started, and that had generated a token if `ready`."""
     if ready:
-        return State("Ready", pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold), ()
-    return State("Starting", pid=pid, admitted=True, restarts=restarts, hold=hold), (Probe(),)
+        return State("Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold), ()
+    return State("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold), (Probe(),)
 
 
 def backoff_seconds(failures: int) -> float:
@@ -210,9 +215,9 @@ def step(state: State, event: Event, now: float) -> Step:
             return _failed(state, event)
         case Refused() if state.phase in {"Pending", "Fetching"} and not state.waits:
             return replace(state, phase="Rejected", reason=event.reason, message=event.message), ()
-        case Spawned() if state.phase == "Starting" and state.pid is None:
-            return replace(state, pid=event.pid), (Probe(),)
-        case Answered() if state.phase == "Starting" and state.pid is not None and not state.reason:
+        case Spawned() if state.phase == "Starting" and not state.exists:
+            return replace(state, exists=True, pid=event.pid), (Probe(),)
+        case Answered() if state.phase == "Starting" and state.exists and not state.reason:
             return replace(state, phase="Ready", ready_since=now), ()
         case Admitted() if state.phase == "Pending" and not state.waits:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
@@ -251,7 +256,7 @@ def _removed(state: State) -> Step:
     if state.evicting:
         # What was begun is the same, only its end is not.
         return replace(_clear(state, "Stopping"), evicting=False), ()
-    if state.pid is None:
+    if not state.exists:
         return replace(_clear(state, "Stopped"), waits=False), ()
     return _clear(state, "Stopping"), (Withdraw(), Drain(), End())
 
@@ -278,7 +283,7 @@ def _wait(state: State, hold: Held) -> Step:
 
 def _evicted(state: State, event: Evicted) -> Step:
     hold = Held(event.reason, event.message)
-    if state.pid is None or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
+    if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
         # It does not run, or ends already.
         return _held(state, hold)
     stopping = replace(state, phase="Stopping", reason=event.reason, message=event.message, hold=hold, evicting=True)
@@ -286,9 +291,9 @@ def _evicted(state: State, event: Evicted) -> Step:
 
 
 def _exited(state: State, event: Exited, now: float) -> Step:
-    if state.pid is None:
+    if not state.exists:
         return state, ()
-    gone = replace(state, pid=None, ready_since=None, last_exit=event.last)
+    gone = replace(state, exists=False, pid=None, ready_since=None, last_exit=event.last)
     if state.evicting:
         return _again(replace(gone, evicting=False))
     if state.phase == "Stopping":
@@ -297,13 +302,13 @@ def _exited(state: State, event: Exited, now: float) -> Step:
     how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
     return _back_off(
         replace(gone, failures=0 if stable else state.failures),
-        state.reason or "EngineExited",
-        state.message or f"the engine ended with {how}; its last lines are in status.lastExit.log",
+        state.reason or event.reason or "EngineExited",
+        state.message or event.message or f"the engine ended with {how}; its last lines are in status.lastExit.log",
     )
 
 
 def _failed(state: State, event: Failed) -> Step:
-    if state.phase == "Starting" and state.pid is not None:
+    if state.phase == "Starting" and state.exists:
         if state.reason:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.

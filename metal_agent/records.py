@@ -23,13 +23,16 @@ class Record(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     spec: MetalProcessSpec
-    identity: Identity
+    identity: Identity | None
+    """Its process; None where it has none of its own."""
     started_at: str
     ready_at: str | None = None
     """When it generated its first token."""
     url: str = ""
     """Where the engine listens, on loopback; known once it is ready."""
     restarts: int = 0
+    model: str = ""
+    """Its name in the daemon that `spec.runtime` names, where it is a model in a shared daemon."""
 
     @property
     def assignment(self) -> Assignment:

@@ -18,10 +18,10 @@ from kube.time import rfc3339
 from metal_agent import engine, lifecycle, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
+from metal_agent.handle import Handle
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
 from metal_agent.records import Record, Records
-from metal_agent.spawn import NativeProcess
 from metal_agent.weights import Weights
 from runtimes.probe import generate_token
 
@@ -65,17 +65,17 @@ class Host:
 
 
 class Runner:
-    """One MetalProcess on this host, from assignment (or adoption of `record`'s running `process`) to Stopped."""
+    """One MetalProcess on this host, from assignment (or adoption of `record`'s running `adopted`) to Stopped."""
 
     def __init__(
-        self, assignment: Assignment, host: Host, record: Record | None = None, process: NativeProcess | None = None
+        self, assignment: Assignment, host: Host, record: Record | None = None, adopted: Handle | None = None
     ) -> None:
         self.assignment = assignment
         self.record = record
         self._recorded = True
         self.progress: Progress | None = None
         self._host = host
-        self._process = process
+        self._engine = adopted
         self._model: Path | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
@@ -84,11 +84,11 @@ class Runner:
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         hold = host.hold(assignment.uid)
         self.state, self._first = lifecycle.start(hold)
-        if record and process:
+        if record and adopted:
             self.state, self._first = lifecycle.adopt(
-                process.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic(), hold=hold
+                adopted.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic(), hold=hold
             )
-            self._log.info("adopted", pid=process.pid, phase=self.state.phase)
+            self._log.info("adopted", pid=adopted.pid, model=adopted.model, phase=self.state.phase)
 
     @property
     def url(self) -> str | None:
@@ -108,19 +108,19 @@ class Runner:
         """Live until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""
         try:
             async with asyncio.TaskGroup() as group:
-                if self._process:
-                    group.create_task(self._watch(self._process))
+                if self._engine:
+                    group.create_task(self._watch(self._engine))
                 self._enter(group, self.state, self._first)
                 while self.state.phase != "Stopped":
                     event = await self._events.get()
                     self._enter(group, *step(self.state, event, time.monotonic()))
         finally:
-            if self._process:
-                self._process.release()
+            if self._engine:
+                self._engine.release()
 
     def status(self, port: int | None) -> MetalProcessStatus:
         """Report where it stands; `port` is the service's on the host's address."""
-        state, record = self.state, self.record if self.state.pid is not None else None
+        state, record = self.state, self.record if self.state.exists else None
         return MetalProcessStatus(
             phase=state.phase,
             reason=state.reason,
@@ -195,8 +195,8 @@ class Runner:
                 await self._host.exposure.withdraw(self.assignment)
             case lifecycle.Drain():
                 await self._host.exposure.drain(self.assignment.uid, DRAIN_SECONDS)
-            case lifecycle.End() if self._process:
-                await self._process.end(GRACE_SECONDS)
+            case lifecycle.End() if self._engine:
+                await self._engine.end(GRACE_SECONDS)
         return None
 
     async def _fetch(self) -> Event:
@@ -230,7 +230,7 @@ class Runner:
         except (OSError, ValueError) as error:
             # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
-        self._process = process
+        self._engine = process
         group.create_task(self._watch(process))
         if process.identity:
             self._keep(
@@ -246,9 +246,9 @@ class Runner:
             )
         return lifecycle.Spawned(process.pid)
 
-    async def _watch(self, process: NativeProcess) -> None:
-        how = await process.wait()
-        self._process = self.record = None
+    async def _watch(self, running: Handle) -> None:
+        how = await running.wait()
+        self._engine = self.record = None
         self._host.records.remove(self.assignment.uid)
         self._events.put_nowait(
             lifecycle.Exited(
@@ -257,20 +257,26 @@ class Runner:
                     signal=how.signal or "",
                     time=rfc3339(datetime.now(UTC)),
                     log=spawn.last_lines(self._log_path),
-                )
+                ),
+                how.reason,
+                how.message,
             )
         )
 
     async def _probe(self, timeout_seconds: float) -> Event:
         """Ask until a token comes: the kernel where the engine listens, then the engine."""
         problem, pause = "it does not listen yet", _FIRST_PAUSE_SECONDS
-        model = self.assignment.spec.service_name if self.assignment.spec else ""
+        service = self.assignment.spec.service_name if self.assignment.spec else ""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    if self._process and (url := engine.listening_url(self._process.pid)):
+                    if self._engine and (url := self._engine.url()):
                         found = await generate_token(
-                            self._host.session, url, model=model, token=None, timeout_seconds=_PROBE_SECONDS
+                            self._host.session,
+                            url,
+                            model=self._engine.model or service,
+                            token=self._engine.token,
+                            timeout_seconds=_PROBE_SECONDS,
                         )
                         if found.ok:
                             self._remember_url(url)

@@ -21,7 +21,9 @@ import psutil
 import structlog
 
 from devices import processes
+from devices.sockets import LOOPBACK, loopback_port
 from metal_agent import exits
+from metal_agent.handle import Exit
 
 MARK: Final = "POMONA_AGENT_STATE"
 """Environment variable of every process we start; its value is the state folder of the agent that owns it."""
@@ -42,13 +44,6 @@ class Identity(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """How a process ended; both None when it was no child of ours, so that nobody told us."""
-
-    code: int | None = None
-    signal: str | None = None
-
-
 def identify(pid: int) -> Identity | None:
     """Describe the live process `pid`; None when there is none. Raises OSError when that cannot be found out."""
     started = processes.start_time(pid)
@@ -56,10 +51,13 @@ def identify(pid: int) -> Identity | None:
 
 
 class NativeProcess:
-    """One running process of ours, started or adopted. Needs a running event loop.
+    """One running process of ours, started or adopted: a `Handle`. Needs a running event loop.
 
     Raises OSError, and ProcessLookupError where there is no process `pid`.
     """
+
+    model: None = None
+    token: None = None
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,6 +71,11 @@ class NativeProcess:
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._loop.add_reader(self._watch, self._ended)
+
+    def url(self) -> str | None:
+        """Ask the kernel where it listens on loopback; None when it does not yet."""
+        port = loopback_port(self.pid)
+        return f"http://{LOOPBACK}:{port}" if port else None
 
     async def wait(self) -> Exit:
         """Wait for its end."""

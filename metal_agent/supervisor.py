@@ -28,14 +28,14 @@ class Supervisor:
         Raises OSError when it cannot be found out what runs.
         """
         for uid, record in self._host.records.load().items():
-            process = spawn.adopt(record.identity)
+            process = spawn.adopt(record.identity) if record.identity else None
             if process is None:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
                 continue
             self._host.ledger.take_over(uid, record.spec.memory_bytes)
             self._start(Runner(record.assignment, self._host, record, process))
-        adopted = {runner.record.identity.pid for runner in self.runners.values() if runner.record}
+        adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await spawn.kill_strays(self._host.folder, adopted | set(others))
 
     def add(self, assignments: Iterable[Assignment]) -> None:

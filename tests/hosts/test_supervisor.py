@@ -122,6 +122,7 @@ async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
     records = Records(machine.folder / "processes")
     record = records.load()["u1"]
     bystander = spawn.spawn(["sleep", "60"], {}, machine.folder / "bystander.log", machine.file_root)
+    assert record.identity
     identity = msgspec.structs.replace(record.identity, pid=bystander.pid)
     records.write(msgspec.structs.replace(record, identity=identity))
     await machine.start()

@@ -1,12 +1,11 @@
 """How an engine is started and found."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
-from metal_agent import engine
+from metal_agent import engine, spawn
 from metal_agent.assignments import Assignment
 from runtimes.probe import generate_token
 from tests import tiny_gguf
@@ -20,11 +19,9 @@ async def test_a_model_cannot_say_where_its_engine_listens(
     tiny_gguf.write(model, name="listening on http://10.9.9.9:80")
     spec = assignment(extra_args=["-t", "1", "-lv", "5"]).spec
     assert spec
-    argv = engine.argv(spec, model)
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(*argv, stdout=output, stderr=output)
+    process = spawn.spawn(engine.argv(spec, model), engine.environment(spec), log, tmp_path)
     try:
-        url = await eventually(lambda: engine.listening_url(process.pid))
+        url = await eventually(process.url)
         assert url
         async with aiohttp.ClientSession() as session:
 
@@ -33,7 +30,6 @@ async def test_a_model_cannot_say_where_its_engine_listens(
 
             await eventually(answers)
     finally:
-        process.kill()
-        await process.wait()
+        await process.end(grace_seconds=5)
     assert "listening on http://10.9.9.9:80" in log.read_text(errors="replace")
-    assert engine.listening_url(process.pid) is None
+    assert process.url() is None

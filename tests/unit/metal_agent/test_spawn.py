@@ -15,7 +15,8 @@ import pytest
 
 from devices import processes
 from metal_agent import exits, spawn
-from metal_agent.spawn import Exit, NativeProcess
+from metal_agent.handle import Exit
+from metal_agent.spawn import NativeProcess
 from tests.eventually import eventually
 
 WAITS = [sys.executable, "-c", "import signal; print('ready', flush=True); signal.pause()"]
