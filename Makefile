@@ -65,7 +65,7 @@ binaries: setup ## Build the control plane of tests and demo into the user's cac
 lock: ## Refresh requirements.lock from pyproject.toml
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet '$(UV)'; }
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
-	  --extra controller --extra llama --extra dev pyproject.toml --output-file requirements.lock
+	  --extra controller --extra llama --extra mlx --extra dev pyproject.toml --output-file requirements.lock
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left; the cache of binaries stays
