@@ -2,7 +2,7 @@
 
 import re
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -11,99 +11,29 @@ from kube.client import Client, Obj
 from kube.errors import Invalid
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.controlplane.plane import ControlPlane
+from tests.manifests import BAD, BAD_ARGUMENTS, DEFAULTS, GOOD_ARGUMENTS, MODEL, SPECS, Bad, made
 
-MODEL = {"source": "https://models.example/tiny.gguf"}
-SERVICE = {"modelRef": "tiny"}
-PROCESS = {
-    "serviceName": "chat",
-    "modelName": "tiny",
-    "runtime": "llama.cpp",
-    "artifact": {"source": MODEL["source"]},
-    "memoryBytes": 1 << 30,
-    "tokenSecret": "chat-token",
-}
-SPECS: dict[Resource, dict[str, Any]] = {
-    MODELS: MODEL,
-    INFERENCE_SERVICES: SERVICE,
-    METAL_PROCESSES: PROCESS,
-    METAL_HOSTS: {},
-}
 NAMESPACED = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES)
 FIXED = "a MetalProcess is fixed once written: edit its InferenceService, which replaces it"
-
-
-def made(resource: Resource, namespace: str, name: str = "one", **spec: Any) -> Obj:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": resource.kind,
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {**SPECS[resource], **spec},
-    }
-
-
-class Bad(NamedTuple):
-    """A manifest that is refused, and what the user reads."""
-
-    resource: Resource
-    spec: dict[str, Any]
-    says: str
-    name: str = "one"
-
-
-BAD = {
-    "file:// without memoryBytes": Bad(
-        MODELS, {"source": "file:///m.gguf"}, "spec: Invalid value: .*a file:// source needs spec.memoryBytes"
-    ),
-    "file:// with a Secret": Bad(
-        MODELS,
-        {"source": "file:///m.gguf", "memoryBytes": 1, "sourceSecretRef": {"name": "hub"}},
-        "a file:// source takes no spec.sourceSecretRef: remove it",
-    ),
-    "scheme that nobody fetches": Bad(MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"),
-    "sha256 in upper case": Bad(MODELS, {"sha256": "A" * 64}, "spec.sha256: .*0-9a-f"),
-    "short sha256": Bad(MODELS, {"sha256": "a" * 63}, "spec.sha256: .*0-9a-f"),
-    "no memory": Bad(MODELS, {"memoryBytes": 0}, "spec.memoryBytes: .*greater than or equal to 1"),
-    "unknown accelerator": Bad(
-        MODELS, {"hardware": {"accelerator": "tpu"}}, 'spec.hardware.accelerator: .*"tpu".*"metal"'
-    ),
-    "long Model name": Bad(MODELS, {}, "use a name of at most 46 characters", "m" * 47),
-    "long service name": Bad(INFERENCE_SERVICES, {}, "use at most 40 lower-case letters", "s" * 41),
-    "service name with a leading digit": Bad(INFERENCE_SERVICES, {}, "starting with a letter", "1st"),
-    "no Model": Bad(INFERENCE_SERVICES, {"modelRef": ""}, "spec.modelRef: .*at least 1 char"),
-    "negative replicas": Bad(INFERENCE_SERVICES, {"replicas": -1}, "spec.replicas: .*greater than or equal to 0"),
-    "too many slots": Bad(INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"),
-    "tiny context": Bad(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
-    "Secret that no host's key could name": Bad(
-        MODELS, {"sourceSecretRef": {"name": "s" * 181}}, "spec.sourceSecretRef.name: .*may not be more than 180"
-    ),
-    "host name that nothing can be bound to": Bad(METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64),
-    "process without memory": Bad(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
-}
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 async def test_bad_manifest_is_refused_with_the_way_out(client: Client, namespace: str, bad: Bad) -> None:
     with pytest.raises(Invalid, match=bad.says):
-        await client.create(bad.resource, made(bad.resource, namespace, bad.name, **bad.spec))
+        await client.create(bad.resource, bad.manifest(namespace))
+
+
+class TestExtraArgumentsOfProcess:
+    @pytest.mark.parametrize("item", BAD_ARGUMENTS, ids=repr)
+    async def test_what_is_not_the_users_is_refused(self, client: Client, namespace: str, item: str) -> None:
+        with pytest.raises(Invalid, match=r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes"):
+            await client.create(METAL_PROCESSES, made(METAL_PROCESSES, namespace, extraArgs=["--temp", item]))
 
 
 @pytest.mark.parametrize("resource", [INFERENCE_SERVICES, METAL_PROCESSES], ids=lambda each: each.kind)
-class TestExtraArguments:
-    @pytest.mark.parametrize(
-        "item",
-        ["--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-", "a\0b", "a\nb", "on\n", "\x7f"],
-        ids=repr,
-    )
-    async def test_what_is_not_the_users_is_refused(
-        self, client: Client, namespace: str, resource: Resource, item: str
-    ) -> None:
-        with pytest.raises(Invalid, match=r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes"):
-            await client.create(resource, made(resource, namespace, extraArgs=["--temp", item]))
-
-    async def test_tuning_is_taken(self, client: Client, namespace: str, resource: Resource) -> None:
-        arguments = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
-        process = await client.create(resource, made(resource, namespace, extraArgs=arguments))
-        assert process["spec"]["extraArgs"] == arguments
+async def test_tuning_is_taken(client: Client, namespace: str, resource: Resource) -> None:
+    taken = await client.create(resource, made(resource, namespace, extraArgs=GOOD_ARGUMENTS))
+    assert taken["spec"]["extraArgs"] == GOOD_ARGUMENTS
 
 
 @pytest.mark.parametrize(
@@ -144,23 +74,10 @@ async def test_a_host_selects_its_own_processes(client: Client, namespace: str) 
     assert [each["metadata"]["name"] for each in found.items] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("resource", "filled_in"),
-    [
-        (MODELS, {"cache": {"accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}}),
-        (
-            INFERENCE_SERVICES,
-            {"replicas": 1, "suspend": False, "contextLength": 4096, "parallel": 1, "priority": "normal"},
-        ),
-        (METAL_PROCESSES, {"contextLength": 4096, "parallel": 1, "priority": "normal"}),
-    ],
-    ids=["Model", "InferenceService", "MetalProcess"],
-)
-async def test_defaults_are_filled_in(
-    client: Client, namespace: str, resource: Resource, filled_in: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda each: each.kind)
+async def test_defaults_are_filled_in(client: Client, namespace: str, resource: Resource) -> None:
     written = await client.create(resource, made(resource, namespace))
-    assert written["spec"] == SPECS[resource] | filled_in
+    assert written["spec"] == SPECS[resource] | DEFAULTS[resource]
 
 
 async def test_the_volumes_access_mode_stays(client: Client, namespace: str) -> None:

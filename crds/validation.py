@@ -1,0 +1,202 @@
+"""Refuses a manifest as the API server does, where there is none: by the generated schema and its CEL rules.
+
+The schema is the one that `make crds` writes, so a manifest that is good here is good on a cluster, and the sentences
+are the API server's. A JSON Schema library walks the schema; what Kubernetes adds to it (CEL rules, RE2 patterns,
+fields that nobody knows) are keywords of that walk, and defaults are filled in first. Rules about an edit (`oldSelf`)
+say nothing about a manifest alone.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import cel
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
+
+from crds.definitions import DEFINITIONS
+from crds.meta import API_VERSION
+from crds.schema import Schema
+
+Path = tuple[str | int, ...]
+"""Keys and indices that lead to a field."""
+Manifest = dict[str, Any]
+Errors = Iterator[ValidationError]
+
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_SUBDOMAIN_TEXT: Final = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
+    "end with an alphanumeric character"
+)
+_LONGEST_NAME: Final = 253
+_IN_BODY: Final = {
+    "type": "must be of type {}",
+    "anyOf": "must be of type integer or string",
+    "format": "must be of type integer",  # what has more bits is a mere number to the API server
+    "minimum": "should be greater than or equal to {}",
+    "maximum": "should be less than or equal to {}",
+    "minLength": "should be at least {} chars long",
+    "pattern": "should match '{}'",
+}
+"""The API server's words, by keyword of JSON Schema; the braces are the keyword's value."""
+_TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
+
+
+class Problem(NamedTuple):
+    """One reason why a manifest is refused."""
+
+    path: Path
+    """The field; empty is the whole object."""
+    message: str
+    """What is wrong and the way out, without the field."""
+
+    def __str__(self) -> str:
+        """Say it as the API server does."""
+        return f"{_dotted(self.path)}: {self.message}" if self.path else self.message
+
+
+def kinds() -> tuple[str, ...]:
+    """Name the kinds that can be checked."""
+    return tuple(each.kind for each in DEFINITIONS)
+
+
+def with_defaults(manifest: Manifest) -> Manifest:
+    """Return the manifest with what the API server fills in; its kind is one of `kinds()`."""
+    schema = _schema(manifest["kind"])
+    return {**manifest, "spec": _filled(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
+
+
+def problems(manifest: Manifest) -> list[Problem]:
+    """Return all that is wrong with a manifest of one of `kinds()`; nothing when the API server would take it."""
+    found = [*_envelope(manifest)]
+    if found:
+        return found
+    whole = {"metadata": manifest["metadata"], **with_defaults({"spec": {}, **manifest})}
+    errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
+    structural = [each for each in errors if each.validator != "x-kubernetes-validations"]
+    # As on the API server: rules may rely on what the schema promises.
+    return [Problem(_path_of(each), _said(each)) for each in structural or errors]
+
+
+def _envelope(manifest: Manifest) -> Iterator[Problem]:
+    """Check what Kubernetes itself checks of every object."""
+    if manifest.get("apiVersion") != API_VERSION:
+        yield Problem(("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}")
+    for field in manifest.keys() - set(_TOP_LEVEL):
+        yield Problem((field,), "unknown field")
+    metadata = manifest.get("metadata")
+    name: object = metadata.get("name") if isinstance(metadata, dict) else None
+    if name is None:
+        yield Problem(("metadata", "name"), "Required value: name is required")
+    elif not isinstance(name, str) or len(name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
+        yield Problem(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
+    if "spec" in manifest and not isinstance(manifest["spec"], dict):
+        yield Problem(("spec",), f"Invalid value: {_shown(manifest['spec'])}: must be of type object")
+
+
+@cache
+def _schema(kind: str) -> Schema:
+    definition = next(each for each in DEFINITIONS if each.kind == kind)
+    schema: Schema = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+@cache
+def _validator(kind: str) -> Draft202012Validator:
+    formats = FormatChecker(formats=())
+    formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
+    keywords = {"properties": _properties, "pattern": _pattern, "x-kubernetes-validations": _rules}
+    kubernetes: Callable[..., Draft202012Validator] = extend(Draft202012Validator, keywords)  # type: ignore[no-untyped-call]
+    return kubernetes(_schema(kind), format_checker=formats)
+
+
+def _filled(value: Any, schema: Schema) -> Any:
+    """Return the value with the schema's defaults; null is absent where there is one."""
+    if isinstance(value, list) and "items" in schema:
+        return [_filled(each, schema["items"]) for each in value]
+    if not isinstance(value, dict):
+        return value
+    for name, field in schema.get("properties", {}).items():
+        if "default" in field and value.get(name) is None:
+            value[name] = deepcopy(field["default"])
+        if name in value:
+            value[name] = _filled(value[name], field)
+    return value
+
+
+def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
+    """JSON Schema's own keyword, and unknown fields, as kubectl has the API server refuse them."""
+    if not isinstance(value, dict):
+        return
+    for name in value.keys() - properties.keys():
+        if properties and "additionalProperties" not in schema:
+            yield ValidationError("unknown field", validator="unknown", path=[name])
+    for name, field in properties.items():
+        if name in value:
+            yield from validator.descend(value[name], field, path=name, schema_path=name)
+
+
+def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Errors:
+    """Match as RE2 does, whose `$` is only the very end."""
+    if isinstance(value, str) and not cel.evaluate("value.matches(pattern)", {"value": value, "pattern": pattern}):
+        yield ValidationError("")
+
+
+def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
+    """Evaluate CEL rules with the value as `self`; one that cannot be evaluated refuses, as on the API server."""
+    for rule in rules:
+        if "oldSelf" in rule["rule"]:
+            continue
+        try:
+            holds = cel.evaluate(rule["rule"], {"self": value}) is True
+        except (ValueError, TypeError, RuntimeError, LookupError) as error:
+            yield ValidationError(f"{rule['message']} (the rule cannot be evaluated: {error})")
+        else:
+            if not holds:
+                yield ValidationError(rule["message"])
+
+
+def _path_of(error: ValidationError) -> Path:
+    path = tuple(error.absolute_path)
+    missing = error.validator == "required" and isinstance(error.instance, dict)
+    if not missing:
+        return path
+    return (*path, next(name for name in _items(error.validator_value) if repr(name) in error.message))
+
+
+def _said(error: ValidationError) -> str:
+    """Say it in the API server's words."""
+    value, limit = _shown(error.instance), error.validator_value
+    match error.validator:
+        case "required":
+            return "Required value"
+        case "unknown":
+            return error.message
+        case "enum":
+            return f"Unsupported value: {value}: supported values: {', '.join(map(json.dumps, _items(limit)))}"
+        case "maxLength":
+            return f"Too long: may not be more than {limit} bytes"
+        case "maxItems":
+            return f"Too many: {len(_items(error.instance))}: must have at most {limit} items"
+        case "x-kubernetes-validations":
+            return f"Invalid value: {value}: {error.message}"
+    text = _IN_BODY.get(str(error.validator), error.message).format(limit)
+    return f"Invalid value: {value}: {_dotted(error.absolute_path)} in body {text}"
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _shown(value: object) -> str:
+    """Quote a value; an object is what the manifest has at this place, and need not be repeated."""
+    return json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, dict | list) else '"object"'
+
+
+def _dotted(path: Any) -> str:
+    """Write a path as the API server does: `spec.extraArgs[1]`."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).removeprefix(".")

@@ -1,0 +1,121 @@
+"""Manifests that are refused, and what the user reads: held against a real API server, and where there is none."""
+
+from typing import Any, NamedTuple
+
+from crds.meta import API_VERSION
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+
+MODEL = {"source": "https://models.example/tiny.gguf"}
+SERVICE = {"modelRef": "tiny"}
+PROCESS = {
+    "serviceName": "chat",
+    "modelName": "tiny",
+    "runtime": "llama.cpp",
+    "artifact": {"source": MODEL["source"]},
+    "memoryBytes": 1 << 30,
+    "tokenSecret": "chat-token",
+}
+SPECS: dict[Resource, dict[str, Any]] = {
+    MODELS: MODEL,
+    INFERENCE_SERVICES: SERVICE,
+    METAL_PROCESSES: PROCESS,
+    METAL_HOSTS: {},
+}
+_SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": "chat"} | {
+    "cacheTypeK": "f16",
+    "cacheTypeV": "f16",
+}
+DEFAULTS: dict[Resource, dict[str, Any]] = {
+    MODELS: {"cache": {"accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}},
+    INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
+    METAL_PROCESSES: _SERVING,
+}
+"""What is filled in into each of `SPECS`."""
+GOOD_ARGUMENTS = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
+BAD_ARGUMENTS = [
+    *("--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-"),
+    *("a\0b", "a\nb", "on\n", "\x7f"),
+]
+
+
+def made(resource: Resource, namespace: str = "default", name: str = "one", **spec: Any) -> Obj:
+    """A manifest that is good unless `spec` makes it bad; a field that is None is left out."""
+    fields = {**SPECS[resource], **spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": resource.kind,
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {field: value for field, value in fields.items() if value is not None},
+    }
+
+
+class Bad(NamedTuple):
+    """A manifest that is refused, and what the user reads."""
+
+    resource: Resource
+    spec: dict[str, Any]
+    says: str
+    name: str = "one"
+
+    def manifest(self, namespace: str = "default") -> Obj:
+        return made(self.resource, namespace, self.name, **self.spec)
+
+
+BAD = {
+    "file:// without memoryBytes": Bad(
+        MODELS, {"source": "file:///m.gguf"}, "spec: Invalid value: .*a file:// source needs spec.memoryBytes"
+    ),
+    "file:// with a Secret": Bad(
+        MODELS,
+        {"source": "file:///m.gguf", "memoryBytes": 1, "sourceSecretRef": {"name": "hub"}},
+        "a file:// source takes no spec.sourceSecretRef: remove it",
+    ),
+    "scheme that nobody fetches": Bad(MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"),
+    "no source": Bad(MODELS, {"source": None}, "spec.source: Required value"),
+    "source that is no string": Bad(MODELS, {"source": 7}, "spec.source: .*must be of type string"),
+    "sha256 in upper case": Bad(MODELS, {"sha256": "A" * 64}, "spec.sha256: .*0-9a-f"),
+    "short sha256": Bad(MODELS, {"sha256": "a" * 63}, "spec.sha256: .*0-9a-f"),
+    "sha256 with a line break": Bad(MODELS, {"sha256": "a" * 64 + "\n"}, "spec.sha256: .*0-9a-f"),
+    "no memory": Bad(MODELS, {"memoryBytes": 0}, "spec.memoryBytes: .*greater than or equal to 1"),
+    "memory beyond 64 bits": Bad(MODELS, {"memoryBytes": 1 << 80}, "spec.memoryBytes: .*must be of type integer"),
+    "unknown accelerator": Bad(
+        MODELS, {"hardware": {"accelerator": "tpu"}}, 'spec.hardware.accelerator: .*"tpu".*"metal"'
+    ),
+    "long Model name": Bad(MODELS, {}, "use a name of at most 46 characters", "m" * 47),
+    "name that is none": Bad(MODELS, {}, "metadata.name: Invalid value: .*lowercase RFC 1123 subdomain", "My_Model"),
+    "long service name": Bad(INFERENCE_SERVICES, {}, "use at most 40 lower-case letters", "s" * 41),
+    "service name with a leading digit": Bad(INFERENCE_SERVICES, {}, "starting with a letter", "1st"),
+    "no Model": Bad(INFERENCE_SERVICES, {"modelRef": ""}, "spec.modelRef: .*at least 1 char"),
+    "negative replicas": Bad(INFERENCE_SERVICES, {"replicas": -1}, "spec.replicas: .*greater than or equal to 0"),
+    "replicas in words": Bad(INFERENCE_SERVICES, {"replicas": "two"}, "spec.replicas: .*must be of type integer"),
+    "too many slots": Bad(INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"),
+    "tiny context": Bad(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
+    "quantity that is none": Bad(
+        INFERENCE_SERVICES, {"resources": {"memory": "much"}}, 'spec.resources.memory: .*"much".*should match'
+    ),
+    "too many arguments": Bad(
+        INFERENCE_SERVICES, {"extraArgs": ["1"] * 33}, "spec.extraArgs: Too many: 33: must have at most 32 items"
+    ),
+    "arguments that are no list": Bad(
+        INFERENCE_SERVICES, {"extraArgs": "--temp 1"}, "spec.extraArgs: .*must be of type array"
+    ),
+    "toleration of an unknown operator": Bad(
+        INFERENCE_SERVICES,
+        {"tolerations": [{"key": "a"}, {"operator": "In"}]},
+        r'spec.tolerations\[1\].operator: Unsupported value: "In"',
+    ),
+    "Secret that no host's key could name": Bad(
+        MODELS, {"sourceSecretRef": {"name": "s" * 181}}, "spec.sourceSecretRef.name: .*may not be more than 180"
+    ),
+    "host name that nothing can be bound to": Bad(METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64),
+    "process without memory": Bad(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
+    **{
+        f"argument {item!r}": Bad(
+            INFERENCE_SERVICES,
+            {"extraArgs": ["--temp", item]},
+            r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes",
+        )
+        for item in BAD_ARGUMENTS
+    },
+}
