@@ -7,6 +7,7 @@ and whoever evicts those pages makes the engine read them again. Pages that two 
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +23,11 @@ def footprint_bytes(pid: int) -> int | None:
     Blocks for less than a millisecond.
     """
     own = _one(pid)
-    if own is None:
-        return None
+    return None if own is None else own + sum(_one(child) or 0 for child in descendants(pid))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Find the processes that `pid` started, and those that they started."""
     seen = {pid}
     waiting = [pid]
     while waiting:
@@ -31,8 +35,7 @@ def footprint_bytes(pid: int) -> int | None:
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
-                own += _one(child) or 0
-    return own
+                yield child
 
 
 def _one(pid: int) -> int | None:

@@ -8,6 +8,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
+
+from devices.footprint import descendants
 from devices.tools import output
 
 _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command name
@@ -38,6 +41,15 @@ def start_time(pid: int) -> str | None:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Sum the processor time of `pid` and of all that it started and that still runs; None when nobody tells."""
+    try:
+        times = [psutil.Process(each).cpu_times() for each in (pid, *descendants(pid))]
+    except (psutil.Error, OSError):  # it, or a child, has just ended
+        return None
+    return sum(each.user + each.system for each in times)
 
 
 def parse_stat(text: str) -> str | None:

@@ -49,6 +49,8 @@ _REPORT_SECONDS: Final = 60.0
 """Between two looks at the own MetalHost and EndpointSlices, which somebody may have deleted."""
 _EXPOSE_SECONDS: Final = 10.0
 """Between two tries to have the proxy serve what it cannot yet."""
+_PROOF_SECONDS: Final = 5.0
+"""For engines to show that they answer, before those that do are made ready again without the others."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 _TOLD: Final[dict[str, EventType]] = {
@@ -117,6 +119,8 @@ class Agent:
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._told: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         self._runners: dict[str, Runner] = {}
+        self._doubted = False
+        """The host was out of touch since engines were last known to answer."""
         self._exposed = Exposed(
             client=client,
             host=options.name,
@@ -192,7 +196,9 @@ class Agent:
             self._queue.add(_ASSIGN)
 
     def _renewed(self) -> None:
+        known = self._exposed.freshness.renewed_at is not None
         if self._exposed.freshness.renewed(clocks()):
+            self._doubted = self._doubted or known
             self._queue.add(_REGAIN)
 
     def _proxy_changed(self) -> None:
@@ -262,6 +268,8 @@ class Agent:
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         found = await self._exposed.endpoints.found()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
+        if self._doubted:
+            await self._prove()
         self._exposed.suspended = frozenset(before - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
@@ -271,6 +279,13 @@ class Agent:
         self._publish_all()
         for key in (_ASSIGN, _PROXY, _REPORT):
             self._queue.add(key)
+
+    async def _prove(self) -> None:
+        """Have each engine show that it answers, as the machine may have slept; one that does not becomes not ready."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PROOF_SECONDS):
+                await asyncio.gather(*(runner.prove() for runner in self._runners.values()))
+        self._doubted = False
 
     async def _configure_proxy(self) -> float | None:
         if not self._proxy.answers:

@@ -175,6 +175,12 @@ class Exposed:
         except (ProxyUnreachableError, ProxyRefusedError) as error:
             log.warning("not drained", uid=uid, error=str(error))
 
+    def requests(self, uid: str) -> int | None:
+        """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""
+        state = self._proxy.state
+        backends = [backend for service in state.services for backend in service.backends] if state else []
+        return next((backend.in_flight for backend in backends if backend.uid == uid), None)
+
     def _places(self, grouped: Mapping[Service, Collection[Runner]]) -> tuple[dict[Service, Place], dict[Service, str]]:
         """Find the place of each service, or why it has none."""
         places, problems = {}, {}
@@ -198,7 +204,7 @@ class Exposed:
             Member(
                 uid=runner.assignment.uid,
                 name=runner.assignment.name,
-                ready=runner.state.phase == "Ready" and runner.assignment.uid in serving,
+                ready=runner.state.phase == "Ready" and runner.proven and runner.assignment.uid in serving,
                 stopping=runner.state.phase == "Stopping",
             )
             for runner in self.services().get(service, [])

@@ -59,6 +59,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """The engine that had answered does not any more, and does nothing else either."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The engine is gone: its process, or the model out of the daemon that had it loaded."""
 
@@ -100,7 +107,19 @@ class Released:
 
 
 Event = (
-    Admitted | Refused | Fetched | Failed | Spawned | Answered | Exited | Elapsed | Removed | Held | Evicted | Released
+    Admitted
+    | Refused
+    | Fetched
+    | Failed
+    | Spawned
+    | Answered
+    | Hung
+    | Exited
+    | Elapsed
+    | Removed
+    | Held
+    | Evicted
+    | Released
 )
 
 
@@ -127,6 +146,11 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Attend:
+    """Look again and again whether the engine still answers: Hung when it certainly does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Let time pass: Elapsed."""
 
@@ -148,7 +172,7 @@ class End:
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Exited follows."""
 
 
-Action = Check | Fetch | Spawn | Probe | Wait | Withdraw | Drain | End
+Action = Check | Fetch | Spawn | Probe | Attend | Wait | Withdraw | Drain | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +217,8 @@ def start(hold: Held | None = None) -> Step:
 def adopt(pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None) -> Step:
     """Take over an engine that an earlier agent started, and that had generated a token if `ready`."""
     if ready:
-        return State("Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold), ()
+        state = State("Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold)
+        return state, (Attend(),)
     return State("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold), (Probe(),)
 
 
@@ -218,7 +243,10 @@ def step(state: State, event: Event, now: float) -> Step:
         case Spawned() if state.phase == "Starting" and not state.exists:
             return replace(state, exists=True, pid=event.pid), (Probe(),)
         case Answered() if state.phase == "Starting" and state.exists and not state.reason:
-            return replace(state, phase="Ready", ready_since=now), ()
+            return replace(state, phase="Ready", ready_since=now), (Attend(),)
+        case Hung() if state.phase == "Ready":
+            # What it was asked is lost: there is nothing to drain. The back-off begins with its Exited.
+            return replace(state, phase="Starting", reason="EngineHung", message=event.message), (Withdraw(), End())
         case Admitted() if state.phase == "Pending" and not state.waits:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
         case Fetched() if state.phase == "Fetching":

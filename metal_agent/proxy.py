@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.config import ProxyState
 from kube.backoff import backoff_seconds
 from metal_agent import spawn
 from metal_agent.runner import GRACE_SECONDS
@@ -53,6 +54,8 @@ class Proxy:
         self._on_change = on_change
         self.process: NativeProcess | None = None
         self.answers = False
+        self.state: ProxyState | None = None
+        """What it last said of itself, some seconds ago."""
         self.client = ProxyClient(self._socket)
 
     def adopt(self) -> None:
@@ -98,6 +101,7 @@ class Proxy:
             attending.cancel()
         log.warning("proxy ended", pid=process.pid, code=how.code, signal=how.signal)
         self.process = None
+        self.state = None
         self.answers = False
         self._on_change()
 
@@ -121,9 +125,10 @@ class Proxy:
 
     async def _answers_as(self, pid: int) -> bool:
         try:
-            return (await self.client.state()).pid == pid
+            self.state = await self.client.state()
         except (ProxyUnreachableError, ProxyRefusedError):
             return False
+        return self.state.pid == pid
 
     def _spawn(self) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,15 +15,17 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from crds.metalprocess import LastExit, MetalProcessStatus, Progress
 from kube.time import rfc3339
-from metal_agent import engine, lifecycle, spawn
+from metal_agent import engine, lifecycle, liveness, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
 from metal_agent.handle import Handle
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
+from metal_agent.liveness import Look, cpu_seconds
 from metal_agent.records import Record, Records
 from metal_agent.weights import Weights
 from runtimes.probe import generate_token
+from runtimes.registry import RUNTIMES
 
 GRACE_SECONDS: Final = 10.0
 """Between SIGTERM and SIGKILL; requests were drained before, and llama-server may hang on SIGTERM."""
@@ -44,6 +46,9 @@ class Exposure(Protocol):
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Wait until the process answers no request, for a bounded time."""
+
+    def requests(self, uid: str) -> int | None:
+        """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class Runner:
         self.record = record
         self._recorded = True
         self.progress: Progress | None = None
+        self.proven = True
+        """A Ready engine is taken to answer, unless it was doubted and has not shown it since."""
         self._host = host
         self._engine = adopted
         self._model: Path | None = None
@@ -103,6 +110,12 @@ class Runner:
     def tell(self, event: Held | Evicted | Released) -> None:
         """Let it know what the host's memory allows."""
         self._events.put_nowait(event)
+
+    async def prove(self) -> None:
+        """Doubt that the engine still answers, as after a sleep of the machine, and look at it now."""
+        if self.state.phase == "Ready" and self.state.pid is not None:
+            self.proven = False
+            await self._look(await cpu_seconds(self.state.pid))
 
     async def run(self) -> None:
         """Live until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""
@@ -165,6 +178,7 @@ class Runner:
         if state.phase in {"Rejected", "Stopped"}:
             self._host.ledger.release(self.assignment.uid)
         if state.phase == "Ready" and before.phase != "Ready":
+            self.proven = True
             self._remember_ready()
         if (state.phase, state.reason, state.pid) != (before.phase, before.reason, before.pid):
             self._log.info("phase", phase=state.phase, reason=state.reason, message=state.message, pid=state.pid)
@@ -188,6 +202,8 @@ class Runner:
                 return await self._fetch()
             case lifecycle.Probe():
                 return await self._probe(action.timeout_seconds)
+            case lifecycle.Attend():
+                return await self._attend()
             case lifecycle.Wait():
                 await asyncio.sleep(action.seconds)
                 return lifecycle.Elapsed()
@@ -286,6 +302,39 @@ class Runner:
                     pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
         except TimeoutError:
             return lifecycle.Failed("StartTimeout", f"no token within {timeout_seconds:.0f} s: {problem}")
+
+    async def _attend(self) -> Event | None:
+        """Look at the Ready engine now and then, until it is found to hang."""
+        if self.state.pid is None:
+            return None  # the model of a shared daemon is watched by its handle
+        failures, before = 0, await cpu_seconds(self.state.pid)
+        while True:
+            await asyncio.sleep(liveness.LOOK_SECONDS)
+            try:
+                look = await self._look(before)
+            except Exception:  # noqa: BLE001 - a defect in looking is no reason to end an engine
+                self._log.exception("cannot look at the engine")
+                continue
+            failures, before = liveness.failures(failures, look), look.after
+            if look.alive:
+                continue
+            self._log.warning("engine shows no life", pid=self.state.pid, looks=failures, problem=look.problem)
+            if failures >= liveness.HUNG_LOOKS:
+                return lifecycle.Hung(f"the engine hangs: {look.problem}; it is ended and started again")
+
+    async def _look(self, before: float | None) -> Look:
+        """Look once at the Ready engine; `before` is its processor time at the last look."""
+        url, pid, spec = self.url, self.state.pid, self.assignment.spec
+        assert url and pid and spec, "only what is Ready is looked at"  # noqa: S101, PT018 - for the type checker
+        asked = None
+        if liveness.should_ask(self._host.exposure.requests(self.assignment.uid), before, await cpu_seconds(pid)):
+            pulse = RUNTIMES[spec.runtime].pulse
+            asked = await liveness.ask(self._host.session, url, pulse=pulse, model=spec.service_name)
+        look = Look(asked, before, await cpu_seconds(pid))
+        if look.alive and not self.proven:
+            self.proven = True
+            self._host.changed(self)
+        return look
 
     def _remember_url(self, url: str) -> None:
         if self.record:

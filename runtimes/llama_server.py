@@ -105,6 +105,8 @@ RUNTIME: Final = Runtime(
     modes=frozenset[Mode](get_args(Mode)),
     settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
+    # Its answer is made by the loop that generates, unlike that of /health.
+    pulse="/metrics",
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
     install_hint="install pomona[llama], or llama-server on PATH",

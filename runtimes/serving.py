@@ -86,6 +86,9 @@ class Runtime:
     modes: frozenset[Mode]
     settings: frozenset[Setting] = frozenset()
     cache_types: frozenset[CacheType] = frozenset({"f16"})
+    pulse: str | None = None
+    """Path that the engine answers between two steps of its work, so that an answer proves that it works, and that,
+    unlike a token, costs no conversation its cached prompt. None: it has none, and only a token proves anything."""
     process: Process | None
     """None: a daemon that serves many models, and that the agent talks to instead of starting a process."""
     installed: Callable[[], bool]

@@ -30,6 +30,7 @@ class RecordingExposure:
 
     def __init__(self, runners: dict[str, Runner]) -> None:
         self.calls: list[tuple[str, bool]] = []
+        self.in_flight: dict[str, int] = {}
         self._runners = runners
 
     async def withdraw(self, assignment: Assignment) -> None:
@@ -38,6 +39,9 @@ class RecordingExposure:
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         assert timeout_seconds > 0
         self._note("drain", uid)
+
+    def requests(self, uid: str) -> int | None:
+        return self.in_flight.get(uid)
 
     def _note(self, call: str, uid: str) -> None:
         pid = self._runners[uid].state.pid

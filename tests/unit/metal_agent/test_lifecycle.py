@@ -34,7 +34,7 @@ def test_from_assignment_to_ready_each_step_asks_for_the_next() -> None:
         ("Fetching", (life.Fetch(),)),
         ("Starting", (life.Spawn(),)),
         ("Starting", (life.Probe(),)),
-        ("Ready", ()),
+        ("Ready", (life.Attend(),)),
     ]
 
 
@@ -47,6 +47,9 @@ def test_from_assignment_to_ready_each_step_asks_for_the_next() -> None:
         ([life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True)], "Failed", "ChecksumMismatch"),
         ([*HAPPY[:2], life.Failed("SpawnFailed", "no")], "Failed", "SpawnFailed"),
         ([*HAPPY, CRASH], "Failed", "EngineExited"),
+        ([*HAPPY, life.Hung("no sign")], "Starting", "EngineHung"),
+        ([*HAPPY, life.Hung("no sign"), life.Answered()], "Starting", "EngineHung"),
+        ([*HAPPY, life.Hung("no sign"), CRASH], "Failed", "EngineHung"),
         ([*HAPPY[:3], life.Failed("StartTimeout", "no"), CRASH], "Failed", "StartTimeout"),
     ],
 )
@@ -88,6 +91,20 @@ def test_an_engine_that_never_answers_is_ended_before_the_back_off() -> None:
     state, actions = after(*HAPPY[:3], life.Failed("StartTimeout", "no token"))
     assert (actions, state.pid) == ((life.End(),), 7)
     assert after(CRASH, start=state)[1] == (life.Wait(1),)
+
+
+def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> None:
+    state, actions = after(*HAPPY, life.Hung("no sign"))
+    assert actions == (life.Withdraw(), life.End())
+    assert (state.phase, state.pid) == ("Starting", 7)
+    assert after(life.Removed(), start=state)[0].phase == "Stopping"
+    assert after(life.Failed("A", "a"), start=state) == (state, ()), "it is being ended"
+    assert after(CRASH, life.Elapsed(), start=state)[1] == (life.Spawn(),)
+
+
+def test_a_defect_of_ours_ends_no_engine_that_is_ready() -> None:
+    ready, _ = after(*HAPPY)
+    assert after(life.Failed("InternalError", "ours"), start=ready) == (ready, ())
 
 
 def test_removal_withdraws_then_drains_then_ends() -> None:
@@ -170,6 +187,7 @@ EVENTS = st.one_of(
             life.Admitted(),
             life.Fetched(),
             life.Answered(),
+            life.Hung("h"),
             life.Elapsed(),
             life.Removed(),
             life.Refused("R", "r"),

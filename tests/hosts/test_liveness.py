@@ -1,0 +1,137 @@
+"""An engine that hangs is replaced, and one that only works hard is not: both are llama.cpp's real server."""
+
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from metal_agent import liveness, runner
+from metal_agent.liveness import Look
+from metal_agent.runner import Runner
+from runtimes.registry import RUNTIMES
+from tests import tiny_gguf
+from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment, engines, phase, ready
+from tests.serving import GIB
+
+LONG = {"stream": True, "max_tokens": 60000, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.3)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Look]:
+    """Every look at an engine, as it is taken."""
+    taken: list[Look] = []
+    look = Runner._look
+
+    async def noted(self: Runner, before: float | None) -> Look:
+        taken.append(await look(self, before))
+        return taken[-1]
+
+    monkeypatch.setattr(Runner, "_look", noted)
+    return taken
+
+
+@pytest.fixture
+def _no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a token be the only proof, as for an engine without a pulse."""
+    monkeypatch.setattr(
+        runner, "RUNTIMES", {name: dataclasses.replace(each, pulse=None) for name, each in RUNTIMES.items()}
+    )
+
+
+@pytest.mark.parametrize("in_flight", [0, 1])
+async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
+    machine: Machine, assignment: MakeAssignment, in_flight: int
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    machine.exposure.in_flight["u1"] = in_flight
+    os.kill(pid, signal.SIGSTOP)
+    assert "is ended and started again" in await phase(machine, "Failed", "EngineHung")
+    last = machine.runners["u1"].state.last_exit
+    assert last
+    assert last.signal == "SIGKILL", "it was too stuck to heed SIGTERM"
+    assert machine.exposure.calls == [("withdraw", True)], "what it was asked is lost: nothing is drained"
+    again = await ready(machine)
+    assert [engine.pid for engine in engines(machine)] == [again]
+
+
+@pytest.mark.usefixtures("_no_pulse")
+async def test_one_that_is_too_busy_to_answer_is_left_alone(
+    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[Look]
+) -> None:
+    tiny_gguf.write(model, loop=True, n_ctx=65536)
+    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    pid = await ready(machine)
+    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
+        await stream.content.readline()
+        # Nobody tells of this request, so the engine is asked, and its only slot is taken.
+        await eventually(lambda: sum(bool(look.asked and look.asked.silent) for look in looks) > liveness.HUNG_LOOKS)
+        assert await stream.content.readline(), "the stream goes on"
+    assert all(look.alive for look in looks)
+    assert machine.runners["u1"].state.pid == pid
+    assert machine.runners["u1"].state.phase == "Ready"
+
+
+async def test_one_that_answers_requests_is_not_asked_anything(
+    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[Look]
+) -> None:
+    tiny_gguf.write(model, loop=True, n_ctx=65536)
+    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    await ready(machine)
+    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
+        await stream.content.readline()
+        machine.exposure.in_flight["u1"] = 1
+        await eventually(lambda: [look.asked for look in looks[-3:]] == [None] * 3)
+
+
+@pytest.mark.parametrize("pulse", [True, False])
+async def test_one_at_rest_answers_and_stays(
+    machine: Machine, assignment: MakeAssignment, looks: list[Look], pulse: bool, request: pytest.FixtureRequest
+) -> None:
+    if not pulse:
+        request.getfixturevalue("_no_pulse")
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await eventually(lambda: len(looks) > 2 * liveness.HUNG_LOOKS)
+    assert all(look.asked == liveness.Asked() for look in looks)
+    assert machine.runners["u1"].state.pid == pid
+
+
+async def test_after_a_doubt_it_is_ready_again_once_it_has_answered(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "HUNG_LOOKS", 1000)
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    doubted = machine.runners["u1"]
+    await doubted.prove()
+    assert doubted.proven
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: _unproven(doubted))
+    machine.changes.clear()
+    os.kill(pid, signal.SIGCONT)
+    await eventually(lambda: doubted.proven)
+    assert machine.changes == [("u1", "Ready")], "its endpoint is written anew"
+
+
+async def _unproven(doubted: Runner) -> bool:
+    await doubted.prove()
+    return not doubted.proven
