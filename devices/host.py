@@ -1,16 +1,54 @@
-"""This machine: which system's probes are asked. Each system's are imported only there."""
+"""This machine: which system's probes are asked."""
 
+import dataclasses
 import sys
+import time
+from typing import NamedTuple
 
+from devices import gpu, linux, macos, power, pressure, processes, thermal
 from devices.facts import HostFacts
+from devices.gpu import Gpu
+from devices.power import Power
+from devices.pressure import Reading
+from devices.thermal import Level
+
+
+class HostState(NamedTuple):
+    """What changes all the time."""
+
+    pressure: Reading = Reading()
+    thermal: Level | None = None
+    power: Power = Power()
+    gpu: Gpu = Gpu()
+    uptime_seconds: int | None = None
+    """Since the system was started, sleep included."""
 
 
 def read() -> HostFacts:
-    """Probe this machine; what a probe cannot tell is None."""
-    if sys.platform == "darwin":
-        from devices import macos  # noqa: PLC0415 - only there
+    """Probe this machine; what a probe cannot tell is None. Blocks for up to a second."""
+    facts = macos.read() if sys.platform == "darwin" else linux.read()
+    return dataclasses.replace(
+        facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - time.clock_gettime(_SINCE_BOOT))
+    )
 
-        return macos.read()
-    from devices import linux  # noqa: PLC0415 - only there
 
-    return linux.read()
+def state() -> HostState:
+    """Look how this machine fares now; what a probe cannot tell is None. Blocks for some 50 ms on macOS."""
+    return HostState(
+        pressure=pressure.read(),
+        thermal=thermal.read(),
+        power=power.read(),
+        gpu=gpu.read() if sys.platform == "darwin" else Gpu(),
+        uptime_seconds=int(time.clock_gettime(_SINCE_BOOT)),
+    )
+
+
+def _boot_id() -> str | None:
+    try:
+        return processes.boot_id()
+    except OSError:
+        return None
+
+
+# Neither system's CLOCK_MONOTONIC does: Linux's stands still in sleep, macOS's follows changes of the wall clock.
+_SINCE_BOOT = time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_BOOTTIME

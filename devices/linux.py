@@ -1,4 +1,4 @@
-"""Host facts on Linux, from /proc, os-release and psutil."""
+"""Host facts on Linux, from /proc, /sys, os-release and psutil. No table says a machine's memory bandwidth there."""
 
 import platform
 import re
@@ -8,6 +8,7 @@ from typing import Final
 import psutil
 
 from devices.facts import HostFacts
+from devices.proc import read_text
 
 _MODEL_SHARE: Final = 0.75
 """Share of memory that models may take: the rest is for the system, its page cache and the owner."""
@@ -18,6 +19,9 @@ def read() -> HostFacts:
     memory_bytes = psutil.virtual_memory().total or None
     return HostFacts(
         chip=parse_cpuinfo(read_text(Path("/proc/cpuinfo"))),
+        machine=parse_machine(
+            read_text(Path("/sys/class/dmi/id/product_name")) or read_text(Path("/proc/device-tree/model"))
+        ),
         cpu_cores=psutil.cpu_count(logical=False) or psutil.cpu_count(),
         os=parse_os_release(read_text(Path("/etc/os-release"))),
         architecture=platform.machine() or None,
@@ -32,27 +36,12 @@ def parse_cpuinfo(text: str) -> str | None:
     return found[1].strip() if found else None
 
 
+def parse_machine(text: str) -> str | None:
+    """Read the name of the machine, which a device tree ends with a NUL."""
+    return "".join(character for character in text if character.isprintable()).strip() or None
+
+
 def parse_os_release(text: str) -> str | None:
     """Read the distribution's name and version."""
     found = re.search(r"^PRETTY_NAME=(\"?)(.+)\1$", text, re.MULTILINE)
     return found[2] if found else None
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Read /proc/meminfo, in bytes."""
-    found = re.findall(r"^([^\s:]+):\s+([0-9]+) kB$", text, re.MULTILINE)
-    return {key: int(kib) * 1024 for key, kib in found}
-
-
-def parse_pressure(text: str) -> dict[str, float]:
-    """Read the percentages of the last 10 s of /proc/pressure/memory, by `some` and `full`."""
-    found = re.findall(r"^(some|full) avg10=([0-9]+\.[0-9]+) ", text, re.MULTILINE)
-    return {kind: float(percent) for kind, percent in found}
-
-
-def read_text(path: Path) -> str:
-    """Read what the kernel says at `path`; nothing where it does not say."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -1,62 +1,112 @@
-"""Host facts on macOS, from sysctl and sw_vers.
+"""Host facts on macOS, from sysctl, sw_vers, the kernel's registry and Metal.
 
-Nothing of Metal is imported here: a framework loaded into the agent would make fork and spawn unsafe. The share of
-memory that Metal lets models use is thus derived as Metal derives it; see `working_set_bytes`.
+A tool that is missing, fails, hangs or is cut off tells nothing, so that each fact is either what the system says or
+unknown. Only whole lines count: the last number of a cut output would be a wrong one.
 """
 
+import json
 import platform
+import re
 from typing import Final
 
-from devices.facts import HostFacts
-from devices.tools import output
+from devices import chips, gpu, metal
+from devices.facts import CoreLevel, HostFacts
+from devices.tools import told
 
 _GIB: Final = 2**30
-_KEYS: Final = ("hw.memsize", "hw.physicalcpu", "machdep.cpu.brand_string", "iogpu.wired_limit_mb")
+_MOST_LEVELS: Final = 4
+_WIRED_LIMIT_KEYS: Final = ("iogpu.wired_limit_mb", "debug.iogpu.wired_limit")
+"""The second one is that of macOS 13."""
+SYSCTL: Final = (
+    # -i: an older macOS does not know every key, and one unknown key must not hide the others.
+    *("/usr/sbin/sysctl", "-i", "hw.memsize", "hw.physicalcpu", "hw.model", "machdep.cpu.brand_string"),
+    *("hw.nperflevels", *(f"hw.perflevel{n}.{each}" for n in range(_MOST_LEVELS) for each in ("name", "physicalcpu"))),
+    *_WIRED_LIMIT_KEYS,
+)
+VERSION: Final = ("/usr/bin/sw_vers", "-productVersion")
+DISPLAYS: Final = ("/usr/sbin/system_profiler", "SPDisplaysDataType", "-json")
 
 
 def read() -> HostFacts:
     """Probe this machine."""
-    # -i: an older macOS does not know every key, and one unknown key must not hide the others.
-    values = parse_sysctl(_told("/usr/sbin/sysctl", "-i", *_KEYS))
-    version = _told("/usr/bin/sw_vers", "-productVersion")
+    values = parse_sysctl(told(*SYSCTL))
+    version = told(*VERSION).strip()
     memory_bytes = positive(values.get("hw.memsize"))
-    limit_mib = positive(values.get("iogpu.wired_limit_mb"))
+    limit_bytes = wired_limit_bytes(values)
+    working_set = metal.read().working_set_bytes
+    gpu_cores = gpu.read().cores or parse_displays(told(*DISPLAYS))
+    chip = values.get("machdep.cpu.brand_string")
     return HostFacts(
-        chip=values.get("machdep.cpu.brand_string"),
+        chip=chip,
+        machine=values.get("hw.model"),
         cpu_cores=positive(values.get("hw.physicalcpu")),
+        core_levels=core_levels(values),
+        gpu_cores=gpu_cores,
         os=f"macOS {version}" if version else None,
         architecture=platform.machine() or None,
         memory_bytes=memory_bytes,
-        model_memory_bytes=working_set_bytes(memory_bytes, limit_mib, version),
+        memory_bandwidth_bytes_per_second=chips.bandwidth_bytes_per_second(chip, gpu_cores),
+        working_set_bytes=working_set,
+        wired_limit_bytes=limit_bytes,
+        model_memory_bytes=working_set or working_set_bytes(memory_bytes, limit_bytes, version),
     )
 
 
 def parse_sysctl(text: str) -> dict[str, str]:
     """Read `sysctl KEY...` output, `key: value` or `key = value` a line; keys without a value are left out."""
     values = {}
-    for line in text.splitlines():
+    for line in text.splitlines(keepends=True):
         key, separator, value = line.partition(": " if ": " in line else " = ")
-        if separator and value.strip():
+        if separator and value.strip() and line.endswith("\n"):
             values[key.strip()] = value.strip()
     return values
 
 
 def positive(text: str | None) -> int | None:
     """Read a number; None when it is absent, not a number, or 0, which these keys use for "not set"."""
-    return int(text) or None if text is not None and text.isdecimal() else None
+    if text is None or not (text.isascii() and text.isdecimal()) or len(text) > 20:  # noqa: PLR2004 - digits of 64 bits
+        return None
+    return int(text) or None
 
 
-def working_set_bytes(memory_bytes: int | None, wired_limit_mib: int | None, version: str) -> int | None:
-    """Metal's recommendedMaxWorkingSetSize, in bytes; None when the memory is unknown.
+def core_levels(values: dict[str, str]) -> tuple[CoreLevel, ...]:
+    """Find the cores by performance level, the fastest first; empty unless all levels are told."""
+    found = []
+    for level in range(min(positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
+        cores = positive(values.get(f"hw.perflevel{level}.physicalcpu"))
+        if cores is None:
+            return ()
+        found.append(CoreLevel(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
+    return tuple(found)
 
-    A limit that the owner raised with `sysctl iogpu.wired_limit_mb` counts as it is, up to the memory there is.
-    Otherwise by what Macs report: two thirds up to 36 GiB and three quarters above, before macOS 26; 74 % (16 GB)
-    and 84 % (128 GB) since. Between these two the lower is assumed.
+
+def wired_limit_bytes(values: dict[str, str]) -> int | None:
+    """Find the limit that the owner set; 0 means that the system decides, and not that nothing may be used."""
+    limits = [positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
+    return next((limit * 2**20 for limit in limits if limit is not None), None)
+
+
+def parse_displays(text: str) -> int | None:
+    """Read the GPU's cores from `system_profiler SPDisplaysDataType -json`, where they are a text."""
+    try:
+        adapters = json.loads(text)["SPDisplaysDataType"]
+        found = [positive(adapter.get("sppci_cores")) for adapter in adapters]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return next((cores for cores in found if cores is not None), None)
+
+
+def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version: str) -> int | None:
+    """Metal's recommendedMaxWorkingSetSize, in bytes, for when Metal does not tell; None when the memory is unknown.
+
+    A limit that the owner raised counts as it is, up to the memory there is. Otherwise by what Macs report: two thirds
+    up to 36 GiB and three quarters above, before macOS 26; 74 % (16 GB) and 84 % (128 GB) since. Between these two the
+    lower is assumed.
     """
     if memory_bytes is None:
         return None
-    if wired_limit_mib is not None:
-        return min(wired_limit_mib * 2**20, memory_bytes)
+    if limit_bytes is not None:
+        return min(limit_bytes, memory_bytes)
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) >= 26:  # noqa: PLR2004 - macOS 26, see above
         share = 0.84 if memory_bytes >= 128 * _GIB else 0.74
@@ -65,9 +115,7 @@ def working_set_bytes(memory_bytes: int | None, wired_limit_mib: int | None, ver
     return int(memory_bytes * share)
 
 
-def _told(*argv: str) -> str:
-    """What a tool prints; nothing is known of what it does not tell."""
-    try:
-        return output(*argv)
-    except OSError:
-        return ""
+def parse_swap_used(text: str | None) -> int | None:
+    """Read the bytes in use from the value of vm.swapusage, where they stand in MiB with two digits."""
+    found = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
+    return round(float(found[1]) * 2**20) if found else None

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from devices import libsystem, linux
+from devices import libsystem, proc
 
 Level = Literal["normal", "warn", "critical"]
 
@@ -35,9 +35,9 @@ _CRITICAL_BYTES: Final = 2 * 2**30
 class Reading(NamedTuple):
     """One look. What the system does not tell is None."""
 
-    level: Level | None
-    swap_used_bytes: int | None
-    available_bytes: int | None
+    level: Level | None = None
+    swap_used_bytes: int | None = None
+    available_bytes: int | None = None
 
 
 def read() -> Reading:
@@ -78,9 +78,9 @@ def _macos() -> Reading:
     return Reading(kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")), swap_used, available)
 
 
-def _linux(proc: Path = Path("/proc")) -> Reading:
-    waiting = linux.parse_pressure(linux.read_text(proc / "pressure" / "memory"))
-    memory = linux.parse_meminfo(linux.read_text(proc / "meminfo"))
+def _linux(folder: Path = Path("/proc")) -> Reading:
+    waiting = proc.parse_pressure(proc.read_text(folder / "pressure" / "memory"))
+    memory = proc.parse_meminfo(proc.read_text(folder / "meminfo"))
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
     return Reading(

@@ -20,7 +20,7 @@ _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted a
 def boot_id() -> str:
     """Identify this boot of the machine. Raises OSError when the system does not tell."""
     if sys.platform == "darwin":
-        return output("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
+        return output("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid").strip()
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -13,6 +13,7 @@ def output(*argv: str) -> str:
             argv,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_SECONDS,
             check=True,
             env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
@@ -21,6 +22,14 @@ def output(*argv: str) -> str:
         )
     except subprocess.SubprocessError as error:
         raise OSError(f"{argv[0]} does not tell: {error}") from error
-    if not (text := result.stdout.strip()):
+    if not result.stdout.strip():
         raise OSError(f"{argv[0]} tells nothing")
-    return text
+    return result.stdout
+
+
+def told(*argv: str) -> str:
+    """What a tool prints, for one who can do without; nothing is known of what it does not tell."""
+    try:
+        return output(*argv)
+    except OSError:
+        return ""

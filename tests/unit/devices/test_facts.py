@@ -1,61 +1,12 @@
-"""Host facts from recorded outputs; the recordings are ours, in the layout of real ones."""
-
 import os
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 
-from devices import host, linux, macos, processes
-
-FIXTURES = Path(__file__).parent / "fixtures"
-GIB = 2**30
-
-
-def recorded(name: str) -> str:
-    return (FIXTURES / name).read_text()
-
-
-def test_sysctl_values_are_read_with_either_separator() -> None:
-    values = macos.parse_sysctl(recorded("sysctl_m3_max.txt"))
-    assert values["machdep.cpu.brand_string"] == "Apple M3 Max"
-    assert macos.positive(values["hw.memsize"]) == 96 * GIB
-    assert "hw.osenvironment" not in values
-    assert macos.parse_sysctl(recorded("sysctl_raised_limit.txt"))["hw.memsize"] == "51539607552"
-
-
-@pytest.mark.parametrize("text", [None, "", "0", "-1", "many"])
-def test_unknown_is_none_and_never_zero(text: str | None) -> None:
-    assert macos.positive(text) is None
-
-
-def test_no_output_at_all_is_unknown() -> None:
-    assert macos.parse_sysctl("") == {}
-    assert macos.working_set_bytes(None, None, "") is None
-    assert linux.parse_cpuinfo("") is None
-    assert linux.parse_os_release("") is None
-
-
-@pytest.mark.parametrize(
-    ("memory_gib", "limit_mib", "version", "expected_mib"),
-    [
-        (16, None, "15.6", 10922),  # as an M1 of 16 GB reports
-        (24, None, "14.5", 16384),
-        (128, None, "15.1", 98304),
-        (16, None, "26.1", 12124),
-        (128, None, "26.0.1", 110100),
-        (48, 45056, "15.6", 45056),
-        (16, 99999, "15.6", 16384),  # a limit above the memory there is
-        (64, None, "", 49152),
-    ],
-)
-def test_working_set_by_memory_limit_and_version(
-    memory_gib: int, limit_mib: int | None, version: str, expected_mib: int
-) -> None:
-    found = macos.working_set_bytes(memory_gib * GIB, limit_mib, version)
-    assert found is not None
-    assert found // 2**20 == expected_mib
+from devices import host, linux, processes
+from tests.unit.devices.recordings import recorded
 
 
 def test_processor_names() -> None:
@@ -70,12 +21,39 @@ def test_distribution(text: str) -> None:
     assert linux.parse_os_release(text) == "Debian GNU/Linux 12"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("PowerEdge R760\n", "PowerEdge R760"),
+        ("Raspberry Pi 5 Model B Rev 1.0\0", "Raspberry Pi 5 Model B Rev 1.0"),
+        ("", None),
+    ],
+)
+def test_machine(text: str, expected: str | None) -> None:
+    assert linux.parse_machine(text) == expected
+
+
+def test_what_linux_does_not_tell() -> None:
+    assert linux.parse_cpuinfo("") is None
+    assert linux.parse_os_release("") is None
+
+
 def test_this_machine() -> None:
     found = host.read()
+    assert found.boot_id
+    assert found.booted_at_seconds
+    assert found.booted_at_seconds < time.time()
     assert found.memory_bytes
     assert found.model_memory_bytes
     assert found.model_memory_bytes < found.memory_bytes
     assert found.cpu_cores
+
+
+def test_how_this_machine_fares() -> None:
+    found = host.state()
+    assert found.pressure.available_bytes
+    assert found.uptime_seconds
+    assert host.state().uptime_seconds in {found.uptime_seconds, found.uptime_seconds + 1}
 
 
 def test_stat_of_a_process_with_a_misleading_name() -> None:

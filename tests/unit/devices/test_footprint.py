@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,42 @@ def test_footprint_of_macos() -> None:
 @given(st.binary(max_size=295))
 def test_a_cut_answer_is_no_footprint(answer: bytes) -> None:
     assert libsystem.parse_footprint(answer) is None
+
+
+class Library:
+    """Answers as macOS's library does, of one process with two children."""
+
+    def sysctlbyname(self, name: bytes, buffer: Any, size: Any, new: object, new_size: object) -> int:
+        assert (new, buffer._length_, size._obj.value) == (None, 4, 4), new_size
+        if name != b"kern.memorystatus_vm_pressure_level":
+            return -1
+        buffer.raw = (4).to_bytes(4, sys.byteorder)
+        return 0
+
+    def proc_pid_rusage(self, pid: Any, flavor: Any, buffer: Any) -> int:
+        if pid.value not in {42, 43, 44} or flavor.value != 4:
+            return -1
+        buffer.raw = rusage(pid.value * MIB)
+        return 0
+
+    def proc_listpids(self, kind: Any, parent: Any, buffer: Any, size: Any) -> int:
+        assert (kind.value, size.value) == (6, len(buffer) * 4)
+        if parent.value != 42:
+            return 0
+        buffer[0], buffer[1] = 43, 44
+        return 8
+
+
+def test_what_the_library_of_macos_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libsystem, "_library", Library)
+    assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") == 4
+    assert libsystem.sysctl_int("kern.no_such_thing") is None
+    assert libsystem.children(42) == [43, 44]
+    assert libsystem.children(43) == []
+    assert libsystem.footprint_bytes(1) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert footprint_bytes(42) == (42 + 43 + 44) * MIB
+    assert footprint_bytes(1) is None
 
 
 def test_without_the_library_of_macos_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

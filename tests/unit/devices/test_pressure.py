@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices import linux, pressure
+from devices import pressure, proc
 from devices.pressure import Level, Reading
 
 GIB = 2**30
@@ -49,11 +49,11 @@ def test_levels_of_linux(
 
 @given(st.text())
 def test_garbage_is_no_pressure_and_no_memory(text: str) -> None:
-    assert linux.parse_pressure(text) == {}
-    assert linux.parse_meminfo(text) == {}
+    assert proc.parse_pressure(text) == {}
+    assert proc.parse_meminfo(text) == {}
 
 
-def proc(folder: Path, waiting: str | None, memory: str | None) -> Path:
+def kernel(folder: Path, waiting: str | None, memory: str | None) -> Path:
     (folder / "pressure").mkdir()
     if waiting is not None:
         (folder / "pressure" / "memory").write_text(waiting)
@@ -68,18 +68,18 @@ def test_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
         "MemTotal:       65843172 kB\nMemFree:          812340 kB\nMemAvailable:   30408704 kB\n"
         "SwapTotal:       8388604 kB\nSwapFree:        6291456 kB\nHugePages_Total:       0\n"
     )
-    found = pressure._linux(proc(tmp_path, waiting, memory))
+    found = pressure._linux(kernel(tmp_path, waiting, memory))
     assert found == Reading("warn", 2097148 * 1024, 30408704 * 1024)
 
 
 @pytest.mark.parametrize("said", [None, "", "MemTotal:\nSwapTotal: some kB\n"])
 def test_a_kernel_that_says_nothing_is_unknown_and_not_empty(tmp_path: Path, said: str | None) -> None:
-    assert pressure._linux(proc(tmp_path, said, said)) == Reading(None, None, None)
+    assert pressure._linux(kernel(tmp_path, said, said)) == Reading(None, None, None)
 
 
 def test_no_swap_is_none_in_use_and_known(tmp_path: Path) -> None:
     memory = "MemTotal: 65843172 kB\nMemAvailable: 30408704 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
-    assert pressure._linux(proc(tmp_path, None, memory)) == Reading("normal", 0, 30408704 * 1024)
+    assert pressure._linux(kernel(tmp_path, None, memory)) == Reading("normal", 0, 30408704 * 1024)
 
 
 def test_this_machine() -> None:

@@ -1,0 +1,53 @@
+"""The GPU of a Mac, as the kernel's registry tells it: the only count of GPU memory over all processes without root."""
+
+import re
+from typing import Final, NamedTuple
+
+from devices.tools import told
+
+COMMAND: Final = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+_MOST_BYTES: Final = 2**50
+"""The driver's counters are unsigned and have been seen to wrap below 0: no Mac has a petabyte."""
+
+
+class Gpu(NamedTuple):
+    """What is known of a Mac's GPU."""
+
+    model: str | None = None
+    cores: int | None = None
+    utilization_percent: int | None = None
+    """Over the last second or so."""
+    used_bytes: int | None = None
+    """Memory of the GPU's buffers in use, of all processes together."""
+
+
+def read() -> Gpu:
+    """Look now; on another system nothing is known. Blocks for some 20 ms."""
+    return parse(told(*COMMAND))
+
+
+def parse(text: str) -> Gpu:
+    """Read what ioreg prints: one property a line, of which only whole lines count.
+
+    The statistics are one dictionary in one line. Other properties repeat their names (a legend of 40 KB does), and the
+    key of the driver's own memory begins like that of all memory.
+    """
+    statistics = re.search(r'^[\s|]*"PerformanceStatistics" = \{(.*)\}\n', text, re.MULTILINE)
+    values = dict(re.findall(r'"([^"]+)"=([0-9]+)(?=,|$)', statistics[1] if statistics else ""))
+    used, utilization = _number(values.get("In use system memory")), _number(values.get("Device Utilization %"))
+    return Gpu(
+        model=_property(text, r'"model" = "([^"]+)"'),
+        cores=_number(_property(text, r'"gpu-core-count" = ([0-9]+)')) or None,
+        utilization_percent=utilization if utilization is not None and utilization <= 100 else None,  # noqa: PLR2004 - %
+        used_bytes=used if used is not None and used < _MOST_BYTES else None,
+    )
+
+
+def _property(text: str, pattern: str) -> str | None:
+    found = re.search(rf"^[\s|]*{pattern}\n", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _number(text: str | None) -> int | None:
+    # As long as the longest number that the kernel's 64 bits hold.
+    return int(text) if text is not None and len(text) <= 20 else None  # noqa: PLR2004 - digits

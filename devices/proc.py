@@ -1,0 +1,24 @@
+"""What Linux tells of itself in files: text, of which every part may be missing."""
+
+import re
+from pathlib import Path
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Read /proc/meminfo, in bytes."""
+    found = re.findall(r"^([^\s:]+):\s+([0-9]+) kB$", text, re.MULTILINE)
+    return {key: int(kib) * 1024 for key, kib in found}
+
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """Read the percentages of the last 10 s of /proc/pressure/memory, by `some` and `full`."""
+    found = re.findall(r"^(some|full) avg10=([0-9]+\.[0-9]+) ", text, re.MULTILINE)
+    return {kind: float(percent) for kind, percent in found}
+
+
+def read_text(path: Path) -> str:
+    """Read what the kernel says at `path`; nothing where it does not say."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,51 @@
+"""How hot the host is, by the system's own levels: at which of them it slows itself down."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Final, Literal
+
+from devices import proc
+from devices.tools import told
+
+Level = Literal["nominal", "moderate", "heavy", "trapping", "sleeping"]
+"""macOS's own levels. From moderate on the system slows down; at trapping it is about to stop, at sleeping it does."""
+
+COMMAND: Final = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+"""`pmset -g therm` has no level on Apple Silicon, and powermetrics needs root."""
+_LEVELS: Final[tuple[Level, ...]] = ("nominal", "moderate", "heavy", "trapping", "sleeping")
+_TRIPS: Final[dict[str, Level]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
+"""Linux's trip points: from passive on the kernel throttles, at hot it warns, at critical it shuts down."""
+_COLDEST_MILLIDEGREES: Final = 1000
+"""Firmware states a trip point that is not used as 0 or below."""
+
+
+def read() -> Level | None:
+    """Look now."""
+    return parse_notifyutil(told(*COMMAND)) if sys.platform == "darwin" else _linux()
+
+
+def parse_notifyutil(text: str) -> Level | None:
+    """Read `notifyutil -g NAME`, which prints the name and a number, and says on the same channel that it failed."""
+    found = re.search(rf"^{re.escape(COMMAND[-1])} ([0-4])\n", text, re.MULTILINE)
+    return _LEVELS[int(found[1])] if found else None
+
+
+def _linux(zones: Path = Path("/sys/class/thermal")) -> Level | None:
+    """Find the worst level of all zones; None where no zone has both a temperature and a trip point."""
+    worst = None
+    for zone in sorted(zones.glob("thermal_zone*")):
+        temperature = _millidegrees(zone / "temp")
+        for path in zone.glob("trip_point_*_temp"):
+            level = _TRIPS.get(proc.read_text(path.with_name(path.name.replace("_temp", "_type"))).strip())
+            trip = _millidegrees(path)
+            if temperature is None or level is None or trip is None or trip < _COLDEST_MILLIDEGREES:
+                continue
+            index = _LEVELS.index(level) if temperature >= trip else 0
+            worst = max(worst or 0, index)
+    return None if worst is None else _LEVELS[worst]
+
+
+def _millidegrees(path: Path) -> int | None:
+    text = proc.read_text(path).strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from devices import thermal
+from devices.thermal import Level
+
+
+def zone(folder: Path, name: str, files: dict[str, str]) -> None:
+    (folder / name).mkdir(parents=True)
+    for file, text in files.items():
+        (folder / name / file).write_text(text)
+
+
+CPU = {
+    "trip_point_0_temp": "80000\n",
+    "trip_point_0_type": "passive\n",
+    "trip_point_1_temp": "95000\n",
+    "trip_point_1_type": "hot\n",
+    "trip_point_2_temp": "105000\n",
+    "trip_point_2_type": "critical\n",
+    "trip_point_3_temp": "0\n",
+    "trip_point_3_type": "critical\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("celsius", "level"),
+    [
+        ("41000", "nominal"),
+        ("80000", "moderate"),
+        ("97250", "heavy"),
+        ("120000", "trapping"),
+        ("", None),
+        ("hot", None),
+    ],
+)
+def test_level_of_a_zone_by_its_trip_points(tmp_path: Path, celsius: str, level: Level | None) -> None:
+    zone(tmp_path, "thermal_zone0", {**CPU, "temp": celsius})
+    assert thermal._linux(tmp_path) == level
+
+
+def test_the_worst_zone_counts(tmp_path: Path) -> None:
+    zone(tmp_path, "thermal_zone0", {**CPU, "temp": "85000"})
+    zone(tmp_path, "thermal_zone1", {**CPU, "temp": "30000"})
+    zone(tmp_path, "thermal_zone2", {"temp": "99000"})
+    assert thermal._linux(tmp_path) == "moderate"
+
+
+def test_without_trip_points_nothing_is_known(tmp_path: Path) -> None:
+    assert thermal._linux(tmp_path) is None
+    zone(tmp_path, "thermal_zone0", {"temp": "99000"})
+    zone(tmp_path, "thermal_zone1", {"temp": "99000", "trip_point_0_type": "active", "trip_point_0_temp": "50000"})
+    assert thermal._linux(tmp_path) is None
