@@ -79,6 +79,8 @@ class Runner:
         self.record = record
         self._recorded = True
         self.progress: Progress | None = None
+        self.removed = False
+        """The API no longer wants it here."""
         self.proven = True
         """A Ready engine is taken to answer, unless it was doubted and has not shown it since."""
         self._host = host
@@ -104,6 +106,7 @@ class Runner:
 
     def remove(self) -> None:
         """Have it stopped: the API no longer wants it here."""
+        self.removed = True
         if not self.state.leaving:
             self._events.put_nowait(lifecycle.Removed())
 

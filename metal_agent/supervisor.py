@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
+from metal_agent.handle import Handle
+from metal_agent.lifecycle import STABLE_SECONDS, backoff_seconds
+from metal_agent.records import Record
 from metal_agent.runner import Host, Runner
 
 log = structlog.get_logger()
@@ -28,13 +32,13 @@ class Supervisor:
         Raises OSError when it cannot be found out what runs.
         """
         for uid, record in self._host.records.load().items():
-            process = spawn.adopt(record.identity) if record.identity else None
-            if process is None:
+            engine = _adopt(record)
+            if engine is None:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
                 continue
             self._host.ledger.take_over(uid, record.spec.memory_bytes)
-            self._start(Runner(record.assignment, self._host, record, process))
+            self._start(Runner(record.assignment, self._host, record, engine))
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await spawn.kill_strays(self._host.folder, adopted | set(others))
 
@@ -63,7 +67,38 @@ class Supervisor:
         self._group.create_task(self._supervise(runner))
 
     async def _supervise(self, runner: Runner) -> None:
-        try:
-            await runner.run()
-        except Exception:  # a defect in one runner must not end the host's other processes
-            log.exception("runner crashed", uid=runner.assignment.uid)
+        """See it to its end. A defect in one ends no other, and not its own engine: the next runner takes that over."""
+        loop, crashes = asyncio.get_running_loop(), 0
+        while True:
+            started = loop.time()
+            try:
+                if crashes:
+                    runner = self._successor(runner)
+                await runner.run()
+            except Exception as error:
+                log.exception("runner crashed", uid=runner.assignment.uid)
+                crashes = 1 if loop.time() - started >= STABLE_SECONDS else crashes + 1
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                return
+            seconds = backoff_seconds(crashes)
+            message = f"a defect of the agent, which goes on in {seconds:.0f} s: {problem}"
+            runner.state = replace(runner.state, reason="InternalError", message=message)
+            self._host.changed(runner)
+            await asyncio.sleep(seconds)
+
+    def _successor(self, crashed: Runner) -> Runner:
+        """Put a runner in the place of `crashed`, with its engine where that still runs."""
+        record = crashed.record
+        engine = _adopt(record) if record else None
+        runner = Runner(crashed.assignment, self._host, record if engine else None, engine)
+        if crashed.removed:
+            runner.remove()
+        self.runners[crashed.assignment.uid] = runner
+        self._host.changed(runner)
+        return runner
+
+
+def _adopt(record: Record) -> Handle | None:
+    """Take over the engine that `record` describes; None when it is gone. Raises OSError when nobody can tell."""
+    return spawn.adopt(record.identity) if record.identity else None

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from crds.metalprocess import Artifact
-from metal_agent import spawn
+from metal_agent import runner, spawn
 from metal_agent.assignments import Assignment
+from metal_agent.lifecycle import Released
 from metal_agent.records import Records
 from metal_agent.runner import Runner
 from runtimes.probe import generate_token
@@ -209,6 +210,33 @@ async def test_a_defect_in_one_runner_ends_no_other(
         await crashed.wait()
     machine.supervisor.add([assignment("u2")])
     await ready(machine, "u2")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_the_engine_of_a_runner_that_crashed_is_not_forgotten(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    def crash(*_: object) -> object:
+        raise RuntimeError("a defect")
+
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    crashed = machine.runners["u1"]
+    with monkeypatch.context() as defective:
+        defective.setattr(runner, "step", crash)
+        crashed.tell(Released())
+        assert "a defect" in await phase(machine, "Ready", "InternalError")
+    if removed:
+        machine.supervisor.assign([])
+    await eventually(lambda: machine.runners["u1"] is not crashed)
+    if removed:
+        await phase(machine, "Stopped")
+        assert engines(machine) == []
+    else:
+        assert await ready(machine) == pid
+        assert machine.runners["u1"].state.reason == ""
+        os.kill(pid, signal.SIGKILL)
+        await phase(machine, "Failed", "EngineExited")
 
 
 async def test_a_record_that_could_not_be_written_is_written_later(
