@@ -16,6 +16,7 @@ import structlog
 
 from controller.plan import Key, Leading
 from controller.pods import PORT_NAME, TOKEN_KEY, is_token_secret, token_name
+from crds.serving import Mode
 from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound, Unreachable
 from kube.queue import WorkQueue, run_workers
@@ -54,6 +55,7 @@ class Question(NamedTuple):
     """Sorted uids of what serves."""
     endpoints: tuple[Endpoint, ...]
     """Sorted, never empty."""
+    mode: Mode = "chat"
 
 
 def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
@@ -139,7 +141,14 @@ async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, quest
         return Probe(ok=False, reason="TokenNotRead", message=str(error))
 
     async def ask(endpoint: Endpoint) -> Probe:
-        return await generate_token(session, endpoint.url, model=key.name, token=token, timeout_seconds=TOKEN_SECONDS)
+        return await generate_token(
+            session,
+            endpoint.url,
+            model=key.name,
+            token=token,
+            timeout_seconds=TOKEN_SECONDS,
+            mode=question.mode,
+        )
 
     # One that is broken must not speak for all: only when it fails are others asked.
     first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))

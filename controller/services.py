@@ -81,7 +81,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if self.blocker or not self.wanted or not ready or not self.endpoints:
             return None
         metadata = self.service.metadata
-        return Question(metadata.uid, metadata.generation, ready, self.endpoints)
+        return Question(metadata.uid, metadata.generation, ready, self.endpoints, self.service.spec.mode)
 
 
 def kind(prober: Prober) -> Kind:

@@ -62,6 +62,12 @@ def environment(spec: MetalProcessSpec) -> dict[str, str]:
     return _process(spec).environment(os.environ)
 
 
+def served_name(spec: MetalProcessSpec) -> str:
+    """Return what the engine wants as `model` in a request."""
+    runtime = RUNTIMES[spec.runtime]
+    return (runtime.process and runtime.process.served_name) or spec.service_name
+
+
 def _process(spec: MetalProcessSpec) -> Process:
     runtime = RUNTIMES[spec.runtime]
     if runtime.process is None:

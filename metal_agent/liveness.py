@@ -11,6 +11,7 @@ from typing import Final
 
 import aiohttp
 
+from crds.serving import Mode
 from devices import processes
 from runtimes.probe import generate_token
 
@@ -70,10 +71,10 @@ def should_ask(requests: int | None, before: float | None, after: float | None) 
     return not requests or before is None or after is None or after <= before
 
 
-async def ask(session: aiohttp.ClientSession, url: str, *, pulse: str | None, model: str) -> Asked:
+async def ask(session: aiohttp.ClientSession, url: str, *, pulse: str | None, model: str, mode: Mode = "chat") -> Asked:
     """Ask the engine at `url` for its pulse, or for a token where it has none. Never raises for what it does."""
     if pulse is None:
-        found = await generate_token(session, url, model=model, token=None, timeout_seconds=ANSWER_SECONDS)
+        found = await generate_token(session, url, model=model, token=None, timeout_seconds=ANSWER_SECONDS, mode=mode)
         return Asked("" if found.ok else found.message, silent=found.reason == "TimedOut")
     try:
         async with asyncio.timeout(ANSWER_SECONDS), session.get(f"{url}{pulse}", allow_redirects=False) as response:

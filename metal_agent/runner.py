@@ -285,7 +285,8 @@ class Runner:
     async def _probe(self, timeout_seconds: float) -> Event:
         """Ask until a token comes: the kernel where the engine listens, then the engine."""
         problem, pause = "it does not listen yet", _FIRST_PAUSE_SECONDS
-        service = self.assignment.spec.service_name if self.assignment.spec else ""
+        spec = self.assignment.spec
+        assert spec, "only what was admitted is started"  # noqa: S101 - for the type checker
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
@@ -293,13 +294,16 @@ class Runner:
                         found = await generate_token(
                             self._host.session,
                             url,
-                            model=self._engine.model or service,
+                            model=self._engine.model or engine.served_name(spec),
                             token=self._engine.token,
                             timeout_seconds=_PROBE_SECONDS,
+                            mode=spec.mode,
                         )
                         if found.ok:
                             self._remember_url(url)
                             return lifecycle.Answered()
+                        if found.reason == "Broken":
+                            return lifecycle.Failed("EngineBroken", found.message)
                         problem = found.message
                     await asyncio.sleep(pause)
                     pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
@@ -332,7 +336,8 @@ class Runner:
         asked = None
         if liveness.should_ask(self._host.exposure.requests(self.assignment.uid), before, await cpu_seconds(pid)):
             pulse = RUNTIMES[spec.runtime].pulse
-            asked = await liveness.ask(self._host.session, url, pulse=pulse, model=spec.service_name)
+            model = engine.served_name(spec)
+            asked = await liveness.ask(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
         look = Look(asked, before, await cpu_seconds(pid))
         if look.alive and not self.proven:
             self.proven = True

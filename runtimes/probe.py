@@ -1,18 +1,25 @@
-"""Readiness by a generated token, whatever a server says about itself.
+"""Readiness by a real answer, whatever a server says about itself: a token, an embedding or a ranking, by its mode.
 
-Servers answer 200 on /health while they load, or for ever with a broken model. A service is ready when a completion
-came back, so that is what is asked; the same question serves the agent (child) and the controller (endpoint).
+Servers answer 200 on /health while they load, or for ever with a broken model. A service is ready when it did what it
+is there for, so that is what is asked; the same question serves the agent (child) and the controller (endpoint).
 """
 
 import asyncio
+from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
 import msgspec
 
+from crds.serving import Mode
+
 _QUOTED_CHARACTERS = 300
-_READ_BYTES = 64 * 1024
-"""Of an answer; one token takes less, and who answers may not be trusted."""
+_READ_BYTES = 1 << 20
+"""Of an answer; the embedding of a text takes less, and who answers may not be trusted."""
+_DEAD = b"generation thread died"
+"""How mlx_lm.server tells that it could not load its model; its process lives on."""
 _REASONS: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "Unauthorized",
     HTTPStatus.FORBIDDEN: "Unauthorized",
@@ -24,7 +31,8 @@ _REASONS: dict[int, str] = {
 class Probe(msgspec.Struct, frozen=True):
     """What one probe found.
 
-    `reason` fits a condition: Generated if ok, else Unreachable, TimedOut, Unauthorized, NotFound, Loading, BadAnswer.
+    `reason` fits a condition: Generated, Embedded or Ranked if ok, else Unreachable, TimedOut, Unauthorized, NotFound,
+    Loading, Broken (this engine will never answer), BadAnswer.
     """
 
     ok: bool
@@ -48,10 +56,70 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
 
-    def has_token(self) -> bool:
+    def is_answer(self) -> bool:
         # A first token may decode to nothing (half a character), so the count is as good as the text.
         counted = self.usage is not None and self.usage.completion_tokens >= 1
         return bool(self.choices) and (counted or any(choice.message.content for choice in self.choices))
+
+
+class _Embedding(msgspec.Struct):
+    embedding: list[float]
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+    def is_answer(self) -> bool:
+        return bool(self.data) and any(self.data[0].embedding)
+
+
+class _Rank(msgspec.Struct):
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    results: list[_Rank]
+
+    def is_answer(self) -> bool:
+        return bool(self.results)
+
+
+class _Answer(Protocol):
+    def is_answer(self) -> bool:
+        """Whether the model really worked for it."""
+
+
+class _Question(NamedTuple):
+    """What is asked in one mode."""
+
+    path: str
+    body: Mapping[str, Any]
+    answer: type[_Answer]
+    reason: str
+    done: str
+    """What the server has then done."""
+    missing: str
+    """What its answer is without."""
+
+
+_QUESTIONS: Final[Mapping[Mode, _Question]] = MappingProxyType(
+    {
+        "chat": _Question(
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+            _Completion,
+            "Generated",
+            "generated a token",
+            "a token",
+        ),
+        "embeddings": _Question(
+            "/v1/embeddings", {"input": "Hi"}, _Embeddings, "Embedded", "embedded a text", "an embedding"
+        ),
+        "rerank": _Question(
+            "/v1/rerank", {"query": "Hi", "documents": ["Hi"]}, _Ranking, "Ranked", "ranked a text", "a ranking"
+        ),
+    }
+)
 
 
 class _ServerError(msgspec.Struct):
@@ -59,13 +127,19 @@ class _ServerError(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    error: _ServerError
+    error: _ServerError | str
 
 
 async def generate_token(
-    session: aiohttp.ClientSession, base_url: str, *, model: str, token: str | None, timeout_seconds: float
+    session: aiohttp.ClientSession,
+    base_url: str,
+    *,
+    model: str,
+    token: str | None,
+    timeout_seconds: float,
+    mode: Mode = "chat",
 ) -> Probe:
-    """Ask the server at `base_url` for one token of a chat completion.
+    """Ask the server at `base_url` for one token of a chat completion, or what another mode has in its place.
 
     Args:
         session: the session whose connections to use.
@@ -73,26 +147,26 @@ async def generate_token(
         model: the served model's name.
         token: the bearer token, where the server asks for one.
         timeout_seconds: for the whole exchange; a server that is still silent then is `TimedOut`.
+        mode: what the server is there for.
 
     Never raises for what the server does or fails to do. A redirect is not followed: it would have us ask, and quote,
     whatever the server names.
     """
-    question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    body = msgspec.json.encode(question)
+    question = _QUESTIONS[mode]
+    body = msgspec.json.encode({"model": model, **question.body})
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         async with (
             asyncio.timeout(timeout_seconds),
-            session.post(
-                f"{base_url}/v1/chat/completions", data=body, headers=headers, allow_redirects=False
-            ) as response,
+            session.post(f"{base_url}{question.path}", data=body, headers=headers, allow_redirects=False) as response,
         ):
             answer = await _read(response)
     except TimeoutError:
-        return Probe(ok=False, reason="TimedOut", message=f"{base_url} generated no token within {timeout_seconds:g} s")
+        message = f"no answer with {question.missing} from {base_url} within {timeout_seconds:g} s"
+        return Probe(ok=False, reason="TimedOut", message=message)
     except (aiohttp.ClientError, OSError) as error:
         return Probe(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
-    return _judge(base_url, response.status, answer)
+    return _judge(base_url, question, response.status, answer)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -102,22 +176,24 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return whole.partial
 
 
-def _judge(base_url: str, status: int, answer: bytes) -> Probe:
+def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> Probe:
     if status != HTTPStatus.OK:
-        reason = _REASONS.get(status, "BadAnswer")
+        reason = "Broken" if _DEAD in answer else _REASONS.get(status, "BadAnswer")
         return Probe(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
     try:
-        generated = msgspec.json.decode(answer, type=_Completion).has_token()
+        done = msgspec.json.decode(answer, type=question.answer).is_answer()
     except msgspec.DecodeError:
-        generated = False
-    if not generated:
-        return Probe(ok=False, reason="BadAnswer", message=f"{base_url} answered without a token: {_quote(answer)}")
-    return Probe(ok=True, reason="Generated", message=f"{base_url} generated a token")
+        done = False
+    if not done:
+        message = f"{base_url} answered without {question.missing}: {_quote(answer)}"
+        return Probe(ok=False, reason="BadAnswer", message=message)
+    return Probe(ok=True, reason=question.reason, message=f"{base_url} {question.done}")
 
 
 def _quote(answer: bytes) -> str:
     try:
-        text = msgspec.json.decode(answer, type=_ErrorBody).error.message
+        error = msgspec.json.decode(answer, type=_ErrorBody).error
+        text = error if isinstance(error, str) else error.message
     except msgspec.DecodeError:
         text = answer.decode(errors="replace")
     return text.strip()[:_QUOTED_CHARACTERS] or "an empty body"

@@ -21,7 +21,7 @@ Matrix = NDArray[np.float32]
 
 SENTENCE = "Hello from a tiny model with generated weights. It was written moments ago, knows nothing, but answers."
 
-_TEMPLATE = (
+TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + (m['content'] or '') + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -68,7 +68,7 @@ def _vocabulary(words: list[str]) -> tuple[_Vocabulary, list[int]]:
     return vocabulary, chain
 
 
-def _chain_weights(
+def chain_weights(
     rng: np.random.Generator, chain: list[int], vocabulary_size: int, width: int, *, loop: bool
 ) -> tuple[Matrix, Matrix]:
     """Return token embedding and output matrix that make each word of the chain call the next."""
@@ -111,7 +111,7 @@ def write(
     """
     rng = np.random.default_rng(seed)
     vocabulary, chain = _vocabulary((text or SENTENCE).split())
-    embedding, output = _chain_weights(rng, chain, len(vocabulary.tokens), n_embd, loop=loop)
+    embedding, output = chain_weights(rng, chain, len(vocabulary.tokens), n_embd, loop=loop)
     head_size = n_embd // n_head
     heads_kv = [n_head_kv] * n_layer if isinstance(n_head_kv, int) else n_head_kv
 
@@ -174,7 +174,7 @@ def _add_tokenizer(writer: Any, vocabulary: _Vocabulary) -> None:
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(_TEMPLATE)
+    writer.add_chat_template(TEMPLATE)
 
 
 def _add_tensor(writer: Any, name: str, values: Matrix, ftype: FileType) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from crds.serving import Mode
 from runtimes.probe import Probe, generate_token
 from tests import llama, tiny_gguf
 
@@ -33,9 +34,9 @@ def answering(response: web.Response) -> AbstractAsyncContextManager[str]:
     return serving(answer)
 
 
-async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10) -> Probe:
+async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10, mode: Mode = "chat") -> Probe:
     async with aiohttp.ClientSession() as session:
-        return await generate_token(session, url, model="tiny", token=token, timeout_seconds=timeout_seconds)
+        return await generate_token(session, url, model="tiny", token=token, timeout_seconds=timeout_seconds, mode=mode)
 
 
 async def test_a_real_server_is_ready_and_its_token_is_checked(tmp_path: Path) -> None:
@@ -92,6 +93,34 @@ async def test_an_answer_without_a_token_is_not_ready(status: int, body: str, re
 async def test_text_or_a_counted_token_is_ready(body: str) -> None:
     async with answering(web.Response(text=body)) as url:
         assert (await probe(url)).ok
+
+
+@pytest.mark.parametrize(
+    ("mode", "body", "reason"),
+    [
+        ("embeddings", '{"data":[{"embedding":[0.25,-1]}]}', "Embedded"),
+        ("embeddings", '{"data":[{"embedding":[]}]}', "BadAnswer"),
+        ("embeddings", '{"data":[{"embedding":[0,0]}]}', "BadAnswer"),
+        ("embeddings", '{"data":[{"embedding":[null]}]}', "BadAnswer"),
+        ("embeddings", '{"data":[]}', "BadAnswer"),
+        ("embeddings", '{"choices":[{"message":{"content":"Hello"}}]}', "BadAnswer"),
+        ("rerank", '{"results":[{"index":0,"relevance_score":-3.5}]}', "Ranked"),
+        ("rerank", '{"results":[{"index":0}]}', "BadAnswer"),
+        ("rerank", '{"results":[]}', "BadAnswer"),
+    ],
+)
+async def test_each_mode_has_an_answer_of_its_own(mode: Mode, body: str, reason: str) -> None:
+    async with answering(web.Response(text=body)) as url:
+        result = await probe(url, mode=mode)
+    assert (result.ok, result.reason) == (reason != "BadAnswer", reason)
+
+
+async def test_an_engine_that_tells_of_its_death_is_not_waited_for() -> None:
+    # What mlx_lm.server 0.32.2 answers for ever when it could not load its model.
+    async with answering(web.Response(status=404, text='{"error": "generation thread died"}')) as url:
+        result = await probe(url)
+    assert (result.ok, result.reason) == (False, "Broken")
+    assert result.message.endswith("answered 404: generation thread died")
 
 
 async def test_a_long_answer_is_quoted_in_part() -> None:
