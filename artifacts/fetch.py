@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from artifacts import root
@@ -21,6 +21,8 @@ from crds.size import size_text
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes that are there and bytes in all (None: unknown)."""
+MakeRoom = Callable[[int], Awaitable[None]]
+"""Called with bytes that are about to be written; may free some, and need not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ async def fetch(
     revision: str | None,
     on_progress: Progress,
     patience: Patience = DEFAULT_PATIENCE,
+    make_room: MakeRoom | None = None,
 ) -> Fetched:
     """Bring the file of `source` to `destination_dir` and return it; file:// sources stay where they are.
 
@@ -65,6 +68,7 @@ async def fetch(
         revision: resolved revision to fetch; None is what the source says now.
         on_progress: called often, in the event loop.
         patience: time-outs and attempts.
+        make_room: is asked for space once the size is known.
 
     Raises:
         ArtifactError: with a reason and whether to try again later.
@@ -80,7 +84,9 @@ async def fetch(
                 async with connect(
                     source, token=token, endpoint=endpoint, revision=revision, patience=patience
                 ) as origin:
-                    download = _Download(source, origin, sha256, revision, on_progress)
+                    download = _Download(
+                        source, origin, sha256=sha256, revision=revision, on_progress=on_progress, make_room=make_room
+                    )
                     record = await download.run(path, patience)
     on_progress(record.size_bytes, record.size_bytes)
     return Fetched(path, record.size_bytes, record.sha256, record.revision)
@@ -131,13 +137,21 @@ class _Download:
     """One file from one origin, over as many requests as patience allows."""
 
     def __init__(
-        self, source: Source, origin: Origin, sha256: str | None, revision: str | None, on_progress: Progress
+        self,
+        source: Source,
+        origin: Origin,
+        *,
+        sha256: str | None,
+        revision: str | None,
+        on_progress: Progress,
+        make_room: MakeRoom | None,
     ) -> None:
         self._source = source
         self._origin = origin
         self._sha256 = sha256
         self._revision = revision
         self._on_progress = on_progress
+        self._make_room = make_room
 
     async def run(self, path: Path, patience: Patience) -> Verified:
         backoff = Backoff(patience)
@@ -166,6 +180,8 @@ class _Download:
                 # The server ignored If-Range: these bytes would be glued to those of another version.
                 part.discard()
                 raise self._changed("changed while it was fetched")
+            if self._make_room:
+                await self._make_room(answer.size_bytes - part.size_bytes)
             part.require_space(answer.size_bytes)
             async for block in answer.blocks:
                 await part.append(block)

@@ -77,10 +77,26 @@ class Origin:
             headers["Range"] = f"bytes={first}-{'' if last is None else last}"
             if first and validator:
                 headers["If-Range"] = validator
+        async with self._get(headers) as response:
+            yield self._answer(response, first)
+
+    async def read_whole(self, most_bytes: int) -> bytes:
+        """Return a short answer, such as a listing. Raises ArtifactError, also when it is longer than `most_bytes`."""
+        text = bytearray()
+        async with self._get({}) as response:
+            async for block in response.content.iter_chunked(_BLOCK_BYTES):
+                text += block
+                if len(text) > most_bytes:
+                    problem = f"the server's answer is longer than {most_bytes} bytes"
+                    raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        return bytes(text)
+
+    @contextlib.asynccontextmanager
+    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             async with self._session.get(self._url, headers=headers) as response:
                 self._check(response.status)
-                yield self._answer(response, first)
+                yield response
         except TimeoutError as error:
             raise self._unreachable("did not answer in time") from error
         except aiohttp.ClientError as error:
@@ -139,9 +155,9 @@ class Origin:
 
 @contextlib.asynccontextmanager
 async def connect(
-    source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience
+    source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience, url: str = ""
 ) -> AsyncIterator[Origin]:
-    """Give the origin of an hf:// or http(s):// source; proxies of the environment are used."""
+    """Give the origin of an hf:// or http(s):// source, or of `url` about it; proxies of the environment are used."""
     # Bytes have to arrive as they are stored, or ranges and digests mean nothing.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
     if token:
@@ -150,7 +166,7 @@ async def connect(
     async with aiohttp.ClientSession(
         headers=headers, timeout=timeout, trust_env=True, auto_decompress=False, read_bufsize=_BLOCK_BYTES
     ) as session:
-        yield Origin(session, source, source.url(endpoint, revision), revision)
+        yield Origin(session, source, url or source.url(endpoint, revision), revision)
 
 
 def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:

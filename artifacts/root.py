@@ -29,8 +29,11 @@ def locate(source: Source, file_root: Path | None) -> Path:
             "SourceForbidden",
             f"{source.display}: is not below --file-root {file_root}: move it there or widen the root",
         )
-    if not path.is_file():
-        raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file")
+    if source.is_folder and not path.is_dir():
+        raise ArtifactError("SourceNotFound", f"{source.display}: is no folder: leave the slash at its end out")
+    if not source.is_folder and not path.is_file():
+        way_out = ": end it with a slash to serve the folder" if path.is_dir() else ""
+        raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file{way_out}")
     return path
 
 

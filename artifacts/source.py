@@ -1,4 +1,4 @@
-"""What a user writes as a source, parsed once: `hf://`, `http(s)://` and `file://`, each down to one file."""
+"""What a user writes as a source, parsed once: `hf://`, `http(s)://` and `file://`, down to one file or one folder."""
 
 import dataclasses
 import hashlib
@@ -13,8 +13,8 @@ Scheme = Literal["hf", "http", "https", "file"]
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
 
-_HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf"
-_HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?/(?P<path>[^@\s?#]+)", re.ASCII)
+_HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
+_HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too.
 _MAX_NAME_BYTES = 240
 _KEY_DIGITS = 16
@@ -29,15 +29,15 @@ class SourceError(ArtifactError):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One file somewhere.
+    """One file somewhere, or one folder of them.
 
     Attributes:
         scheme: how it is reached.
         text: canonical text; equal texts mean the same file.
-        file: its name, safe to use as a name in a folder.
+        file: its name, safe to use as a name in a folder; empty for a folder.
         repo: ORG/REPO of an hf:// source, else empty.
         revision: branch, tag or commit of an hf:// source (default main), else empty.
-        path: path in the repository, absolute path of a file://, or the whole URL.
+        path: path in the repository (empty: all of it), absolute path of a file://, or the whole URL.
 
     """
 
@@ -47,6 +47,11 @@ class Source:
     repo: str
     revision: str
     path: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of weights, as MLX has them."""
+        return not self.file
 
     @property
     def display(self) -> str:
@@ -105,7 +110,11 @@ def _hugging_face(text: str) -> Source:
     if not match:
         raise SourceError(text, f"an hf:// source has the form {_HF_FORM}")
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
-    _check_segments(text, f"{repo}/{path}")
+    _check_segments(text, f"{repo}/{path}" if path else repo)
+    if not path:
+        if repo.endswith(".gguf"):
+            raise SourceError(text, f"names a file but not where it is: write {_HF_FORM}")
+        return Source("hf", f"hf://{repo}@{revision}", "", repo, revision, "")
     canonical = f"hf://{repo}@{revision}/{path}"
     return Source("hf", canonical, _file_name(text, path), repo, revision, path)
 
@@ -123,9 +132,14 @@ def _web(text: str, parts: SplitResult, host: str | None) -> Source:
 def _local(text: str, parts: SplitResult, host: str | None) -> Source:
     path = unquote(parts.path)
     if host not in (None, "localhost") or not path.startswith("/") or parts.query or parts.fragment:
-        raise SourceError(text, "a file:// source has three slashes and an absolute path: file:///PATH/FILE.gguf")
-    _check_segments(text, path[1:])
-    return Source("file", f"file://{quote(path)}", _file_name(text, path), "", "", path)
+        raise SourceError(
+            text,
+            "a file:// source has three slashes and an absolute path: file:///PATH/FILE.gguf, or file:///PATH/ for a "
+            "folder of MLX weights",
+        )
+    _check_segments(text, path[1:].removesuffix("/"))
+    name = "" if path.endswith("/") else _file_name(text, path)
+    return Source("file", f"file://{quote(path)}", name, "", "", path)
 
 
 def _check_segments(text: str, path: str) -> None:

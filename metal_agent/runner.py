@@ -23,7 +23,7 @@ from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
 from metal_agent.liveness import Look, cpu_seconds
 from metal_agent.records import Record, Records
-from metal_agent.weights import Weights
+from metal_agent.weights import Pinned, Weights
 from runtimes.probe import generate_token
 from runtimes.registry import RUNTIMES
 
@@ -85,7 +85,7 @@ class Runner:
         """A Ready engine is taken to answer, unless it was doubted and has not shown it since."""
         self._host = host
         self._engine = adopted
-        self._model: Path | None = None
+        self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
         self._log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
@@ -180,6 +180,7 @@ class Runner:
         before, self.state = self.state, state
         if state.phase in {"Rejected", "Stopped"}:
             self._host.ledger.release(self.assignment.uid)
+            self._pin(None)
         if state.phase == "Ready" and before.phase != "Ready":
             self.proven = True
             self._remember_ready()
@@ -221,14 +222,23 @@ class Runner:
     async def _fetch(self) -> Event:
         assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
         spec = self.assignment.spec
-        secret = spec.source_secret and self._host.secret(self.assignment.namespace, spec.source_secret)
-        if spec.source_secret and secret is None:
-            return lifecycle.Failed("SecretUnknown", f"the token in Secret {spec.source_secret} has not arrived here")
+        names = [spec.source_secret, *(each.source_secret for each in spec.further_artifacts)]
+        tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
+        for name, token in zip(names, tokens, strict=True):
+            if name and token is None:
+                return lifecycle.Failed("SecretUnknown", f"the token in Secret {name} has not arrived here")
         try:
-            self._model = await self._host.weights.fetch(spec.artifact, secret, self._on_progress)
+            fetched = await self._host.weights.fetch(spec, tokens, self._on_progress)
         except ArtifactError as error:
             return refusal(spec.artifact.source, error)
+        self._pin(fetched)
         return lifecycle.Fetched()
+
+    def _pin(self, weights: Pinned | None) -> None:
+        """Hold these weights in place of others; an engine that has them holds them by itself."""
+        if self._weights:
+            self._weights.release()
+        self._weights = weights
 
     def _on_progress(self, here_bytes: int, total_bytes: int | None) -> None:
         self.progress = Progress(bytes=here_bytes, total_bytes=total_bytes)
@@ -239,13 +249,15 @@ class Runner:
     def _spawn(self, group: asyncio.TaskGroup) -> Event:
         """Start the engine and write it down; between the two it is marked, and a later agent clears it up."""
         spec = self.assignment.spec
-        if spec is None or self._model is None or not self._model.exists():
-            return lifecycle.Failed("WeightsMissing", f"the weights {self._model} are gone, and are fetched again")
+        if spec is None or self._weights is None or not self._weights.exists:
+            return lifecycle.Failed("WeightsMissing", "the weights are gone, and are fetched again")
         try:
             if self._log_path.exists():
                 self._log_path.replace(self._log_path.with_suffix(".previous.log"))
-            argv = engine.argv(spec, self._model)
-            process = spawn.spawn(argv, engine.environment(spec), self._log_path, self._host.folder)
+            argv = engine.argv(spec, self._weights.model, self._weights.further)
+            process = spawn.spawn(
+                argv, engine.environment(spec), self._log_path, self._host.folder, self._weights.descriptors
+            )
         except (OSError, ValueError) as error:
             # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")

@@ -116,8 +116,16 @@ class NativeProcess:
         os.close(self._watch)
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], log_path: Path, owner: Path) -> NativeProcess:
+def spawn(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log_path: Path,
+    owner: Path,
+    inherited: Sequence[int] = (),
+) -> NativeProcess:
     """Start `argv` in a session of its own, output appended to `log_path`, marked as belonging to `owner`.
+
+    The descriptors `inherited` stay open in it: a lock on weights holds as long as somebody has them.
 
     Raises:
         OSError: the program is missing or cannot run, or the log cannot be written.
@@ -126,6 +134,8 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log_path: Path, o
     if program is None:
         raise FileNotFoundError(f"cannot run {argv[0]!r}: no such program")
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    # Copies, since ours close on exec; behind all others, so that none is copied over before its turn.
+    first_free = max(inherited, default=2) + 1
     pid = os.posix_spawn(
         program,
         list(argv),
@@ -134,6 +144,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log_path: Path, o
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_DUP2, each, first_free + index) for index, each in enumerate(inherited)),
         ],
         setsid=True,
         setsigmask=[],

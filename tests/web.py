@@ -2,7 +2,8 @@
 
 Tests and the demo fetch weights from it. It serves the files under a folder with ranges and entity tags, and a path
 `/ORG/REPO/resolve/REVISION/FILE` as a hub does: headers that name the commit, then a redirect to another origin (a
-second port, the "CDN"). A test changes the attributes while it runs and reads `requests` afterwards.
+second port, the "CDN"). `/api/models/ORG/REPO/revision/REVISION` lists a repository. A test changes the attributes
+while it runs and reads `requests` afterwards.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from typing import Self
 from aiohttp import web
 
 _CHUNK_BYTES = 65536
+_LARGE = (".gguf", ".safetensors")
+"""What a hub keeps as large files, of which it knows the digest."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 """The commit that the hub routes name."""
 
@@ -116,6 +119,7 @@ class FileServer:
 
     def _application(self) -> web.Application:
         application = web.Application()
+        application.router.add_get("/api/models/{org}/{repo}/revision/{revision}", self._list)
         application.router.add_get("/{org}/{repo}/resolve/{revision}/{file:.+}", self._resolve)
         application.router.add_get("/{file:.+}", self._file)
         return application
@@ -141,6 +145,26 @@ class FileServer:
     def _path(self, name: str) -> Path | None:
         path = (self.root / name).resolve()
         return path if path.is_file() and path.is_relative_to(self.root.resolve()) else None
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        seen, refusal = await self._receive(request)
+        if refusal:
+            return refusal
+        folder = self.root / "{org}/{repo}".format(**request.match_info)
+        if not folder.is_dir() or request.match_info["revision"] not in ("main", COMMIT):
+            seen.status = 404
+            return web.Response(status=404, headers={"X-Error-Code": "RepoNotFound"})
+        seen.status = 200
+        siblings = []
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            sibling: dict[str, object] = {"rfilename": str(path.relative_to(folder)), "size": path.stat().st_size}
+            if path.suffix in _LARGE:
+                digest = hashlib.sha256(await asyncio.to_thread(path.read_bytes)).hexdigest()
+                sibling["lfs"] = {"sha256": digest, "size": path.stat().st_size, "pointerSize": 135}
+            siblings.append(sibling)
+        return web.json_response(
+            {"id": "{org}/{repo}".format(**request.match_info), "sha": COMMIT, "siblings": siblings}
+        )
 
     async def _resolve(self, request: web.Request) -> web.StreamResponse:
         seen, refusal = await self._receive(request)

@@ -35,6 +35,14 @@ def test_file_source_is_an_absolute_path() -> None:
     assert parse("file:///srv/a%20b.gguf").path == "/srv/a b.gguf"
 
 
+@pytest.mark.parametrize("text", ["hf://a/b@main", "file:///srv/mlx/"])
+def test_a_folder_has_no_file(text: str) -> None:
+    source = parse(text)
+    assert source.is_folder
+    assert source.text == text
+    assert parse("hf://a/b/") == parse("hf://a/b") == parse("hf://a/b@main")
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -42,7 +50,6 @@ def test_file_source_is_an_absolute_path() -> None:
         ("model.gguf", "hf://"),
         ("s3://bucket/x.gguf", "hf://"),
         ("hf://repo/x.gguf", "ORG/REPO"),
-        ("hf://a/b", "ORG/REPO"),
         ("hf://a/b/../../c.gguf", ".."),
         ("hf://../b/c.gguf", ".."),
         ("hf://a/b/c.gguf?download=1", "ORG/REPO"),
@@ -61,7 +68,6 @@ def test_file_source_is_an_absolute_path() -> None:
         ("file://x.gguf", "three slashes"),
         ("file:///srv/../etc/shadow", ".."),
         ("file:///srv/%2e%2e/etc/shadow", ".."),
-        ("file:///srv/", "empty"),
     ],
 )
 def test_what_is_no_source_is_refused_with_the_way_out(text: str, hint: str) -> None:
