@@ -18,15 +18,59 @@ class HostProcess(Resource, frozen=True):
     memory_bytes: Annotated[int | None, described("Bytes reserved for it.", format="int64")] = None
 
 
+class CoreLevel(Resource, frozen=True):
+    """The processor cores of one performance level."""
+
+    name: Annotated[str, described("Level as the system calls it, for example Performance.")]
+    cores: Annotated[int, described("Cores of this level.", format="int32")]
+
+
 class MetalHostStatus(Resource, frozen=True):
-    """Facts that the agent reports. A fact that is not known is absent, never 0."""
+    """Facts that the agent reports. A fact that is not known is absent, never 0.
+
+    What moves all the time is written when it has moved by a step, and looked at once a minute.
+    """
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
     chip: Annotated[str, described("Chip, for example Apple M4 Max.")] = ""
+    machine: Annotated[str, described("Machine as its maker calls it, for example Mac16,9.")] = ""
     cpu_cores: Annotated[int | None, described("Processor cores.", format="int32")] = None
+    core_levels: Annotated[
+        list[CoreLevel],
+        described("Processor cores by performance level, the fastest first.", **{"x-kubernetes-list-type": "atomic"}),
+    ] = []
+    gpu_cores: Annotated[int | None, described("Cores of the GPU.", format="int32")] = None
     os: Annotated[str, described("Operating system, for example macOS 26.1.")] = ""
     architecture: Annotated[str, described("Processor architecture, for example arm64.")] = ""
     memory_bytes: Annotated[int | None, described("Memory of the host.", format="int64")] = None
+    memory_bandwidth_bytes_per_second: Annotated[
+        int | None, described("Memory bandwidth of the chip, by its maker, which bounds tokens/s.", format="int64")
+    ] = None
+    working_set_bytes: Annotated[
+        int | None, described("Memory that Metal itself recommends to use at most.", format="int64")
+    ] = None
+    wired_limit_bytes: Annotated[
+        int | None,
+        described("What the owner set that to with sysctl iogpu.wired_limit_mb; absent by default.", format="int64"),
+    ] = None
+    boot_id: Annotated[str, described("Identity of this boot: it changes when the host is restarted.")] = ""
+    booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
+    memory_pressure: Annotated[
+        str, described("How short of memory the host is: normal, warn or critical. At critical, services are evicted.")
+    ] = ""
+    swap_used_bytes: Annotated[int | None, described("Swap in use, in steps of about 1 GiB.", format="int64")] = None
+    gpu_used_bytes: Annotated[
+        int | None,
+        described("Memory in use by the GPU, of all processes, in steps of about 1 GiB.", format="int64"),
+    ] = None
+    thermal_level: Annotated[
+        str,
+        described("nominal; moderate or heavy: the host slows itself down; trapping or sleeping: it is about to stop."),
+    ] = ""
+    power_source: Annotated[str, described("ac, battery or ups.")] = ""
+    battery_percent: Annotated[
+        int | None, described("Charge of the battery, in steps of about 10, where there is one.", format="int32")
+    ] = None
     budget_bytes: Annotated[int | None, described("Memory that models may use in all.", format="int64")] = None
     available_bytes: Annotated[
         int | None, described("Budget that is free now, less all in processes.", format="int64")

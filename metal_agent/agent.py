@@ -241,8 +241,9 @@ class Agent:
             case ("host",):
                 for runner in self._runners.values():
                     runner.remember()
+                state = await asyncio.to_thread(host.state)
                 assigned = (runner.assignment for runner in self._runners.values())
-                wanted = registration.status(self._facts, self._address, self._ledger, assigned)
+                wanted = registration.status(self._facts, state, self._address, self._ledger, assigned)
                 await registration.report(self._client, self._name, wanted)
                 return _REPORT_SECONDS
             case ("slices",):

@@ -1,34 +1,58 @@
 """This host as the cluster sees it: its MetalHost object, with facts, budget and what is reserved."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
-from crds.metalhost import HostProcess, MetalHostStatus
+from crds.metalhost import CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
 from devices.facts import HostFacts
+from devices.host import HostState
 from kube.apply import apply_status
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
 from kube.resources import METAL_HOSTS
+from kube.time import rfc3339
 from metal_agent import engine
 from metal_agent.assignments import Assignment
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.ledger import Ledger
 
+_GIB: Final = 2**30
+_STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
+"""Fields of the status that move all the time, and by how much they have to, so that it is worth a write."""
 
-def status(facts: HostFacts, address: str, ledger: Ledger, assignments: Iterable[Assignment]) -> MetalHostStatus:
-    """Say what this host is and has; `processes` lists exactly what `available_bytes` does not count any more."""
+
+def status(
+    facts: HostFacts, state: HostState, address: str, ledger: Ledger, assignments: Iterable[Assignment]
+) -> MetalHostStatus:
+    """Say what this host is and how it fares; `processes` lists exactly what `available_bytes` has left out."""
+    booted_at = facts.booted_at_seconds
     return MetalHostStatus(
         address=address,
         chip=facts.chip or "",
+        machine=facts.machine or "",
         cpu_cores=facts.cpu_cores,
+        core_levels=[CoreLevel(name=each.name, cores=each.cores) for each in facts.core_levels],
+        gpu_cores=facts.gpu_cores,
         os=facts.os or "",
         architecture=facts.architecture or "",
         memory_bytes=facts.memory_bytes,
+        memory_bandwidth_bytes_per_second=facts.memory_bandwidth_bytes_per_second,
+        working_set_bytes=facts.working_set_bytes,
+        wired_limit_bytes=facts.wired_limit_bytes,
+        boot_id=facts.boot_id or "",
+        booted_at=None if booted_at is None else rfc3339(datetime.fromtimestamp(booted_at, UTC)),
+        memory_pressure=state.pressure.level or "",
+        swap_used_bytes=state.pressure.swap_used_bytes,
+        gpu_used_bytes=state.gpu.used_bytes,
+        thermal_level=state.thermal or "",
+        power_source=state.power.source or "",
+        battery_percent=state.power.battery_percent,
         budget_bytes=ledger.budget_bytes,
         available_bytes=ledger.available_bytes,
         available=size_text(ledger.available_bytes),
@@ -48,8 +72,18 @@ async def report(client: Client, host: str, wanted: MetalHostStatus) -> None:
     Raises ApiError and Unreachable.
     """
     observed = await _get_or_create(client, host)
-    body: dict[str, Any] = msgspec.to_builtins(wanted)
+    body = settled(msgspec.to_builtins(wanted), observed.get("status") or {})
     await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
+
+
+def settled(wanted: dict[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what is written of each field that moves all the time, until it has moved by its step."""
+    kept = {}
+    for field, step in _STEPS.items():
+        now, before = wanted.get(field), written.get(field)
+        if isinstance(now, int) and isinstance(before, int) and abs(now - before) < step:
+            kept[field] = before
+    return wanted | kept
 
 
 async def _get_or_create(client: Client, host: str) -> Obj:

@@ -16,9 +16,14 @@ import pytest
 from crds.meta import HOSTS_NAMESPACE, PROCESS_FINALIZER
 from crds.metalhost import MetalHostStatus
 from crds.metalprocess import MetalProcessStatus
+from devices import host, processes
+from devices.host import HostState
+from devices.pressure import Reading
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import ENDPOINT_SLICES, EVENTS, METAL_HOSTS, METAL_PROCESSES, SECRETS
+from metal_agent import registration
+from metal_agent.ledger import Ledger
 from tests import tiny_gguf
 from tests.cluster.conftest import StartMetalHost
 from tests.controlplane.members import MetalHost
@@ -150,24 +155,49 @@ async def test_a_bound_process_is_served_at_the_address_of_its_slice_to_who_has_
 
 
 async def test_the_host_tells_what_it_is_and_what_it_has_left(serving: Serving) -> None:
-    async def host() -> MetalHostStatus:
+    async def told() -> MetalHostStatus:
         found = await serving.client.get(METAL_HOSTS, serving.host.name)
         return msgspec.convert(found["status"], MetalHostStatus)
 
-    before = await eventually(host)
+    before = await eventually(told)
     assert before.address == serving.host.address
     assert before.memory_bytes == psutil.virtual_memory().total
     assert before.budget_bytes == before.available_bytes
     assert before.runtimes == ["llama.cpp"]
+    assert before.boot_id == processes.boot_id()
+    assert before.booted_at
+    assert before.memory_pressure in {"normal", "warn", "critical"}
+    assert before.swap_used_bytes is not None
     await serving.bind()
     uid = (await serving.object())["metadata"]["uid"]
 
     async def reserved() -> bool:
-        now = await host()
+        now = await told()
         assert before.available_bytes is not None
         return [p.uid for p in now.processes] == [uid] and now.available_bytes == before.available_bytes - GIB
 
     await eventually(reserved)
+
+
+async def test_a_host_that_fares_as_before_is_not_written_again(client: Client, namespace: str) -> None:
+    facts = host.read()
+    reading = Reading("normal", 3 * GIB, 20 * GIB)
+
+    async def report(pressure: Reading) -> str:
+        status = registration.status(facts, HostState(pressure=pressure), "10.0.0.7", Ledger(8 * GIB), [])
+        await registration.report(client, namespace, status)
+        version: str = (await client.get(METAL_HOSTS, namespace))["metadata"]["resourceVersion"]
+        return version
+
+    try:
+        first = await report(reading)
+        assert await report(reading) == first
+        assert await report(Reading("normal", 3 * GIB + 900, 19 * GIB)) == first
+        second = await report(Reading("warn", 3 * GIB, 20 * GIB))
+        assert second != first
+        assert await report(Reading("warn", 5 * GIB, 20 * GIB)) != second
+    finally:
+        await client.delete(METAL_HOSTS, namespace)
 
 
 async def test_a_crashed_engine_is_withdrawn_and_comes_back(serving: Serving, http: aiohttp.ClientSession) -> None:
