@@ -5,6 +5,7 @@ configuration, and whoever wants to stop that backend still has to know.
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ class InFlight:
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._idle: dict[str, asyncio.Event] = {}
+        self._ended: dict[str, float] = {}
 
     def counts(self) -> Mapping[str, int]:
         """Return the uids that answer something now, and how many requests each."""
@@ -35,7 +37,18 @@ class InFlight:
             self._counts[uid] -= 1
             if self._counts[uid] == 0:
                 del self._counts[uid]
+                self._ended[uid] = time.monotonic()
                 self._idle.pop(uid).set()
+
+    def idle_seconds(self, uid: str) -> float | None:
+        """Return how long `uid` has answered nothing: 0 while it does, None when it never did."""
+        if uid in self._counts:
+            return 0.0
+        return time.monotonic() - self._ended[uid] if uid in self._ended else None
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forget when the others ended their last request."""
+        self._ended = {uid: ended for uid, ended in self._ended.items() if uid in uids}
 
     async def wait_idle(self, uid: str) -> None:
         """Return when `uid` answers nothing; at once if it never did."""

@@ -45,10 +45,22 @@ class ProxyClient:
         path = f"/backends/{uid}/idle?timeoutSeconds={timeout_seconds}"
         return (await self._call("GET", path, Idle, wait_seconds=timeout_seconds)).in_flight == 0
 
+    async def metrics(self) -> bytes:
+        """Return the proxy's metrics in Prometheus' text form."""
+        return await self._ask("GET", "/metrics")
+
     async def _call(
         self, method: str, path: str, answer_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
     ) -> T:
-        """Call, and read the answer; one that takes `wait_seconds` by intent has the usual time beyond that."""
+        """Call, and read the answer as `answer_type`."""
+        answer = await self._ask(method, path, body=body, wait_seconds=wait_seconds)
+        try:
+            return msgspec.json.decode(answer, type=answer_type)
+        except msgspec.DecodeError as error:
+            raise ProxyRefusedError(f"proxy at {self.socket} is of another version: {error}") from error
+
+    async def _ask(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
+        """Call; what takes `wait_seconds` by intent has the usual time beyond that."""
         timeout_seconds = wait_seconds + _TIMEOUT_SECONDS
         try:
             async with (
@@ -63,10 +75,7 @@ class ProxyClient:
             raise ProxyUnreachableError(f"proxy at {self.socket}: {error}") from error
         if response.status != HTTPStatus.OK:
             raise ProxyRefusedError(f"proxy at {self.socket}: {_refusal(answer)}")
-        try:
-            return msgspec.json.decode(answer, type=answer_type)
-        except msgspec.DecodeError as error:
-            raise ProxyRefusedError(f"proxy at {self.socket} is of another version: {error}") from error
+        return answer
 
 
 def _refusal(answer: bytes) -> str:

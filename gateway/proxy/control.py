@@ -19,9 +19,10 @@ from pathlib import Path
 import msgspec
 import structlog
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from devices import limits
-from gateway.proxy import forward
+from gateway.proxy import exchange
 from gateway.proxy.config import Idle, ProxyConfig, ProxyState, Refusal
 from gateway.proxy.listeners import Listeners
 
@@ -73,7 +74,7 @@ async def serve(control: socket.socket, *, drain_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with forward.upstream_session() as session, asyncio.TaskGroup() as tasks:
+    async with exchange.upstream_session() as session, asyncio.TaskGroup() as tasks:
         listeners = Listeners(session, tasks)
         # Handlers are not cancelled when the agent hangs up or dies: half of a change is worse than a late one.
         runner = web.AppRunner(_application(listeners), access_log=None, shutdown_timeout=1)
@@ -114,15 +115,21 @@ def _application(listeners: Listeners) -> web.Application:
             pass
         return _answer(Idle(in_flight=listeners.in_flight.counts().get(uid, 0)))
 
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=listeners.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     application = web.Application(client_max_size=_CONTROL_BODY_BYTES)
     application.router.add_get("/state", state)
     application.router.add_put("/services", configure)
+    application.router.add_get("/metrics", metrics)
     application.router.add_get("/backends/{uid}/idle", wait_idle)
     return application
 
 
 def _state(listeners: Listeners) -> ProxyState:
-    return ProxyState(version=metadata.version("pomona"), pid=os.getpid(), services=listeners.state())
+    return ProxyState(
+        version=metadata.version("pomona"), pid=os.getpid(), services=listeners.state(), router=listeners.router()
+    )
 
 
 def _answer(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

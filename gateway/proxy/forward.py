@@ -1,170 +1,203 @@
-"""One request through the proxy: checked, sent to a backend, its answer passed on as it comes.
+"""One request through the proxy: checked, read, given its turn, sent to a backend, its answer passed on as it comes.
 
-Nothing is buffered either way, so a token reaches the client when the engine made it, and a slow client slows the
-engine's socket instead of filling our memory. Who leaves early ends the other side: a client that hangs up cancels the
-work, and a backend that breaks off breaks the client's connection, so that half an answer never looks like a whole one.
+A token reaches the client when the engine made it, and a slow client slows the engine's socket instead of filling our
+memory. Who leaves early ends the other side: a client that hangs up leaves the queue or cancels the work, and a backend
+that breaks off breaks the client's connection, so that half an answer never looks like a whole one.
 """
 
+import asyncio
 import hmac
-import socket
-import struct
-from collections.abc import AsyncIterator, Callable
-from http import HTTPMethod
+import re
+import secrets
+import time
+from http import HTTPMethod, HTTPStatus
+from typing import Final
 
 import aiohttp
+import msgspec
 import structlog
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
-from gateway.proxy import errors
+from gateway.proxy import asked, errors, routes
+from gateway.proxy.asked import NotUnderstoodError
 from gateway.proxy.balance import InFlight, choose
-from gateway.proxy.config import Backend, ServiceListener
+from gateway.proxy.entrance import Entrance
+from gateway.proxy.exchange import Exchange, NotAcceptedError
+from gateway.proxy.service import CLIENT_GONE, Service, Visit
+from gateway.proxy.turns import RefusedError
 
-BODY_LIMIT_BYTES = 64 << 20
-
-_CONNECT_SECONDS = 2.0
-_HOP_BY_HOP = (
-    *("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection"),
-    *("TE", "Trailer", "Transfer-Encoding", "Upgrade"),
-)
-# The token is ours, not the engine's; the other two are between us and the client.
-_NOT_FORWARDED = ("Authorization", "Host", "Expect")
-_CLIENT_ADDITIONS = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
+BODY_LIMIT_BYTES: Final = 64 << 20
+BODY_PAUSE_SECONDS: Final = 30.0
+"""How long the next part of a body may take; an engine's time is not a client's to hold."""
+_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 _log = structlog.get_logger()
 
 
-class _NotAcceptedError(Exception):
-    """Nothing of the request was sent; another backend may have it."""
-
-
-def upstream_session() -> aiohttp.ClientSession:
-    """Return the session for all backends: it connects within 2 s or fails, and then waits as long as an engine takes.
-
-    Connections are not kept: an idle one would occupy a thread of llama-server's HTTP server, and one that the server
-    is just closing would fail a request that cannot be repeated.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=_CLIENT_ADDITIONS,
-    )
-
-
 async def answer(
-    request: web.BaseRequest,
-    current: Callable[[], ServiceListener],
-    in_flight: InFlight,
-    session: aiohttp.ClientSession,
+    request: web.BaseRequest, entrance: Entrance, in_flight: InFlight, session: aiohttp.ClientSession
 ) -> web.StreamResponse:
-    """Answer one client request for the service that `current` gives; each backend is chosen as it is then."""
-    service = current()
-    if request.method == HTTPMethod.GET and request.path == "/health":
-        ready = choose(service.backends, in_flight.counts(), ()) is not None
-        return web.json_response({"status": "ok"}) if ready else errors.unavailable(service.name)
-    if not _has_token(request, service.token):
-        return errors.unauthorized(service.name)
-    if not request.raw_path.startswith("/"):
-        # An absolute or authority form would choose the host that we connect to.
-        return errors.bad_request("the request target must be a path")
+    """Answer one client request."""
+    path, method = request.path, request.method
+    if path == routes.HEALTH and method == HTTPMethod.GET:
+        return _health(entrance)
+    if entrance.token is None:
+        if not _is_local(request):
+            return _refused(errors.forbidden(), entrance, routes.name(path))
+    elif not _has_token(request, entrance.token):
+        return _refused(errors.unauthorized(entrance.name), entrance, routes.name(path))
+    if path in routes.INFERENCE:
+        if method != HTTPMethod.POST:
+            return errors.wrong_method(method, path, "POST")
+        return await _infer(request, entrance, in_flight, session)
+    if path == routes.MODELS or path.startswith(f"{routes.MODELS}/"):
+        if method != HTTPMethod.GET:
+            return errors.wrong_method(method, path, "GET")
+        return _models(entrance, path.removeprefix(routes.MODELS)[1:])
+    return errors.unknown_path(path)
+
+
+def _health(entrance: Entrance) -> web.Response:
+    for service in entrance.served().values():
+        if choose(service.config.backends, {}, ()) is not None:
+            return web.json_response({"status": "ok"})
+    return errors.unavailable(entrance.name)
+
+
+def _models(entrance: Entrance, one: str) -> web.Response:
+    served = entrance.served()
+    if one and one not in served:
+        return errors.unknown_model(one, served)
+    listed = [
+        {"id": name, "object": "model", "created": service.created, "owned_by": "pomona"}
+        for name, service in sorted(served.items())
+        if not one or name == one
+    ]
+    body = msgspec.json.encode(listed[0] if one else {"object": "list", "data": listed})
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _infer(
+    request: web.BaseRequest, entrance: Entrance, in_flight: InFlight, session: aiohttp.ClientSession
+) -> web.StreamResponse:
+    """Have one of the services do what the body asks."""
+    visit = Visit(request, _request_id(request))
+    service = await _understood(visit, entrance)
+    if isinstance(service, web.Response):
+        return _refused(service, entrance, visit.route)
+    try:
+        response = await _serve(visit, service, in_flight, session)
+    except asyncio.CancelledError:
+        visit.status = CLIENT_GONE
+        raise
+    else:
+        if not response.prepared:
+            visit.status = response.status
+            response.headers["X-Request-Id"] = visit.request_id
+        return response
+    finally:
+        service.record(visit)
+
+
+async def _understood(visit: Visit, entrance: Entrance) -> Service | web.Response:
+    """Read the body and find whom it asks, or the error that says why not."""
+    body = await _body(visit.request)
+    if isinstance(body, web.Response):
+        return body
+    visit.body = body
+    try:
+        return entrance.find(asked.read(body))
+    except NotUnderstoodError as error:
+        return errors.bad_request(str(error))
+
+
+def _refused(response: web.Response, entrance: Entrance, route: str) -> web.Response:
+    """Write the line of a request that came to no service."""
+    _log.info("request refused", entrance=entrance.name, route=route, status=response.status)
+    return response
+
+
+async def _serve(
+    visit: Visit, service: Service, in_flight: InFlight, session: aiohttp.ClientSession
+) -> web.StreamResponse:
+    """Wait for a turn, and have a backend answer; each is chosen as they are then."""
+    if choose(service.config.backends, in_flight.counts(), ()) is None:
+        return _unavailable(service, visit)
+    lined_up = time.monotonic()
+    try:
+        await service.turns.begin()
+    except RefusedError as error:
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return _unavailable(service, visit)
+        visit.error = "queue_full"
+        return errors.too_many(service.config.name, error.retry_seconds)
+    began = time.monotonic()
+    visit.queued_seconds = began - lined_up
+    service.metrics.queue.observe(visit.queued_seconds)
+    try:
+        tried: set[str] = set()
+        while (backend := choose(service.config.backends, in_flight.counts(), tried)) is not None:
+            tried.add(backend.uid)
+            try:
+                with in_flight.request(backend.uid):
+                    return await Exchange(visit, service, backend).run(session)
+            except NotAcceptedError as error:
+                _log.warning(
+                    "backend does not accept", service=service.config.name, backend=backend.uid, error=str(error)
+                )
+        return _unavailable(service, visit)
+    finally:
+        service.turns.end(time.monotonic() - began)
+
+
+def _unavailable(service: Service, visit: Visit) -> web.Response:
+    visit.error = "no_server"
+    return errors.unavailable(service.config.name)
+
+
+async def _body(request: web.BaseRequest) -> bytes | web.Response:
+    """Read the whole body, or say why not."""
     if (request.content_length or 0) > BODY_LIMIT_BYTES:
         return errors.too_large(BODY_LIMIT_BYTES)
+    if encoding := request.headers.get("Content-Encoding"):
+        return errors.compressed(encoding)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # an interim answer is not yet the answer
-    tried: set[str] = set()
-    while (backend := choose(current().backends, in_flight.counts(), tried)) is not None:
-        tried.add(backend.uid)
-        try:
-            with in_flight.request(backend.uid):
-                return await _Exchange(request, service.name, backend).run(session)
-        except _NotAcceptedError as error:
-            _log.warning("backend does not accept", service=service.name, backend=backend.uid, error=str(error))
-    return errors.unavailable(service.name)
+    body = bytearray()
+    try:
+        while not request.content.at_eof():
+            async with asyncio.timeout(BODY_PAUSE_SECONDS):
+                body += await request.content.readany()
+            if len(body) > BODY_LIMIT_BYTES:
+                return errors.too_large(BODY_LIMIT_BYTES)
+    except TimeoutError:
+        return errors.too_slow(BODY_PAUSE_SECONDS)
+    except aiohttp.ClientError as error:
+        return errors.bad_request(f"the request body cannot be read: {error}")
+    return bytes(body)
 
 
 def _has_token(request: web.BaseRequest, token: str) -> bool:
+    """Compare what the client bears; X-Api-Key is how Anthropic's clients say it."""
     scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-    same = hmac.compare_digest(credentials.strip().encode(errors="surrogateescape"), token.encode())
-    return same and scheme.lower() == "bearer"
+    if scheme.lower() != "bearer":
+        credentials = request.headers.get("X-Api-Key", "")
+    return hmac.compare_digest(credentials.strip().encode(errors="surrogateescape"), token.encode())
 
 
-class _Exchange:
-    """One request with one backend."""
+def _is_local(request: web.BaseRequest) -> bool:
+    """Whether a program of this machine asks, and not a web page that its browser shows.
 
-    def __init__(self, request: web.BaseRequest, service: str, backend: Backend) -> None:
-        self._request = request
-        self._backend = backend
-        self._service = service
-        self._too_large = False
-
-    async def run(self, session: aiohttp.ClientSession) -> web.StreamResponse:
-        request = self._request
-        response: web.StreamResponse | None = None
-        try:
-            async with session.request(
-                request.method,
-                URL(self._backend.url + request.raw_path, encoded=True),
-                headers=_forwarded(request.headers, _NOT_FORWARDED),
-                data=self._body() if request.body_exists else None,
-                allow_redirects=False,
-            ) as upstream:
-                response = web.StreamResponse(
-                    status=upstream.status, reason=upstream.reason, headers=_forwarded(upstream.headers)
-                )
-                await response.prepare(request)
-                async for chunk in upstream.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
-                return response
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _NotAcceptedError(str(error)) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            return self._broken(response, error)
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        """Yield the client's body as it arrives, up to the limit, which a chunked one does not announce."""
-        size_bytes = 0
-        async for chunk in self._request.content.iter_any():
-            size_bytes += len(chunk)
-            if size_bytes > BODY_LIMIT_BYTES:
-                self._too_large = True
-                raise ValueError(f"request body over {BODY_LIMIT_BYTES} bytes")
-            yield chunk
-
-    def _broken(self, response: web.StreamResponse | None, error: Exception) -> web.StreamResponse:
-        if self._too_large and response is None:
-            return errors.too_large(BODY_LIMIT_BYTES)
-        _log.warning(
-            "exchange broken",
-            service=self._service,
-            backend=self._backend.uid,
-            answering=response is not None,
-            error=str(error) or type(error).__name__,
-        )
-        if response is None:
-            return errors.bad_gateway(self._service)
-        _cut(self._request)
-        return response
+    A page of another origin says so; one that had its own name lead to this address still says that name.
+    """
+    names = [request.headers.get("Host", "")]
+    if (origin := request.headers.get("Origin")) is not None:
+        names.append(origin.removeprefix("http://"))
+    return all(_LOCAL.fullmatch(name) for name in names)
 
 
-def _cut(request: web.BaseRequest) -> None:
-    """Close the client's connection so that it sees the answer as broken off, not as ended."""
-    transport = request.transport
-    if transport is None:
-        return
-    if request.version < aiohttp.HttpVersion11:
-        # A chunked or counted body shows by itself that it ended early; to an HTTP/1.0 client only a reset says so.
-        reset_on_close = struct.pack("ii", 1, 0)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
-    transport.close()
-
-
-def _forwarded(headers: CIMultiDictProxy[str], withheld: tuple[str, ...] = ()) -> CIMultiDict[str]:
-    """Copy `headers` without those that belong to one connection, by the standard or by the sender's word."""
-    named = [name.strip() for value in headers.getall("Connection", []) for name in value.split(",")]
-    dropped = {name.lower() for name in (*_HOP_BY_HOP, *withheld, *named)}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+def _request_id(request: web.BaseRequest) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""The listening sockets, one per service, moved from what is bound to what is wanted.
+"""The listening sockets, one per service and one of the router, moved from what is bound to what is wanted.
 
 Only what differs is touched: a service whose address and port stay keeps its socket and its streams whatever else
 changes, and takes new requests to its new backends from the next one on.
@@ -7,51 +7,71 @@ changes, and takes new requests to its new backends from the next one on.
 import asyncio
 import errno
 import os
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import aiohttp
-import msgspec
 import structlog
 from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy import forward
 from gateway.proxy.balance import InFlight
-from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, ServiceListener
+from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
+from gateway.proxy.entrance import AllServices, Entrance, OneService
+from gateway.proxy.metrics import Level, Metrics
+from gateway.proxy.service import Service
+from gateway.proxy.tls import Certificate
 
-# What a client keeps open between requests costs us a descriptor; longer than common load balancers keep theirs.
+# What a client keeps open between requests costs us a descriptor; longer than common load balancers keep theirs. A
+# connection on which no request begins, or whose first one does not get to the end of its headers, has the same time.
 _KEEP_ALIVE_SECONDS = 75.0
+_ROUTER = ""
 
 _log = structlog.get_logger()
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Place(NamedTuple):
+    """Where something listens, and how."""
+
+    address: str
+    port: int
+    tls: Tls | None = None
+
+
+class Plan(NamedTuple):
     """The difference between what is bound and what is wanted. Unbind first: ports may change hands."""
 
     unbind: tuple[str, ...]
-    bind: tuple[ServiceListener, ...]
-    update: tuple[ServiceListener, ...]
+    bind: tuple[str, ...]
 
 
-def plan(bound: Mapping[str, ServiceListener], wanted: Iterable[ServiceListener]) -> Plan:
-    """Compare by name, address and port; `bound` holds only what really listens, so a failed bind is tried again."""
-    stay: list[ServiceListener] = []
-    bind: list[ServiceListener] = []
-    for service in wanted:
-        current = bound.get(service.name)
-        same_place = current is not None and (current.address, current.port) == (service.address, service.port)
-        (stay if same_place else bind).append(service)
-    kept = {service.name for service in stay}
-    return Plan(unbind=tuple(name for name in bound if name not in kept), bind=tuple(bind), update=tuple(stay))
+def plan(bound: Mapping[str, Place], wanted: Mapping[str, Place]) -> Plan:
+    """Compare by name and place; `bound` holds only what really listens, so a failed bind is tried again."""
+    return Plan(
+        unbind=tuple(name for name, place in bound.items() if wanted.get(name) != place),
+        bind=tuple(name for name, place in wanted.items() if bound.get(name) != place),
+    )
 
 
 class Listener:
-    """One service's socket. `service` may be replaced at any time; running requests keep what they started with."""
+    """One socket that leads to `entrance`."""
 
-    def __init__(self, service: ServiceListener, in_flight: InFlight, session: aiohttp.ClientSession) -> None:
-        self.service = service
+    def __init__(
+        self,
+        place: Place,
+        entrance: Entrance,
+        in_flight: InFlight,
+        session: aiohttp.ClientSession,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.place = place
+        self.port = place.port
+        self._entrance = entrance
         self._in_flight = in_flight
         self._session = session
+        self._context = context
         server = web.Server(
             self._answer,
             handler_cancellation=True,  # a client that hangs up cancels the work
@@ -60,12 +80,11 @@ class Listener:
             keepalive_timeout=_KEEP_ALIVE_SECONDS,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=None)
-        self.port = service.port
 
     async def bind(self) -> None:
         """Start to listen; `port` is then the bound one. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.service.address, self.service.port)
+        site = web.TCPSite(self._runner, self.place.address, self.place.port, ssl_context=self._context)
         await site.start()
         self.port = site.port
 
@@ -79,7 +98,7 @@ class Listener:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await forward.answer(request, lambda: self.service, self._in_flight, self._session)
+        return await forward.answer(request, self._entrance, self._in_flight, self._session)
 
 
 class Listeners:
@@ -87,29 +106,40 @@ class Listeners:
 
     def __init__(self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         self.in_flight = InFlight()
+        self.metrics = Metrics(self._levels)
         self._session = session
         self._tasks = tasks
+        self._config = ProxyConfig()
+        self._services: dict[str, Service] = {}
+        self._all = AllServices(self._services)
         self._bound: dict[str, Listener] = {}
-        self._failed: dict[str, ListenerState] = {}
+        self._failed: dict[str, OSError] = {}
+        self._certificate: Certificate | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
 
     async def configure(self, config: ProxyConfig) -> None:
         """Make `config` so. A service that cannot be bound is reported by `state`, and does not stop the others."""
         async with self._one_at_a_time:
-            change = plan({name: listener.service for name, listener in self._bound.items()}, config.services)
-            self._failed.clear()
+            wanted = {each.name: Place(each.address, each.port, config.tls) for each in config.services}
+            if config.router:
+                wanted[_ROUTER] = Place(config.router.address, config.router.port, config.tls)
+            change = plan({name: listener.place for name, listener in self._bound.items()}, wanted)
             for name in change.unbind:
                 await self._unbind(name)
-            for service in change.update:
-                self._bound[service.name].service = service
-            for service in change.bind:
-                await self._bind(service)
+            self._take(config)
+            self._failed.clear()
+            for name in change.bind:
+                await self._bind(name, wanted[name])
 
     def state(self) -> tuple[ListenerState, ...]:
         """Return every configured service as it is, by name."""
-        bound = [self._describe(listener.service, listener.port, "") for listener in self._bound.values()]
-        return tuple(sorted([*bound, *self._failed.values()], key=lambda service: service.name))
+        return tuple(self._describe(self._services[name]) for name in sorted(self._services))
+
+    def router(self) -> ListenerState | None:
+        """Return the router as it is, where one is wanted."""
+        wanted = self._config.router
+        return self._place(_ROUTER, wanted.address, wanted.port) if wanted else None
 
     async def drain(self, timeout_seconds: float) -> None:
         """Stop to listen, give running requests `timeout_seconds`, then break them off."""
@@ -122,21 +152,36 @@ class Listeners:
         for task in late:
             task.cancel()
 
-    async def _bind(self, service: ServiceListener) -> None:
-        listener = Listener(service, self.in_flight, self._session)
+    def _take(self, config: ProxyConfig) -> None:
+        """Hold what `config` says of services; what it does not name any more ends by itself."""
+        self._config = config
+        self._all.token = config.router.token if config.router else None
+        names = {each.name for each in config.services}
+        for name in [name for name in self._services if name not in names]:
+            self._services.pop(name).leave()
+        for each in config.services:
+            if each.name in self._services:
+                self._services[each.name].update(each)
+            else:
+                self._services[each.name] = Service(each, self.metrics)
+        self.in_flight.keep({backend.uid for each in config.services for backend in each.backends})
+
+    async def _bind(self, name: str, place: Place) -> None:
         try:
-            await listener.bind()
+            context = self._context(place.tls)
+            entrance = self._all if name == _ROUTER else OneService(self._services[name])
+            listener = Listener(place, entrance, self.in_flight, self._session, context)
+            try:
+                await listener.bind()
+            except OSError:
+                await listener.finish()
+                raise
         except OSError as error:
-            # asyncio's own text repeats the address; a name that does not resolve has no errno of the system.
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            message = f"cannot listen on {service.address} port {service.port}: {reason}"
-            failed = self._describe(service, service.port, message)
-            self._failed[service.name] = structs.replace(failed, taken=error.errno == errno.EADDRINUSE)
-            _log.error("listener not bound", service=service.name, error=message)
-            await listener.finish()
+            self._failed[name] = error
+            _log.error("listener not bound", service=name or "router", error=_reason(place, error))
             return
-        self._bound[service.name] = listener
-        _log.info("listener bound", service=service.name, address=service.address, port=listener.port)
+        self._bound[name] = listener
+        _log.info("listener bound", service=name or "router", address=place.address, port=listener.port)
 
     async def _unbind(self, name: str) -> None:
         listener = self._bound.pop(name)
@@ -144,21 +189,58 @@ class Listeners:
         task = self._tasks.create_task(_finish(name, listener))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
-        _log.info("listener unbound", service=name, port=listener.port)
+        _log.info("listener unbound", service=name or "router", port=listener.port)
 
-    def _describe(self, service: ServiceListener, port: int, error: str) -> ListenerState:
+    def _context(self, tls: Tls | None) -> ssl.SSLContext | None:
+        """Return the context for `tls`, read once for all listeners. Raises OSError."""
+        if tls is None:
+            return None
+        if self._certificate is None or self._certificate.tls != tls:
+            self._certificate = Certificate(tls)
+        return self._certificate.context
+
+    def _levels(self) -> Iterator[Level]:
+        for name, service in self._services.items():
+            yield Level(name, service.turns.working, service.turns.queued)
+
+    def _describe(self, service: Service) -> ListenerState:
         counts = self.in_flight.counts()
         backends = tuple(
             BackendState(
-                uid=backend.uid, url=backend.url, draining=backend.draining, in_flight=counts.get(backend.uid, 0)
+                uid=backend.uid,
+                url=backend.url,
+                draining=backend.draining,
+                in_flight=counts.get(backend.uid, 0),
+                idle_seconds=self.in_flight.idle_seconds(backend.uid),
             )
-            for backend in service.backends
+            for backend in service.config.backends
         )
-        return ListenerState(name=service.name, address=service.address, port=port, error=error, backends=backends)
+        place = self._place(service.config.name, service.config.address, service.config.port)
+        return structs.replace(place, backends=backends, stats=service.stats)
+
+    def _place(self, name: str, address: str, port: int) -> ListenerState:
+        error = self._failed.get(name)
+        return ListenerState(
+            name=name,
+            address=address,
+            port=self._bound[name].port if name in self._bound else port,
+            error=_reason(Place(address, port, self._config.tls), error) if error else "",
+            backends=(),
+            taken=error is not None and error.errno == errno.EADDRINUSE,
+        )
+
+
+def _reason(place: Place, error: OSError) -> str:
+    """Say why nothing listens."""
+    if isinstance(error, ssl.SSLError) or error.filename:
+        return f"cannot use certificate {place.tls and place.tls.certificate} with its key: {error}"
+    # asyncio's own text repeats the address; a name that does not resolve has no errno of the system.
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    return f"cannot listen on {place.address} port {place.port}: {reason}"
 
 
 async def _finish(name: str, listener: Listener) -> None:
     try:
         await listener.finish()
     except Exception:  # noqa: BLE001 - a task's end: one bad connection must not take the other services' streams along
-        _log.exception("listener not closed cleanly", service=name)
+        _log.exception("listener not closed cleanly", service=name or "router")

@@ -4,17 +4,20 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import aiohttp
 from aiohttp import web
 
 from gateway.proxy.client import ProxyClient
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 
 TOKEN = "s3cret-token"
+LAST = b"data: [DONE]\n\n"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -32,6 +35,11 @@ class ProxyProcess(NamedTuple):
         state = await self.client.configure(ProxyConfig((service(*backends),)))
         assert state.services[0].error == ""
         return f"http://127.0.0.1:{state.services[0].port}"
+
+
+def asks(http: aiohttp.ClientSession, url: str, **more: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Ask the service at `url` to chat, with its token."""
+    return http.post(f"{url}/v1/chat/completions", json=CHAT, headers=AUTHORIZED | more.pop("headers", {}), **more)
 
 
 def service(*backends: Backend, name: str = "ns/tiny", port: int = 0) -> ServiceListener:
@@ -86,11 +94,11 @@ class Gated:
 
     def end(self) -> None:
         """Let the stream end well."""
-        self.release(b"last")
+        self.release(LAST)
         self._chunks.put_nowait(None)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.content_length = self._content_length
         await response.prepare(request)
         self.arrived.set()

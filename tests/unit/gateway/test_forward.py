@@ -7,11 +7,14 @@ import aiohttp
 from aiohttp import web
 from msgspec import structs
 
-from gateway.proxy import forward
+from gateway.proxy import exchange
 from gateway.proxy.balance import InFlight
 from gateway.proxy.config import Backend
-from gateway.proxy.listeners import Listener
-from tests.unit.gateway.proxy_process import AUTHORIZED, service, upstream
+from gateway.proxy.entrance import OneService
+from gateway.proxy.listeners import Listener, Place
+from gateway.proxy.metrics import Metrics
+from gateway.proxy.service import Service
+from tests.unit.gateway.proxy_process import asks, service, upstream
 
 
 async def hello(_request: web.BaseRequest) -> web.StreamResponse:
@@ -22,16 +25,17 @@ async def test_the_engine_that_replaces_a_dead_one_gets_its_request() -> None:
     class ReplacedMeanwhile(InFlight):
         @contextmanager
         def request(self, uid: str) -> Iterator[None]:
-            listener.service = structs.replace(dead, backends=(fresh,))
+            tiny.update(structs.replace(dead, backends=(fresh,)))
             with super().request(uid):
                 yield
 
     dead = service(Backend(uid="dead", url="http://127.0.0.1:9"))
-    async with upstream(hello) as fresh, forward.upstream_session() as session, aiohttp.ClientSession() as client:
-        listener = Listener(dead, ReplacedMeanwhile(), session)
+    tiny = Service(dead, Metrics(lambda: ()))
+    async with upstream(hello) as fresh, exchange.upstream_session() as session, aiohttp.ClientSession() as client:
+        listener = Listener(Place("127.0.0.1", 0), OneService(tiny), ReplacedMeanwhile(), session)
         await listener.bind()
         try:
-            async with client.get(f"http://127.0.0.1:{listener.port}/v1/models", headers=AUTHORIZED) as response:
+            async with asks(client, f"http://127.0.0.1:{listener.port}") as response:
                 assert (response.status, await response.text()) == (200, "hello")
         finally:
             await listener.unbind()

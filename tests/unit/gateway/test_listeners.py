@@ -5,37 +5,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
-from gateway.proxy.listeners import plan
+from gateway.proxy.config import Backend, ProxyConfig, ServiceListener, Tls
+from gateway.proxy.listeners import Place, plan
 
-services = st.builds(
-    ServiceListener,
-    name=st.sampled_from(["ns/a", "ns/b", "ns/c"]),
-    address=st.sampled_from(["127.0.0.1", "127.0.0.2"]),
-    port=st.integers(18000, 18002),
-    token=st.sampled_from(["old", "new"]),
-    backends=st.just((Backend(uid="u", url="http://127.0.0.1:1"),)) | st.just(()),
+places = st.dictionaries(
+    st.sampled_from(["ns/a", "ns/b", "ns/c", ""]),
+    st.builds(
+        Place,
+        address=st.sampled_from(["127.0.0.1", "127.0.0.2"]),
+        port=st.integers(18000, 18002),
+        tls=st.sampled_from([None, Tls("a.pem", "a.key")]),
+    ),
 )
-by_name = st.lists(services, unique_by=lambda service: service.name)
 
 
-@given(bound=by_name, wanted=by_name)
+@given(bound=places, wanted=places)
 def test_the_plan_reaches_what_is_wanted_and_moves_nothing_that_stays(
-    bound: list[ServiceListener], wanted: list[ServiceListener]
+    bound: dict[str, Place], wanted: dict[str, Place]
 ) -> None:
-    now = {service.name: service for service in bound}
-    change = plan(now, wanted)
-    after = {name: service for name, service in now.items() if name not in change.unbind}
-    assert {service.name for service in change.update} == set(after)
-    for service in change.bind:
-        assert service.name not in after
-    for service in (*change.update, *change.bind):
-        after[service.name] = service
-    assert after == {service.name: service for service in wanted}
-    for service in wanted:
-        current = now.get(service.name)
-        if current and (current.address, current.port) == (service.address, service.port):
-            assert service.name not in change.unbind
+    change = plan(bound, wanted)
+    after = {name: place for name, place in bound.items() if name not in change.unbind}
+    for name in change.bind:
+        assert name not in after
+        after[name] = wanted[name]
+    assert after == wanted
+    for name, place in wanted.items():
+        if bound.get(name) == place:
+            assert name not in change.unbind
 
 
 def decode(**service: object) -> ProxyConfig:

@@ -12,9 +12,7 @@ from aiohttp import web
 from gateway.proxy.config import Backend
 from gateway.proxy.forward import BODY_LIMIT_BYTES
 from tests import llama, tiny_gguf
-from tests.unit.gateway.proxy_process import AUTHORIZED, Gated, ProxyProcess, run, upstream
-
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, ProxyProcess, asks, run, upstream
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,9 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 async def echo(request: web.BaseRequest) -> web.StreamResponse:
     body = await request.read()
     seen = {"method": request.method, "target": request.raw_path, "headers": dict(request.headers)}
-    return web.json_response(seen | {"size": len(body)}, headers={"Connection": "X-Hop", "X-Hop": "1", "X-Kept": "2"})
+    return web.json_response(
+        seen | {"body": body.decode()}, headers={"Connection": "X-Hop", "X-Hop": "1", "X-Kept": "2"}
+    )
 
 
 def error_of(answer: object) -> str:
@@ -107,7 +107,7 @@ async def test_without_the_token_nothing_reaches_the_engine(
     async with upstream(never) as backend:
         url = await proxy.serve(backend)
         headers = {"Authorization": authorization} if authorization else {}
-        async with http.get(f"{url}/v1/models", headers=headers) as response:
+        async with http.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers) as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
             assert error_of(await response.json()) == "invalid_api_key"
     assert not never.arrived.is_set()
@@ -125,30 +125,34 @@ async def test_health_is_public_and_says_whether_anyone_answers(
 async def test_the_request_arrives_as_it_was_sent_but_for_what_belongs_to_the_connection(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
-    headers = AUTHORIZED | {"X-Mine": "1", "Connection": "X-Secret-Hop", "X-Secret-Hop": "1", "Cookie": "a=b"}
+    headers = {"X-Mine": "1", "Connection": "X-Secret-Hop", "X-Secret-Hop": "1", "Cookie": "a=b", "X-Api-Key": "mine"}
     async with upstream(echo) as backend:
         url = await proxy.serve(backend)
-        async with http.put(f"{url}/v1/x%2Fy?q=%20a", data=b"12345", headers=headers) as response:
+        async with asks(http, url, headers=headers) as response:
             seen = await response.json()
             assert response.headers["X-Kept"] == "2"
             assert "X-Hop" not in response.headers
-    assert (seen["method"], seen["target"], seen["size"]) == ("PUT", "/v1/x%2Fy?q=%20a", 5)
+    assert (seen["method"], seen["target"], json.loads(seen["body"])) == ("POST", "/v1/chat/completions", CHAT)
     assert (seen["headers"]["X-Mine"], seen["headers"]["Cookie"]) == ("1", "a=b")
-    assert not {"Authorization", "X-Secret-Hop"} & set(seen["headers"])
+    assert not {"Authorization", "X-Secret-Hop", "X-Api-Key"} & set(seen["headers"])
     assert seen["headers"]["Host"] == backend.url.removeprefix("http://")
 
 
-async def test_a_target_that_names_another_host_is_refused(proxy: ProxyProcess) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/completions", b"200"), ("/v1/../secret", b"404"), ("//v1/completions", b"404")]
+)
+async def test_a_target_that_names_another_host_leads_nowhere_else(
+    proxy: ProxyProcess, path: str, status: bytes
+) -> None:
     async with upstream(echo) as backend:
         url = await proxy.serve(backend)
-        head = await raw(
-            url, b"GET http://10.0.0.1/secret HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret-token\r\n\r\n"
-        )
-    assert head.startswith(b"HTTP/1.1 400 ")
+        head = f"POST http://10.0.0.1{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+        answer = await raw(url, f"{head}Authorization: Bearer s3cret-token\r\n\r\n{{}}".encode())
+    assert answer.startswith(b"HTTP/1.1 " + status)
 
 
 async def test_who_asks_before_a_large_body_is_told_to_go_on_only_with_the_token(proxy: ProxyProcess) -> None:
-    head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n"
     async with upstream(echo) as backend:
         url = await proxy.serve(backend)
         assert (await raw(url, head + b"\r\n")).startswith(b"HTTP/1.1 401 ")
@@ -170,7 +174,7 @@ async def raw(url: str, request: bytes) -> bytes:
 async def test_a_body_that_is_announced_over_the_limit_is_refused_unread(proxy: ProxyProcess) -> None:
     async with upstream(echo_unlimited) as backend:
         url = await proxy.serve(backend)
-        head = f"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: {BODY_LIMIT_BYTES + 1}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {BODY_LIMIT_BYTES + 1}\r\n"
         answer = await raw(url, f"{head}Authorization: Bearer s3cret-token\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 413 ")
 
@@ -180,7 +184,7 @@ async def test_a_body_that_turns_out_over_the_limit_is_refused(proxy: ProxyProce
     async with upstream(echo_unlimited) as backend:
         host, port = (await proxy.serve(backend)).removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         writer.write(head + b"Authorization: Bearer s3cret-token\r\n\r\n")
         for _ in range(BODY_LIMIT_BYTES // (1 << 20) + 1):
             writer.write(chunk)
@@ -203,31 +207,12 @@ async def test_a_chunk_is_passed_on_before_the_next_exists(proxy: ProxyProcess, 
     gated = Gated()
     async with upstream(gated) as backend:
         url = await proxy.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:  # the head alone came through
-            for chunk in (b"one", b"two"):
+        async with asks(http, url) as response:  # the head alone came through
+            for chunk in (b"data: one\n\n", b"data: two\n\n"):
                 gated.release(chunk)
                 assert await response.content.readany() == chunk
             gated.end()
-            assert await response.content.read() == b"last"
-
-
-async def test_the_request_body_is_passed_on_before_its_end(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
-    first_arrived = asyncio.Event()
-
-    async def count(request: web.BaseRequest) -> web.StreamResponse:
-        first = await request.content.readany()
-        first_arrived.set()
-        return web.Response(body=first + await request.content.read())
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"first"
-        await first_arrived.wait()
-        yield b"second"
-
-    async with upstream(count) as backend:
-        url = await proxy.serve(backend)
-        async with http.post(f"{url}/v1/x", data=body(), headers=AUTHORIZED) as response:
-            assert await response.read() == b"firstsecond"
+            assert await response.content.read() == LAST
 
 
 @pytest.mark.parametrize("answering", [True, False])
@@ -248,7 +233,7 @@ async def test_a_client_that_hangs_up_cancels_the_work(
         return response
 
     async def ask(url: str) -> None:
-        async with http.get(f"{url}/v1/x", headers=AUTHORIZED) as response:
+        async with asks(http, url) as response:
             await response.read()
 
     async with upstream(work) as backend:
@@ -266,9 +251,9 @@ async def test_an_answer_that_the_engine_breaks_off_does_not_look_whole(
     gated = Gated(content_length=content_length)
     async with upstream(gated) as backend:
         url = await proxy.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:
-            gated.release(b"half")
-            assert await response.content.readany() == b"half"
+        async with asks(http, url) as response:
+            gated.release(b"data: half\n")
+            assert await response.content.readany() == b"data: half\n"
             gated.release(b"CUT")
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.read()
@@ -279,7 +264,9 @@ async def test_a_client_of_http_1_0_sees_the_break_as_a_reset(proxy: ProxyProces
     async with upstream(gated) as backend:
         host, port = (await proxy.serve(backend)).removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /v1/stream HTTP/1.0\r\nAuthorization: Bearer s3cret-token\r\n\r\n")
+        writer.write(
+            b"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer s3cret-token\r\nContent-Length: 2\r\n\r\n{}"
+        )
         await reader.readuntil(b"\r\n\r\n")
         gated.release(b"CUT")
         with pytest.raises(ConnectionResetError):
@@ -306,7 +293,7 @@ async def test_a_slow_client_does_not_fill_the_proxys_memory(proxy: ProxyProcess
 
     async with upstream(pour) as backend:
         url = await proxy.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as response:
+        async with asks(http, url) as response:
             await asyncio.wait_for(stalled.wait(), 10)
             response.close()
     assert sent < 32 << 20  # what the kernel's buffers on the way take
@@ -318,7 +305,7 @@ async def test_a_slow_client_does_not_fill_the_proxys_memory(proxy: ProxyProcess
 async def test_no_backend_is_a_503_that_says_when_to_come_back(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
-    async with http.get(f"{await proxy.serve()}/v1/models", headers=AUTHORIZED) as response:
+    async with asks(http, await proxy.serve()) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "1")
         assert error_of(await response.json()) == "service_unavailable"
 
@@ -327,12 +314,12 @@ async def test_a_dead_backend_is_passed_over(
     proxy: ProxyProcess, http: aiohttp.ClientSession, unused_tcp_port: int
 ) -> None:
     dead = Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}")
-    async with http.get(f"{await proxy.serve(dead)}/v1/models", headers=AUTHORIZED) as response:
+    async with asks(http, await proxy.serve(dead)) as response:
         assert response.status == 503
     async with upstream(echo, "alive") as alive:
         url = await proxy.serve(dead, alive)
-        async with http.post(f"{url}/v1/x", data=b"whole body", headers=AUTHORIZED) as response:
-            assert (response.status, (await response.json())["size"]) == (200, 10)
+        async with asks(http, url) as response:
+            assert (response.status, json.loads((await response.json())["body"])) == (200, CHAT)
 
 
 async def test_a_backend_that_does_not_accept_is_given_up_after_two_seconds(
@@ -341,7 +328,7 @@ async def test_a_backend_that_does_not_accept_is_given_up_after_two_seconds(
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         hung = Backend(uid="hung", url=f"http://127.0.0.1:{full.getsockname()[1]}")
         started = asyncio.get_running_loop().time()
-        async with http.get(f"{await proxy.serve(hung)}/v1/models", headers=AUTHORIZED) as response:
+        async with asks(http, await proxy.serve(hung)) as response:
             assert response.status == 503
         assert 1.5 < asyncio.get_running_loop().time() - started < 5
 
@@ -361,7 +348,7 @@ async def test_a_backend_that_breaks_off_before_it_answers_is_a_502_and_not_aske
     async with (
         upstream(break_off, "a") as a,
         upstream(break_off, "b") as b,
-        http.post(f"{await proxy.serve(a, b)}/v1/x", data=b"x", headers=AUTHORIZED) as response,
+        asks(http, await proxy.serve(a, b)) as response,
     ):
         assert response.status == 502
         assert error_of(await response.json()) == "upstream_failed"
@@ -373,8 +360,8 @@ async def test_the_least_busy_backend_gets_the_next_request(proxy: ProxyProcess,
     async with upstream(first, "a") as a, upstream(second, "b") as b:
         url = await proxy.serve(a, b)
         async with (
-            http.get(f"{url}/v1/x", headers=AUTHORIZED) as one,
-            http.get(f"{url}/v1/x", headers=AUTHORIZED) as two,
+            asks(http, url) as one,
+            asks(http, url) as two,
         ):
             assert first.arrived.is_set()
             assert second.arrived.is_set()
@@ -382,4 +369,4 @@ async def test_the_least_busy_backend_gets_the_next_request(proxy: ProxyProcess,
             assert {b.uid: b.in_flight for b in state.services[0].backends} == {"a": 1, "b": 1}
             first.end()
             second.end()
-            assert await one.read() == await two.read() == b"last"
+            assert await one.read() == await two.read() == LAST

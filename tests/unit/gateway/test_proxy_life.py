@@ -18,7 +18,7 @@ from aiohttp import web
 
 from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from gateway.proxy.config import Backend, ProxyConfig
-from tests.unit.gateway.proxy_process import AUTHORIZED, TOKEN, Gated, ProxyProcess, run, service, upstream
+from tests.unit.gateway.proxy_process import AUTHORIZED, LAST, TOKEN, Gated, ProxyProcess, asks, run, service, upstream
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def hello(_: web.BaseRequest) -> web.StreamResponse:
 
 
 async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, str]:
-    async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
+    async with asks(http, url) as response:
         return response.status, await response.text()
 
 
@@ -64,7 +64,7 @@ async def test_a_drained_backend_finishes_its_stream_and_gets_nothing_new(
     async with upstream(old, "old") as busy, upstream(hello, "new") as fresh:
         url = await proxy.serve(busy)
         draining = msgspec.structs.replace(busy, draining=True)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+        async with asks(http, url) as stream:
             assert await proxy.serve(draining) == url
             assert (await get(http, url))[0] == 503
             assert await proxy.serve(draining, fresh) == url
@@ -72,7 +72,7 @@ async def test_a_drained_backend_finishes_its_stream_and_gets_nothing_new(
             assert not await proxy.client.wait_idle("old", 0.1)
             idle = asyncio.create_task(proxy.client.wait_idle("old", 10))
             old.end()
-            assert await stream.read() == b"last"
+            assert await stream.read() == LAST
             assert await idle
 
 
@@ -82,13 +82,13 @@ async def test_a_stream_outlives_its_backends_and_its_services_configuration(
     gated = Gated()
     async with upstream(gated, "gone") as backend:
         url = await proxy.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+        async with asks(http, url) as stream:
             await proxy.client.configure(ProxyConfig())
             with pytest.raises(aiohttp.ClientConnectorError):
                 await get(http, url)
             assert not await proxy.client.wait_idle("gone", 0)
             gated.end()
-            assert await stream.read() == b"last"
+            assert await stream.read() == LAST
         assert await proxy.client.wait_idle("gone", 5)
 
 
@@ -240,12 +240,12 @@ async def test_sigterm_lets_streams_end_and_takes_no_new_request(
     gated = Gated()
     async with upstream(gated) as backend:
         url = await mortal.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+        async with asks(http, url) as stream:
             mortal.process.terminate()
-            gated.release(b"after")
-            assert await stream.content.readany() == b"after"
+            gated.release(b"data: after\n")
+            assert await stream.content.readany() == b"data: after\n"
             gated.end()
-            assert await stream.read() == b"last"
+            assert await stream.read() == LAST
         assert await asyncio.to_thread(mortal.process.wait, 10) == 0
         with pytest.raises(aiohttp.ClientConnectorError):
             await get(http, url)
@@ -257,7 +257,7 @@ async def test_a_drain_ends_when_its_time_is_up(socket_path: Path, http: aiohttp
     with run(socket_path, "--drain-seconds", "0.2") as proxy:
         async with upstream(gated) as backend:
             url = await proxy.serve(backend)
-            async with http.get(f"{url}/v1/stream", headers=AUTHORIZED) as stream:
+            async with asks(http, url) as stream:
                 proxy.process.terminate()
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await stream.read()
@@ -270,7 +270,7 @@ async def test_a_second_sigterm_does_not_wait(mortal: ProxyProcess, http: aiohtt
     gated = Gated()
     async with upstream(gated) as backend:
         url = await mortal.serve(backend)
-        async with http.get(f"{url}/v1/stream", headers=AUTHORIZED):
+        async with asks(http, url):
             mortal.process.terminate()
             await refused(http, url)
             mortal.process.terminate()
@@ -292,7 +292,8 @@ async def test_no_token_and_no_prompt_is_written_anywhere(
 ) -> None:
     prompt = "a-prompt-that-nobody-may-read"
     url = await mortal.serve(Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}"))
-    async with http.post(f"{url}/v1/x?q={prompt}", data=prompt, headers=AUTHORIZED) as response:
+    path = f"{url}/v1/chat/completions?q={prompt}"
+    async with http.post(path, json={"messages": prompt}, headers=AUTHORIZED) as response:
         assert response.status == 503
         answer = await response.text()
     command = " ".join(psutil.Process(mortal.process.pid).cmdline())

@@ -1,0 +1,102 @@
+"""One service as the proxy holds it: its configuration of the moment, who waits for it, and what it has done."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+from aiohttp import web
+
+from gateway.proxy import routes
+from gateway.proxy.answers import Tokens
+from gateway.proxy.balance import choose
+from gateway.proxy.config import ServiceListener, Stats
+from gateway.proxy.metrics import Metrics
+from gateway.proxy.turns import Turns
+
+CLIENT_GONE = 499
+"""What log and metrics call a request whose client hung up; no answer has this status."""
+
+_log = structlog.get_logger()
+
+
+class Service:
+    """A configured service. Requests keep hold of theirs, so that it may leave the configuration meanwhile."""
+
+    def __init__(self, config: ServiceListener, metrics: Metrics) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.turns = Turns(config.concurrency, config.queue)
+        self.metrics = metrics.of(config.name)
+        self._requests = 0
+        self._errors = 0
+        self._tokens = Tokens(0, 0)
+        self._forget: Callable[[], None] | None = lambda: metrics.forget(config.name)
+
+    def update(self, config: ServiceListener) -> None:
+        """Serve as `config` says from the next decision on; who waits is sent away when nobody is left to serve."""
+        self.config = config
+        if choose(config.backends, {}, ()) is None:
+            self.turns.dismiss()
+        self.turns.limit(config.concurrency, config.queue)
+
+    def leave(self) -> None:
+        """Be configured no more: running requests end, those that wait are refused, and the series are gone."""
+        self.turns.dismiss()
+        if self._forget:
+            self._forget()
+            self._forget = None
+
+    @property
+    def stats(self) -> Stats:
+        """What it did so far, and does now."""
+        return Stats(
+            requests=self._requests,
+            errors=self._errors,
+            tokens_in=self._tokens.read or 0,
+            tokens_out=self._tokens.written or 0,
+            in_flight=self.turns.working,
+            queued=self.turns.queued,
+        )
+
+    def record(self, visit: "Visit") -> None:
+        """Count a request that has ended, and write its line."""
+        seconds = time.monotonic() - visit.arrived
+        read, written = visit.tokens.read or 0, visit.tokens.written or 0
+        self._requests += 1
+        self._errors += bool(visit.error)
+        self._tokens = Tokens((self._tokens.read or 0) + read, (self._tokens.written or 0) + written)
+        if self._forget:
+            self.metrics.answered(visit.route, visit.status, visit.error)
+            self.metrics.request.observe(seconds)
+            self.metrics.prompt_tokens.inc(read)
+            self.metrics.generated_tokens.inc(written)
+        _log.info(
+            "request",
+            service=self.config.name,
+            route=visit.route,
+            status=visit.status,
+            seconds=round(seconds, 4),
+            queued_seconds=round(visit.queued_seconds, 4),
+            first_token_seconds=visit.first_token_seconds and round(visit.first_token_seconds, 4),
+            tokens_in=visit.tokens.read,
+            tokens_out=visit.tokens.written,
+            request_id=visit.request_id,
+            **({"error": visit.error} if visit.error else {}),
+        )
+
+
+class Visit:
+    """One request for inference on its way, and what its line in the log will say: nothing of its content."""
+
+    def __init__(self, request: web.BaseRequest, request_id: str) -> None:
+        self.arrived = time.monotonic()
+        self.request = request
+        self.path = request.path
+        self.route = routes.name(self.path)
+        self.body = b""
+        self.request_id = request_id
+        self.status = CLIENT_GONE
+        self.queued_seconds = 0.0
+        self.first_token_seconds: float | None = None
+        self.tokens = Tokens()
+        self.error = ""
