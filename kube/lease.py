@@ -167,11 +167,74 @@ class Elector:
         }
 
 
+class HeldElsewhereError(Exception):
+    """Somebody else renews the lease; the message says who."""
+
+
+class _HostLease:
+    """The Lease of one host, which one agent at a time may renew."""
+
+    def __init__(
+        self, client: Client, namespace: str, name: str, identity: str, *, field_manager: str, duration_seconds: int
+    ) -> None:
+        self._client = client
+        self._metadata = {"namespace": namespace, "name": name}
+        self._identity = identity
+        self._field_manager = field_manager
+        self._duration = duration_seconds
+        self._version: str | None = None
+        """resourceVersion of what we wrote last, or of what we may take; None when it must be read again."""
+        self._rival: Obj = {}
+        """What another holder wrote, as first seen."""
+        self._rival_since = 0.0
+
+    def forget(self) -> None:
+        """Read it again, as after a write that was refused or of which nothing was heard."""
+        self._version = None
+
+    async def renew(self) -> bool:
+        """Renew it, or take it over when its holder has not renewed it for its whole duration; False: wait for that.
+
+        Raises ApiError, Unreachable, and HeldElsewhereError when its holder lives.
+        """
+        if self._version is None and not await self._may_take():
+            return False
+        spec = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": self._duration,
+            "renewTime": micro_time(datetime.now(UTC)),
+        }
+        expected = {"resourceVersion": self._version} if self._version else {}
+        lease = {"metadata": self._metadata | expected, "spec": spec}
+        written = await self._client.apply(LEASES, lease, field_manager=self._field_manager)
+        self._version, self._rival = written["metadata"]["resourceVersion"], {}
+        return True
+
+    async def _may_take(self) -> bool:
+        try:
+            found = await self._client.get(LEASES, self._metadata["name"], self._metadata["namespace"])
+        except NotFound:
+            self._version = ""
+            return True
+        spec = found.get("spec") or {}
+        if not may_take(spec, self._identity, 0.0):
+            if self._rival and spec != self._rival:
+                raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, who renews it")
+            if not self._rival:
+                self._rival, self._rival_since = spec, _now()
+                log.warning("lease is held", lease=self._metadata["name"], by=spec["holderIdentity"])
+            if not may_take(spec, self._identity, _now() - self._rival_since):
+                return False
+        self._version = found["metadata"]["resourceVersion"]
+        return True
+
+
 async def renew(
     client: Client,
     namespace: str,
     name: str,
     *,
+    identity: str,
     field_manager: str,
     duration_seconds: int = 40,
     interval_seconds: float = 10.0,
@@ -179,20 +242,26 @@ async def renew(
 ) -> None:
     """Keep the Lease of a host alive for ever: created if absent, every failure logged and soon tried again.
 
-    `on_renewed` is called after each renewal that the server confirmed.
+    `identity` is of this very agent, and the same after its restart. `on_renewed` is called after each renewal that
+    the server confirmed.
+
+    Raises:
+        HeldElsewhereError: another agent renews it.
     """
+    lease = _HostLease(
+        client, namespace, name, identity, field_manager=field_manager, duration_seconds=duration_seconds
+    )
     while True:
-        spec = {"holderIdentity": name, "leaseDurationSeconds": duration_seconds}
-        spec["renewTime"] = micro_time(datetime.now(UTC))
-        lease = {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
-        wait = interval_seconds
+        wait = interval_seconds / 5
         try:
             async with asyncio.timeout(interval_seconds):
-                await client.apply(LEASES, lease, field_manager=field_manager)
+                renewed = await lease.renew()
         except (ApiError, Unreachable, TimeoutError) as error:
+            lease.forget()
             log.warning("host lease not renewed", lease=name, error=str(error) or f"no answer in {interval_seconds} s")
-            wait = interval_seconds / 5
         else:
-            if on_renewed:
-                on_renewed()
+            if renewed:
+                wait = interval_seconds
+                if on_renewed:
+                    on_renewed()
         await asyncio.sleep(wait)

@@ -25,7 +25,7 @@ from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
 from kube.errors import Conflict, NotFound
 from kube.events import EventType, Recorder
-from kube.lease import renew
+from kube.lease import HeldElsewhereError, renew
 from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
@@ -39,7 +39,7 @@ from metal_agent.ports import Ports
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
-from metal_agent.start import Options, StartError, find_address, own
+from metal_agent.start import Options, StartError, find_address, identity, own
 from metal_agent.supervisor import Supervisor
 from metal_agent.weights import Weights
 
@@ -74,7 +74,8 @@ async def run(credentials: Credentials, options: Options) -> None:
     """Serve as host `options.name` until cancelled; engines and proxy go on then, for the next agent to adopt.
 
     Raises:
-        StartError: the state folder is in use, or address or budget cannot be found out or used.
+        StartError: the state folder is in use or cannot be read, address or budget cannot be found out or used, or
+            another agent has this name.
     """
     with own(options.folder):
         limits.raise_descriptors()
@@ -87,8 +88,13 @@ async def run(credentials: Credentials, options: Options) -> None:
             try:
                 agent = Agent(client, session, options, address=address, host_facts=known, ledger=Ledger(budget_bytes))
             except OSError as error:
-                raise StartError(f"cannot read what is in --state-dir {options.folder}: {error}") from error
-            await agent.run()
+                raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
+            try:
+                await agent.run()
+            except ExceptionGroup as group:
+                if refused := group.subgroup(StartError):
+                    raise refused.exceptions[0] from None
+                raise
 
 
 class Agent:
@@ -113,6 +119,9 @@ class Agent:
         self._synced = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._recorder = Recorder(client, "pomona.dev/metal-agent", options.name)
+        self._identity = identity(options.folder)
+        self._renewed_once = asyncio.Event()
+        """This name is ours: before that, nothing is written in it and nothing new is run."""
         self._memory = assignments.Memory(options.folder / "assignments.json")
         self._known = self._memory.load()
         self._ports = Ports(options.folder / "ports.json", options.first_port, options.last_port)
@@ -149,7 +158,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._proxy.adopt()
             self._supervisor = Supervisor(self._host, self._runners, group)
-            await self._supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
+            await self._recover()
             group.create_task(self._proxy.run())
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
@@ -162,20 +171,38 @@ class Agent:
                     synced=self._synced,
                 )
             )
-            group.create_task(
-                renew(
-                    self._client,
-                    HOSTS_NAMESPACE,
-                    self._name,
-                    field_manager=FIELD_MANAGER,
-                    duration_seconds=LEASE_SECONDS,
-                    interval_seconds=RENEW_SECONDS,
-                    on_renewed=self._renewed,
-                )
-            )
-            self._queue.add(_REPORT)
-            self._queue.add(_SLICES)
+            group.create_task(self._renew())
             await self._await_api()
+
+    async def _recover(self) -> None:
+        """Take over what runs. Raises StartError: to start without knowing it could run it twice."""
+        others = [self._proxy.process.pid] if self._proxy.process else []
+        try:
+            await self._supervisor.recover(others)
+        except OSError as error:
+            raise StartError(
+                f"cannot find out what an earlier agent left running, all of which goes on: {error}; mend that, or "
+                "delete that file and have its model loaded anew"
+            ) from error
+
+    async def _renew(self) -> None:
+        """Keep the host's Lease. Raises StartError when another agent has it."""
+        try:
+            await renew(
+                self._client,
+                HOSTS_NAMESPACE,
+                self._name,
+                identity=self._identity,
+                field_manager=FIELD_MANAGER,
+                duration_seconds=LEASE_SECONDS,
+                interval_seconds=RENEW_SECONDS,
+                on_renewed=self._renewed,
+            )
+        except HeldElsewhereError as error:
+            raise StartError(
+                f"another agent is host {self._name}: of Lease {HOSTS_NAMESPACE}/{self._name}, {error}; this one is "
+                f"{self._identity}: stop one of the two, or give it another --name"
+            ) from error
 
     async def _await_api(self) -> None:
         """Begin with what the API says or, when it says nothing for a while, with what it last said."""
@@ -186,7 +213,9 @@ class Agent:
             log.warning("no API server: serving what it last said", processes=len(self._known.processes))
             self._supervisor.add(assignments.read(obj) for obj in self._known.processes)
             await self._synced.wait()
-        self._queue.add(_ASSIGN)
+        await self._renewed_once.wait()
+        for key in (_ASSIGN, _REPORT, _SLICES):
+            self._queue.add(key)
 
     def _heard(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Look at a change of the store; a change of status alone is our own writing."""
@@ -196,6 +225,7 @@ class Agent:
             self._queue.add(_ASSIGN)
 
     def _renewed(self) -> None:
+        self._renewed_once.set()
         known = self._exposed.freshness.renewed_at is not None
         if self._exposed.freshness.renewed(clocks()):
             self._doubted = self._doubted or known
@@ -236,6 +266,8 @@ class Agent:
                 return await self._configure_proxy()
             case ("slice", namespace, name):
                 await self._exposed.publish((namespace, name))
+            case ("process" | "host", *_) if not self._renewed_once.is_set():
+                pass  # who has this name may be another; what is ours to write is written when it is ours
             case ("process", uid):
                 await self._report_process(uid)
             case ("host",):
@@ -254,7 +286,7 @@ class Agent:
 
     def _assign(self) -> None:
         """Run what the API assigns; only a whole list counts."""
-        if not self._synced.is_set():
+        if not (self._synced.is_set() and self._renewed_once.is_set()):
             return
         processes = self._store.list(METAL_PROCESSES)
         self._supervisor.assign(assignments.read(obj) for obj in processes)

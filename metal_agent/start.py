@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import ipaddress
+import secrets
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ def own(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise StartError(f"another agent uses --state-dir {folder}: stop it, or give another folder") from error
         yield
+
+
+def identity(folder: Path) -> str:
+    """Return who this agent is among all that may have its name: the same for as long as its state folder lives.
+
+    Raises OSError: it cannot be read, or written down.
+    """
+    path = folder / "identity.json"
+    known = durable.read(path, str)
+    if known is None:
+        known = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        durable.write(path, known)
+    return known
 
 
 def route_address(server: str) -> str:

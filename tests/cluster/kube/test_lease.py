@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from kube.client import Client
-from kube.lease import Elector, LeadershipLost, renew
+from kube.lease import Elector, HeldElsewhereError, LeadershipLost, renew
 from kube.resources import (
     LEASES,
 )
+from kube.time import micro_time
 from kube.transport import Request
 from tests.background import running
 from tests.eventually import eventually
@@ -144,12 +148,65 @@ async def test_a_hosts_lease_is_renewed_through_failures(
 
     transport.plan = nth(2, Fault.HANG)
     async with running(
-        renew(faulty, namespace, "host", field_manager=MANAGER, interval_seconds=0.2, on_renewed=renewed)
+        renew(faulty, namespace, "host", identity="a", field_manager=MANAGER, interval_seconds=0.2, on_renewed=renewed)
     ):
         await eventually(lambda: renewals == 2)
         before = await client.get(LEASES, "host", namespace)
         await eventually(lambda: renewals == 4)
         after = await client.get(LEASES, "host", namespace)
-    assert after["spec"]["holderIdentity"] == "host"
+    assert after["spec"]["holderIdentity"] == "a"
     assert after["spec"]["leaseDurationSeconds"] == 40
     assert after["spec"]["renewTime"] > before["spec"]["renewTime"]
+
+
+async def test_a_hosts_lease_that_another_agent_renews_is_refused_and_one_that_nobody_renews_is_taken_over(
+    client: Client, namespace: str
+) -> None:
+    renewals: list[str] = []
+
+    def agent(identity: str) -> Coroutine[Any, Any, None]:
+        return renew(
+            client,
+            namespace,
+            "host",
+            identity=identity,
+            field_manager=MANAGER,
+            duration_seconds=2,
+            interval_seconds=0.2,
+            on_renewed=lambda: renewals.append(identity),
+        )
+
+    async with running(agent("first")):
+        await eventually(lambda: renewals)
+        with pytest.raises(HeldElsewhereError, match="held by first"):
+            await agent("second")
+        assert set(renewals) == {"first"}
+    async with running(agent("second")):
+        await eventually(lambda: renewals[-1] == "second")
+        with pytest.raises(HeldElsewhereError, match="held by second"):
+            await agent("first")
+
+
+async def test_a_hosts_lease_that_was_taken_over_is_not_taken_back(client: Client, namespace: str) -> None:
+    renewals = 0
+
+    def renewed() -> None:
+        nonlocal renewals
+        renewals += 1
+
+    first = asyncio.create_task(
+        renew(client, namespace, "host", identity="a", field_manager=MANAGER, interval_seconds=0.1, on_renewed=renewed)
+    )
+    await eventually(lambda: renewals)
+    lease = {"metadata": {"namespace": namespace, "name": "host"}}
+    spec = {"holderIdentity": "b", "leaseDurationSeconds": 40}
+    await client.apply(LEASES, lease | {"spec": spec | {"renewTime": "2026-11-21T12:00:00.000000Z"}}, field_manager="b")
+
+    async def renews_until_it_is_noticed() -> bool:
+        now = micro_time(datetime.now(UTC))
+        await client.apply(LEASES, lease | {"spec": spec | {"renewTime": now}}, field_manager="b")
+        return first.done()
+
+    await eventually(renews_until_it_is_noticed)
+    with pytest.raises(HeldElsewhereError, match="held by b"):
+        await first

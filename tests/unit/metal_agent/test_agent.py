@@ -73,6 +73,7 @@ async def test_a_secret_that_is_gone_takes_no_token_away(agent: Agent, tmp_path:
     async with asyncio.TaskGroup() as group:
         agent._supervisor = Supervisor(agent._host, agent._runners, group)
         agent._synced.set()
+        agent._renewed_once.set()
         agent._store.put(
             SECRETS, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "studio-1", "uid": "s"}, "data": TOKENS}
         )
