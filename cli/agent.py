@@ -41,6 +41,7 @@ class PortRange(click.ParamType[tuple[int, int]]):
 
 SUBCOMMANDS = {
     "selftest": ("look at everything that the agent relies on, beside what it expects", "cli.selftest"),
+    "weights": ("list the weights on this host, or delete some", "cli.weights"),
 }
 
 
@@ -80,6 +81,7 @@ def command(
     Example:
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig --file-root ~/models
       pomona agent selftest
+      pomona agent weights
     """
     if ctx.invoked_subcommand:
         return

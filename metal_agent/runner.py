@@ -131,6 +131,7 @@ class Runner:
                     event = await self._events.get()
                     self._enter(group, *step(self.state, event, time.monotonic()))
         finally:
+            self._pin(None)
             if self._engine:
                 self._engine.release()
 

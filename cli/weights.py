@@ -1,0 +1,84 @@
+"""`pomona agent weights`: what weights are on this host, what uses them, and the way to be rid of one."""
+
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from artifacts.source import without_secrets
+from artifacts.store import Store, Stored
+from cli.agent import default_state_folder
+from crds.size import size_text
+from metal_agent.weights import Weights
+
+_SHOWN_DIGITS = 12
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
+
+
+@click.command("weights")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="As given to the agent.")
+@click.option("--remove", "removed", multiple=True, metavar="DIGEST", help="Delete these weights; a few digits do.")
+def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
+    """List the weights on this host, the most recently used first, or delete some.
+
+    Weights that an engine has open are in use, and are never deleted. What nothing uses is deleted by itself when the
+    disk is short for something new, least recently used first.
+
+    \b
+    Examples:
+      pomona agent weights
+      pomona agent weights --remove 3f9a0c
+    """
+    folder = (state_dir or default_state_folder()).absolute() / "weights"
+    store = Weights(folder, None).store
+    stored = store.stored()
+    if removed:
+        for text in removed:
+            _remove(store, _the_one(stored, text))
+        return
+    if not stored:
+        click.echo(f"no weights in {folder}")
+        return
+    Console(soft_wrap=True).print(_table(stored))
+
+
+def _table(stored: list[Stored]) -> Table:
+    table = Table("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE", box=None, pad_edge=False)
+    for each in stored:
+        manifest = each.manifest
+        table.add_row(
+            manifest.digest[:_SHOWN_DIGITS],
+            size_text(manifest.size_bytes),
+            _ago(time.time() - each.used_at),
+            "yes" if each.in_use else "no",
+            without_secrets(manifest.source),
+        )
+    return table
+
+
+def _the_one(stored: list[Stored], text: str) -> Stored:
+    found = [each for each in stored if each.manifest.digest.startswith(text)]
+    if len(found) != 1:
+        problem = "no weights have" if not found else f"{len(found)} weights have"
+        raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")
+    return found[0]
+
+
+def _remove(store: Store, stored: Stored) -> None:
+    manifest = stored.manifest
+    if not store.remove(manifest.digest):
+        raise click.ClickException(
+            f"{manifest.digest[:_SHOWN_DIGITS]} ({without_secrets(manifest.source)}) is in use: delete the "
+            "InferenceService that serves it first"
+        )
+    click.echo(f"deleted {manifest.digest[:_SHOWN_DIGITS]}, {size_text(manifest.size_bytes)}")
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in _UNITS:
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

@@ -1,0 +1,38 @@
+"""Weights of a real engine: fetched by content, and pinned by the engine itself while its agent is dead."""
+
+import hashlib
+from pathlib import Path
+
+from crds.metalprocess import Artifact
+from metal_agent import spawn
+from metal_agent.weights import Weights
+from tests import tiny_gguf
+from tests.machine import Machine, MakeAssignment, phase, ready
+from tests.web import FileServer
+
+
+async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
+    machine: Machine, assignment: MakeAssignment, tmp_path: Path
+) -> None:
+    www = tmp_path / "www"
+    www.mkdir()
+    tiny_gguf.write(www / "tiny.gguf")
+    digest = hashlib.sha256((www / "tiny.gguf").read_bytes()).hexdigest()
+    async with FileServer(www) as server:
+        artifact = Artifact(source=f"{server.url}/tiny.gguf", sha256=digest)
+        machine.supervisor.assign([assignment(artifact=artifact), assignment("u2", artifact=artifact)])
+        pids = [await ready(machine), await ready(machine, "u2")]
+        assert len(server.seen("/tiny.gguf")) == 1, "fetched once for both"
+    store = Weights(machine.folder / "weights", None).store
+    await machine.stop()
+    assert [each.in_use for each in store.stored()] == [True]
+    assert not store.remove(digest)
+
+    await machine.start()
+    assert [await ready(machine), await ready(machine, "u2")] == pids
+    machine.supervisor.assign([])
+    for uid in ("u1", "u2"):
+        await phase(machine, "Stopped", uid=uid)
+    assert [spawn.identify(pid) for pid in pids] == [None, None]
+    assert [each.in_use for each in store.stored()] == [False]
+    assert store.remove(digest)
