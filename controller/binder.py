@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.plan import Key, Leading, readable
-from crds.meta import Priority
+from controller.status import find
+from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
@@ -35,6 +36,8 @@ class Room(NamedTuple):
     host: str
     runtimes: frozenset[str]
     free_bytes: int
+    short_of_memory: bool = False
+    """It takes on nothing, whatever its budget says: others use its memory."""
 
 
 class Waiting(NamedTuple):
@@ -48,7 +51,7 @@ class Waiting(NamedTuple):
     runtime: str
     memory_bytes: int
     avoid: frozenset[str]
-    """Hosts that have rejected one like it."""
+    """Hosts that have rejected one like it, or are short of the memory that one like it uses."""
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -78,13 +81,15 @@ def rooms(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[Room]:
         listed = {process.uid for process in host.status.processes}
         promised = (each for each in bound.get(host.metadata.name, ()) if each["metadata"]["uid"] not in listed)
         free = (host.status.available_bytes or 0) - sum(each["spec"]["memoryBytes"] for each in promised)
-        found.append(Room(host.metadata.name, frozenset(host.status.runtimes), max(0, free)))
+        pressure = find(host.status.conditions, MEMORY_PRESSURE)
+        short = pressure is not None and pressure.status == "True"
+        found.append(Room(host.metadata.name, frozenset(host.status.runtimes), max(0, free), short))
     return found
 
 
 def able(runtime: str, avoid: Collection[str | None], among: Iterable[Room]) -> list[Room]:
-    """Return the hosts that can run this engine and are not to be avoided; most free memory first, ties by name."""
-    found = [room for room in among if runtime in room.runtimes and room.host not in avoid]
+    """Return the hosts that can take this engine and are not to be avoided; most free memory first, ties by name."""
+    found = [room for room in among if runtime in room.runtimes and not room.short_of_memory and room.host not in avoid]
     return sorted(found, key=lambda room: (-room.free_bytes, room.host))
 
 
@@ -104,11 +109,11 @@ def bind(waiting: Iterable[Waiting], among: Iterable[Room]) -> list[Binding]:
 
 
 def waiting(processes: Sequence[MetalProcess]) -> list[Waiting]:
-    """Return the processes that wait for a host, each with the hosts that rejected a sibling of the same spec."""
-    rejected: dict[tuple[str, str], set[str]] = {}
+    """Return the processes that wait for a host, each with the hosts that do not want a sibling of the same spec."""
+    unwanted: dict[tuple[str, str], set[str]] = {}
     for process in processes:
-        if process.status.phase == "Rejected" and process.spec.host_name is not None:
-            rejected.setdefault(_family(process), set()).add(process.spec.host_name)
+        if (process.status.phase == "Rejected" or is_displaced(process)) and process.spec.host_name is not None:
+            unwanted.setdefault(_family(process), set()).add(process.spec.host_name)
     return [
         Waiting(
             key=Key(process.metadata.namespace, process.metadata.name),
@@ -118,11 +123,17 @@ def waiting(processes: Sequence[MetalProcess]) -> list[Waiting]:
             created=process.metadata.creation_timestamp,
             runtime=process.spec.runtime,
             memory_bytes=process.spec.memory_bytes,
-            avoid=frozenset(rejected.get(_family(process), ())),
+            avoid=frozenset(unwanted.get(_family(process), ())),
         )
         for process in processes
         if process.spec.host_name is None and process.metadata.deletion_timestamp is None
     ]
+
+
+def is_displaced(process: MetalProcess) -> bool:
+    """Whether its host asks for another place for it: it may answer still, and stays until its successor does."""
+    condition = find(process.status.conditions, DISRUPTION_TARGET)
+    return condition is not None and condition.status == "True"
 
 
 def _family(process: MetalProcess) -> tuple[str, str]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from controller.binder import Room, able
+from controller.processes import Standing
 from controller.requirements import Phase, Problem
+from crds.meta import MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
@@ -67,19 +69,19 @@ def _last_end(container: Obj) -> str:
     return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
 
 
-def of_process(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[MetalProcess]) -> Problem | None:
+def of_process(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -> Problem | None:
     """Return why a process does not serve, or None when it does.
 
     Args:
         process: one that is wanted.
         rooms: what each live host can still take.
-        rejected: its siblings that a host refused.
+        siblings: what there is beside it.
     """
     status, host = process.status, process.spec.host_name
     if status.phase == "Ready":
         return None
     if host is None:
-        return _unbound(process, rooms, rejected)
+        return _unbound(process, rooms, siblings)
     if status.phase == "Failed":
         return Problem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
     if status.phase == "Fetching":
@@ -95,15 +97,24 @@ def _progress(process: MetalProcess) -> str:
     return f"has {size_text(progress.bytes)} of {size_text(progress.total_bytes)} of the weights"
 
 
-def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[MetalProcess]) -> Problem:
+def _unbound(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -> Problem:
     runtime, needed = process.spec.runtime, process.spec.memory_bytes
     if not rooms:
         message = f"no live host: run `pomona agent` on one that has {size_text(needed)} free"
         return Problem("NoHost", message, "Pending")
-    if not able(runtime, (), rooms):
+    capable = [room for room in rooms if runtime in room.runtimes]
+    if not capable:
         return Problem("NoHost", f"none of the {len(rooms)} live hosts can run {runtime}", "Pending")
-    refused = {each.spec.host_name: each.status.message for each in rejected}
-    left = able(runtime, refused, rooms)
+    refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
+    left_by = {each.spec.host_name for each in siblings.displaced}
+    short = [room.host for room in capable if room.short_of_memory or room.host in left_by]
+    left = able(runtime, {*refused, *left_by}, rooms)
+    if not left and short:
+        message = (
+            f"host {short[0]} is short of memory, takes on nothing until that is over, and no other host can run it: "
+            f"end what uses the memory there, or run `pomona agent` on a host that has {size_text(needed)} free"
+        )
+        return Problem(MEMORY_PRESSURE, message, "Pending")
     if not left:
         host, why = next(iter(refused.items()))
         return Problem("Rejected", f"host {host} rejected it: {why}", "Failed")
@@ -114,4 +125,6 @@ def _unbound(process: MetalProcess, rooms: Sequence[Room], rejected: Sequence[Me
         f"a replica needs {size_text(needed)}; the host with most free memory, {best.host}, has "
         f"{size_text(best.free_bytes)}: free some there, or lower contextLength or parallel"
     )
+    if short:
+        message += f"; host {short[0]} is short of memory, and takes on nothing until that is over"
     return Problem("NoHostFits", message, "Pending")

@@ -1,8 +1,8 @@
 """The MetalProcesses of an InferenceService: which are to be made, which are to go, and when one may vanish.
 
 A process is fixed once written, so everything is a matter of making and deleting: an edit changes the hash in the name,
-and a process whose host is lost is one that no longer counts. What is superseded stays until what replaces it answers,
-and goes earlier only where its own memory is what the successor waits for.
+and a process whose host is lost, or short of memory, is one that no longer counts. What is superseded stays until what
+replaces it answers, and goes earlier only where its own memory is what the successor waits for.
 """
 
 import hashlib
@@ -101,22 +101,25 @@ class Standing(NamedTuple):
     """Of the wanted spec and not lost; never more than wanted, the best first."""
     surplus: list[MetalProcess]
     superseded: list[MetalProcess]
-    """Of an earlier spec, or on a lost host: they may still answer."""
+    """Of an earlier spec, or on a host that is lost or wants to be rid of them: they may still answer."""
     rejected: list[MetalProcess]
     """Of the wanted spec; while they exist, the host that rejected them is avoided."""
     dead: list[MetalProcess]
     leaving: list[MetalProcess]
     """Being deleted, with memory that their host has not given back."""
 
+    displaced: list[MetalProcess]
+    """Those of the superseded that are of the wanted spec and would be kept, had their host the memory."""
+
     @property
     def ready(self) -> int:
-        """How many replicas of the wanted spec answer."""
+        """How many replicas of the wanted spec answer where they may stay."""
         return sum(process.status.phase == "Ready" for process in self.kept)
 
 
 def stand(name: str | None, wanted: int, observed: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> Standing:
     """Sort a service's processes. `name` is their `family`; None keeps whatever there is, for it is not known."""
-    standing = Standing([], [], [], [], [], [])
+    standing = Standing([], [], [], [], [], [], [])
     usable = []
     for process in observed:
         phase, host = process.status.phase, process.spec.host_name
@@ -129,10 +132,12 @@ def stand(name: str | None, wanted: int, observed: Iterable[MetalProcess], hosts
             standing.dead.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
-        elif current and not lost:
+        elif current and not lost and not binder.is_displaced(process):
             usable.append(process)
         else:
             standing.superseded.append(process)
+            if current and not lost:
+                standing.displaced.append(process)
     usable.sort(key=_preference)
     standing.superseded.sort(key=_preference)
     standing.kept.extend(usable[:wanted])
@@ -197,7 +202,7 @@ def _in_the_way(
     waiting = next((process for process in standing.kept if process.spec.host_name is None), None)
     if waiting is None or standing.leaving:
         return []
-    avoid = {process.spec.host_name for process in standing.rejected}
+    avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
     able = binder.able(waiting.spec.runtime, avoid, rooms)
     if any(room.free_bytes >= waiting.spec.memory_bytes for room in able):
         return []

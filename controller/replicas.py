@@ -138,10 +138,12 @@ def on_hosts(snapshot: Snapshot, service: InferenceService, model: Model | None,
     standing = processes.stand(name, wanted, readable(children, MetalProcess), hosts)
     taken = {obj["metadata"]["name"] for obj in children}
     steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
-    problems = [diagnosis.of_process(each, rooms, standing.rejected) for each in standing.kept]
+    problems = [diagnosis.of_process(each, rooms, standing) for each in standing.kept]
+    # One that is to move is as wanted as any while it answers.
+    answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
     return Replicas(
         total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
-        ready=tuple(sorted(each.metadata.uid for each in standing.kept if each.status.phase == "Ready")),
+        ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
         problem=diagnosis.gravest(problems),
         steps=steps,
     )

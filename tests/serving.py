@@ -124,7 +124,7 @@ def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: 
         obj["spec"]["hostName"] = host
     for field, value in fields.items():
         part = "metadata" if field in {"deletionTimestamp", "creationTimestamp", "namespace", "finalizers"} else "spec"
-        obj["status" if field in {"reason", "message", "progress"} else part][field] = value
+        obj["status" if field in {"reason", "message", "progress", "conditions"} else part][field] = value
     return obj
 
 

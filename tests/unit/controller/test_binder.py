@@ -18,7 +18,7 @@ from kube.resources import METAL_HOSTS, METAL_PROCESSES, Resource
 from kube.store import Store
 from tests.background import running
 from tests.eventually import eventually
-from tests.serving import GIB, as_host, as_process, host, process, store
+from tests.serving import GIB, as_host, as_process, condition, host, process, store
 
 LLAMA = frozenset({"llama.cpp"})
 PRIORITIES: tuple[Priority, ...] = ("critical", "high", "normal", "low", "batch")
@@ -134,6 +134,19 @@ def test_a_host_that_rejected_a_sibling_is_avoided_but_not_by_another_spec() -> 
     ]
     found = {each.key.name: each.avoid for each in waiting(list(map(as_process, objects)))}
     assert found == {"chat-1234abcd-1": {"one"}, "chat-ffffffff-0": frozenset()}
+
+
+def test_a_host_that_asks_for_another_place_is_avoided_before_it_is_known_why() -> None:
+    asks = process("chat-1", host="studio-1", phase="Ready")
+    asks["status"]["conditions"] = [condition("DisruptionTarget", "True", "MemoryPressure")]
+    (waits,) = waiting(readable([asks, process("chat-2")], MetalProcess))
+    assert waits.avoid == {"studio-1"}
+
+
+@pytest.mark.parametrize(("status", "placed_on"), [("True", {}), ("False", {"a": "one"}), ("Unknown", {"a": "one"})])
+def test_a_host_that_is_short_of_memory_is_given_nothing(status: str, placed_on: dict[str, str]) -> None:
+    short = host("one", conditions=[condition("Ready", "True"), condition("MemoryPressure", status)])
+    assert placed([wants("a", 1)], rooms([as_host(short)], [])) == placed_on
 
 
 def test_only_hosts_that_are_alive_now_are_bound_whatever_their_object_says() -> None:

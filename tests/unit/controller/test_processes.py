@@ -14,10 +14,24 @@ from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
-from tests.serving import GIB, NOW, as_host, as_model, as_process, as_service, host, model, process, service, store
+from tests.serving import (
+    GIB,
+    NOW,
+    as_host,
+    as_model,
+    as_process,
+    as_service,
+    condition,
+    host,
+    model,
+    process,
+    service,
+    store,
+)
 
 SPEC = desired_spec(as_service(service()), as_model(model()), 2 * GIB)
 NAME = family("chat", SPEC)
+DISPLACED: Obj = {"conditions": [condition("DisruptionTarget", "True", "MemoryPressure")]}
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
 
@@ -144,6 +158,38 @@ def test_a_host_that_comes_back_is_good_again() -> None:
     assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
 
 
+def test_one_that_asks_for_another_place_gets_one_and_stays_until_that_answers() -> None:
+    hosts = [host("studio-1"), host("studio-2")]
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready", **DISPLACED)
+    assert (made(steps(1, there, hosts=hosts)), deleted(steps(1, there, hosts=hosts))) == ([f"{NAME}-1"], set())
+    starting = process(f"{NAME}-1", host="studio-2", phase="Starting")
+    assert steps(1, there, starting, hosts=hosts) == Steps()
+    ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, there, ready, hosts=hosts)) == {f"{NAME}-0"}
+
+
+def test_one_that_was_evicted_and_fits_nowhere_is_kept_for_its_return() -> None:
+    evicted = process(f"{NAME}-0", host="studio-1", phase="Pending", **DISPLACED)
+    waiting = process(f"{NAME}-1")
+    assert steps(1, evicted, waiting) == Steps()
+    returned = process(f"{NAME}-0", host="studio-1", phase="Starting")
+    assert deleted(steps(1, returned, waiting)) == {f"{NAME}-1"}
+
+
+def test_one_of_two_that_has_to_move_leaves_the_other_alone() -> None:
+    both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
+    both[0]["status"] |= DISPLACED
+    hosts = [host("studio-1"), host("studio-2")]
+    assert (made(steps(2, *both, hosts=hosts)), deleted(steps(2, *both, hosts=hosts))) == ([f"{NAME}-0"], set())
+    assert deleted(steps(1, *both, hosts=hosts)) == {f"{NAME}-1"}, "scaled down, it is the one to go"
+
+
+def test_no_room_is_made_for_a_successor_on_the_host_that_wants_to_be_rid_of_it() -> None:
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2, **DISPLACED)
+    full = host("studio-1", 0, processes=[{"uid": f"uid-{NAME}-0"}])
+    assert steps(1, there, process(f"{NAME}-1", gib=2), hosts=[full]) == Steps()
+
+
 def test_failed_stays_with_its_host() -> None:
     assert steps(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == Steps()
 
@@ -191,7 +237,7 @@ def populations(draw: st.DrawFn) -> list[Obj]:
         prefix = draw(st.sampled_from([NAME, "chat-00000000"]))
         place = draw(st.sampled_from([None, "studio-1", "lost", "gone"]))
         phase = draw(PHASES) if place else "Pending"
-        fields = LEAVING if draw(st.booleans()) else {}
+        fields = draw(st.sampled_from([{}, LEAVING, DISPLACED if place else {}]))
         observed.append(process(f"{prefix}-{number}", host=place, phase=phase, **fields))
     return observed
 

@@ -27,6 +27,8 @@ KEY = Key("team", "chat")
 OK = Probe(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
 METAL = {"hardware": {"accelerator": "metal"}}
 SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated a token")]}
+SHORT = [condition("Ready", "True", "LeaseRenewed"), condition("MemoryPressure", "True", "MemoryPressure")]
+DISPLACED = [condition("DisruptionTarget", "True", "MemoryPressure")]
 
 
 def decide(*objects: tuple[Resource, Obj], answer: Probe | None = None, new_token: str | None = None) -> Plan:
@@ -377,6 +379,12 @@ def test_a_process_that_answers_makes_the_service_ready() -> None:
         ([host(runtimes=["mlx"])], ("Pending", "NoHost"), "llama.cpp"),
         ([host(free_bytes=GIB), host("studio-2", GIB // 2)], ("Pending", "NoHostFits"), "studio-1, has 1.0 GiB"),
         ([host()], ("Pending", "Binding"), "studio-1"),
+        ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
+        (
+            [host(conditions=SHORT), host("studio-2", GIB)],
+            ("Pending", "NoHostFits"),
+            "studio-2, has 1.0 GiB: free some there, or lower contextLength or parallel; host studio-1 is short",
+        ),
     ],
 )
 def test_a_process_without_a_host_says_what_it_waits_for(
@@ -420,6 +428,26 @@ def test_a_rejection_by_the_only_host_is_told_with_its_words() -> None:
     plan = decide(*base, (METAL_PROCESSES, process(made["metadata"]["name"])))
     assert ready(plan) == ("Failed", "False", "Rejected")
     assert "host studio-1 rejected it: needs 9.0 GiB" in told(plan, "Ready")["message"]
+
+
+def test_a_process_that_has_to_move_counts_while_it_answers() -> None:
+    there = (chat(**METAL, status=SERVING), (MODELS, model()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    hosts = ((METAL_HOSTS, host(conditions=SHORT)), (METAL_HOSTS, host("studio-2")))
+    asked = decide(*there, *hosts, bound(conditions=DISPLACED), answer=OK)
+    assert [resource for resource, _ in asked.create] == [METAL_PROCESSES]
+    assert ready(asked) == ("Ready", "True", "Serving")
+    assert asked.status
+    assert asked.status["readyReplicas"] == 1
+
+
+def test_a_process_that_was_evicted_says_what_it_waits_for() -> None:
+    there = (chat(**METAL), (MODELS, model()), (METAL_HOSTS, host(conditions=SHORT)))
+    evicted = bound("Pending", reason="MemoryPressure", conditions=DISPLACED)
+    ((_, made),) = decide(*there, evicted).create
+    plan = decide(*there, evicted, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+    assert (plan.create, plan.delete) == ((), ())
+    assert ready(plan) == ("Pending", "False", "MemoryPressure")
+    assert "no other host can run it" in told(plan, "Ready")["message"]
 
 
 def test_a_lost_host_serves_nothing_any_more() -> None:
