@@ -101,6 +101,7 @@ class GGUFHeader:
         tensor_count: number of tensors.
         tensor_bytes: exact sum of their sizes, without padding.
         bytes_by_type: the same by the name of the tensor type.
+        shapes: dimensions of each tensor by name, the innermost first.
         data_offset: where the first tensor begins, in bytes from the start of the file.
 
     """
@@ -110,6 +111,7 @@ class GGUFHeader:
     tensor_count: int
     tensor_bytes: int
     bytes_by_type: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
     data_offset: int
 
 
@@ -143,15 +145,14 @@ def parse(data: bytes, file_bytes: int) -> GGUFHeader:
 
 def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], count: int) -> GGUFHeader:
     alignment = _alignment(metadata)
-    names: set[str] = set()
+    shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
     data_end = 0
     for _ in range(count):
         name = reader.string("a tensor name", _MAX_NAME_BYTES)
-        if name in names:
+        if name in shapes:
             raise _invalid(f"has the tensor {name[:64]!r} twice")
-        names.add(name)
-        type_name, size_bytes, offset = reader.tensor(name[:64])
+        shapes[name], type_name, size_bytes, offset = reader.tensor(name[:64])
         if offset % alignment:
             raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
         sizes[type_name] += size_bytes
@@ -161,7 +162,7 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     needed = data_offset + max(data_end, total)
     if count and needed > reader.file_bytes:
         raise _invalid(f"has tensors up to byte {needed}, but {reader.file_bytes} bytes in all: it is cut or corrupted")
-    return GGUFHeader(version, metadata, count, total, dict(sizes), data_offset)
+    return GGUFHeader(version, metadata, count, total, dict(sizes), shapes, data_offset)
 
 
 def _alignment(metadata: dict[str, Value]) -> int:
@@ -262,8 +263,8 @@ class _Reader:
             raise _invalid(f"claims {size} bytes for a string of {what}, more than {_MAX_STRING_BYTES}")
         self.skip(size, what)
 
-    def tensor(self, name: str) -> tuple[str, int, int]:
-        """Return type name, size in bytes and offset in the data of the tensor whose name was just read."""
+    def tensor(self, name: str) -> tuple[tuple[int, ...], str, int, int]:
+        """Return shape, type name, size in bytes and offset in the data of the tensor whose name was just read."""
         what = f"the tensor {name!r}"
         dimensions = self.unsigned(_U32, what)
         if dimensions > _MAX_DIMENSIONS:
@@ -282,4 +283,4 @@ class _Reader:
         if size_bytes + offset > self.file_bytes:
             end = size_bytes + offset
             raise _invalid(f"has {what} end at {end}, but {self.file_bytes} bytes in all: it is cut or corrupted")
-        return type_name, size_bytes, offset
+        return tuple(shape), type_name, size_bytes, offset

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from artifacts import gguf, root
 from artifacts.errors import ArtifactError
+from artifacts.layout import layout_of
 from artifacts.origin import Answer, Origin, RangeRefused, connect
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source
 from artifacts.summary import summarize
-from crds.model import GGUF
+from crds.model import GGUF, Layout
 
 _FIRST_BYTES = 256 << 10
 _GROWTH = 4
@@ -27,6 +28,7 @@ class Inspection:
         file: its name.
         sha256: its digest as expected or as the hub states it, or None.
         gguf: summary of the header.
+        layout: what decides the memory of serving, or None where the header does not tell all of it.
         tensor_bytes: exact bytes of all weights.
 
     """
@@ -36,6 +38,7 @@ class Inspection:
     file: str
     sha256: str | None
     gguf: GGUF
+    layout: Layout | None
     tensor_bytes: int
 
 
@@ -98,6 +101,7 @@ async def inspect(
         file=source.file,
         sha256=sha256 or found.sha256,
         gguf=summarize(found.header),
+        layout=layout_of(found.header),
         tensor_bytes=found.header.tensor_bytes,
     )
 

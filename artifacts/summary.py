@@ -1,11 +1,8 @@
-"""What a GGUF header means to people and to placement: names, sizes, and the KV cache that a token of context costs."""
+"""What a GGUF header means to people: names and sizes. What it means for memory is in `layout.py`."""
 
-from artifacts.gguf import GGUFHeader, Value
+from artifacts.gguf import GGUFHeader
+from artifacts.values import count_of, text_of, widest
 from crds.model import GGUF
-
-_F16_BYTES = 2
-_MAX_INT64 = (1 << 63) - 1
-_MAX_CHARACTERS = 256
 
 # `general.file_type`, from llama.cpp's include/llama.h (enum llama_ftype); a test holds it against the gguf package.
 FILE_TYPES = {
@@ -50,55 +47,21 @@ FILE_TYPES = {
 def summarize(header: GGUFHeader) -> GGUF:
     """Return the header's facts; what it does not say, or says in a form that makes no sense, is absent."""
     read = header.metadata.get
-    architecture = _text(read("general.architecture"))
+    architecture = text_of(read("general.architecture"))
     heads_kv = read(f"{architecture}.attention.head_count_kv", read(f"{architecture}.attention.head_count"))
     return GGUF(
         architecture=architecture,
-        model_name=_text(read("general.name")),
+        model_name=text_of(read("general.name")),
         quantization=_quantization(header),
-        context_length=_count(read(f"{architecture}.context_length")),
-        embedding_size=_count(read(f"{architecture}.embedding_length")),
-        layer_count=_count(read(f"{architecture}.block_count")),
-        head_count=_widest(read(f"{architecture}.attention.head_count")),
-        head_count_kv=_widest(heads_kv),
+        context_length=count_of(read(f"{architecture}.context_length")),
+        embedding_size=count_of(read(f"{architecture}.embedding_length")),
+        layer_count=count_of(read(f"{architecture}.block_count")),
+        head_count=widest(read(f"{architecture}.attention.head_count")),
+        head_count_kv=widest(heads_kv),
         tensor_count=header.tensor_count,
         file_version=header.version,
-        license=_text(read("general.license")),
-        kv_bytes_per_token=_kv_bytes_per_token(header.metadata, architecture, heads_kv),
+        license=text_of(read("general.license")),
     )
-
-
-def _kv_bytes_per_token(metadata: dict[str, Value], architecture: str, heads_kv: Value) -> int | None:
-    """Return the bytes of an f16 KV cache for a token of context over all layers, or None if the header hides it.
-
-    Every layer keeps keys and values for each of its KV heads; a layer with none (a recurrent one) keeps nothing. With
-    a sliding window, or with latent attention, a runtime may keep less: this is what it keeps at most.
-    """
-    layers = _count(metadata.get(f"{architecture}.block_count"))
-    widths = [_head_width(metadata, architecture, part) for part in ("key_length", "value_length")]
-    if layers is None or None in widths:
-        return None
-    if isinstance(heads_kv, tuple):
-        per_layer = [_count(heads) for heads in heads_kv]
-        if len(per_layer) != layers or None in per_layer:
-            return None
-        all_heads = sum(heads or 0 for heads in per_layer)
-    else:
-        heads = _count(heads_kv)
-        if heads is None:
-            return None
-        all_heads = heads * layers
-    return _count(all_heads * sum(width or 0 for width in widths) * _F16_BYTES)
-
-
-def _head_width(metadata: dict[str, Value], architecture: str, part: str) -> int | None:
-    """Return elements of a head: as stated, else the embedding divided among the heads."""
-    stated = _count(metadata.get(f"{architecture}.attention.{part}"))
-    if stated is not None:
-        return stated
-    embedding = _count(metadata.get(f"{architecture}.embedding_length"))
-    heads = _widest(metadata.get(f"{architecture}.attention.head_count"))
-    return embedding // heads if embedding is not None and heads else None
 
 
 def _quantization(header: GGUFHeader) -> str:
@@ -106,23 +69,3 @@ def _quantization(header: GGUFHeader) -> str:
     if isinstance(stated, int) and stated in FILE_TYPES:
         return FILE_TYPES[stated]
     return max(header.bytes_by_type, key=lambda name: header.bytes_by_type[name], default="")
-
-
-def _text(value: Value) -> str:
-    """Return a string fit for a status and a terminal."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(letter if letter.isprintable() else " " for letter in value[:_MAX_CHARACTERS]).strip()
-
-
-def _count(value: Value) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT64
-    return value if is_count and isinstance(value, int) else None
-
-
-def _widest(value: Value) -> int | None:
-    """Return the largest of one number per layer, or the one for all."""
-    if not isinstance(value, tuple):
-        return _count(value)
-    counts = [_count(number) for number in value]
-    return None if not counts or None in counts else max(count or 0 for count in counts)

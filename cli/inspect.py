@@ -18,7 +18,7 @@ from crds.size import size_text
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
 def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
-    """Read the header of the file of SOURCE: architecture, quantization, context, and what its KV cache takes.
+    """Read the header of the file of SOURCE: architecture, quantization, context, and the memory that serving takes.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Only the header
     crosses the network. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
@@ -56,13 +56,13 @@ async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dic
         "revision": found.revision,
         "sha256": found.sha256,
         "gguf": msgspec.to_builtins(found.gguf),
+        "layout": msgspec.to_builtins(found.layout),
     }
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a person wants to know, without what the file does not say."""
     gguf = facts["gguf"]
-    kv_bytes = gguf.get("kvBytesPerToken")
     heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
     rows = (
         ("file", facts["file"]),
@@ -74,12 +74,25 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
         ("layers", gguf.get("layerCount")),
         ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
-        ("KV cache", f"{size_text(kv_bytes)} a token of context, as f16" if kv_bytes else None),
+        ("memory", _memory(facts["layout"])),
         ("license", gguf.get("license")),
         ("revision", facts["revision"]),
         ("sha256", facts["sha256"]),
     )
     return [(name, str(value)) for name, value in rows if value not in (None, "")]
+
+
+def _memory(layout: dict[str, Any] | None) -> str:
+    """Say what serving takes with the context that a service has by default."""
+    from crds.model import Layout  # noqa: PLC0415  only a person asks
+    from fitness.memory import estimate  # noqa: PLC0415
+    from fitness.parts import Settings  # noqa: PLC0415
+
+    settings = Settings(context_length=4096)
+    needed = estimate(msgspec.convert(layout, Layout | None), settings)
+    if needed is None:
+        return "not known: state spec.memoryBytes of its Model"
+    return f"{size_text(needed.total_bytes)} with {settings.context_length:,} tokens of context: {needed.text()}"
 
 
 def _show_table(facts: dict[str, Any]) -> None:

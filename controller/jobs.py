@@ -16,7 +16,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT
 from controller.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF, Revision
+from crds.model import GGUF, Layout, Revision
 from kube.client import Obj
 from kube.resources import JOBS, MODELS
 
@@ -91,6 +91,7 @@ class Answer(msgspec.Struct, frozen=True, rename="camel"):
     file: str = ""
     size_bytes: int | None = None
     gguf: GGUF | None = None
+    layout: Layout | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from crds.inferenceservice import InferenceService, Resources
 from crds.meta import Accelerator
 from crds.model import Model
 from devices.vendors import VENDORS
-from fitness.memory import serving_bytes
+from fitness.memory import estimate, settings_of
 
 Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
 
@@ -101,9 +101,5 @@ def memory_bytes(service: InferenceService, model: Model) -> int | None:
     """Return the bytes that one replica takes, by the user's word or else by the artifact's header; None: not known."""
     if model.spec.memory_bytes is not None:
         return model.spec.memory_bytes
-    return serving_bytes(
-        weights_bytes=model.status.size_bytes,
-        kv_bytes_per_token=model.status.gguf.kv_bytes_per_token if model.status.gguf else None,
-        context_length=service.spec.context_length,
-        parallel=service.spec.parallel,
-    )
+    needed = estimate(model.status.layout, settings_of(service.spec, runtime=service.spec.runtime or "llama.cpp"))
+    return needed.total_bytes if needed else None

@@ -13,7 +13,7 @@ from artifacts.source import cache_key
 from controller.jobs import Answer, Placement, Work
 from controller.plan import child
 from crds.meta import LABEL_MODEL
-from crds.model import GGUF, Model
+from crds.model import GGUF, Layout, Model
 from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 
@@ -43,12 +43,13 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     file: str = ""
     size_bytes: int | None = None
     gguf: GGUF | None = None
+    layout: Layout | None = None
 
     @classmethod
     def of_answer(cls, model: Model, answer: Answer) -> "Facts":
         """Return what the inspect Job answered, and the checksum that the user states where it knows none."""
         sha256 = answer.sha256 or model.spec.sha256 or ""
-        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf)
+        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout)
 
     @classmethod
     def of_status(cls, model: Model) -> "Facts":

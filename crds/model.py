@@ -77,6 +77,52 @@ class ModelSpec(Resource, frozen=True):
     cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
 
 
+class Layers(Resource, frozen=True):
+    """Layers that keep the same for a request. Those of a model are told by kind, not one by one."""
+
+    count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
+    key_elements: Annotated[
+        int, Meta(ge=0), described("Elements that a layer keeps as keys for each token; 0 for none.", format="int64")
+    ] = 0
+    value_elements: Annotated[
+        int, Meta(ge=0), described("Elements that a layer keeps as values for each token; 0 for none.", format="int64")
+    ] = 0
+    window: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        described("Tokens that the layer looks back (sliding window); absent: the whole context.", format="int64"),
+    ] = None
+    state_bytes: Annotated[
+        int,
+        Meta(ge=0),
+        described("Bytes that a recurrent layer keeps for each request, however long its context.", format="int64"),
+    ] = 0
+
+
+class Layout(Resource, frozen=True):
+    """What decides how much memory serving takes, whatever the format of the weights."""
+
+    tensor_bytes: Annotated[int, Meta(ge=0), described("Bytes of all weights.", format="int64")]
+    vocabulary_size: Annotated[int, Meta(ge=0), described("Tokens of the vocabulary.", format="int64")]
+    embedding_size: Annotated[int, Meta(ge=0), described("Elements that pass between layers.", format="int64")]
+    attention_size: Annotated[
+        int, Meta(ge=0), described("Elements of all query heads of the widest layer.", format="int64")
+    ]
+    head_count: Annotated[int, Meta(ge=0), described("Query heads of the widest layer.", format="int64")]
+    feed_forward_size: Annotated[
+        int,
+        Meta(ge=0),
+        described("Elements in the middle of the widest layer, over all experts that a token uses.", format="int64"),
+    ]
+    layers: Annotated[
+        list[Layers],
+        Meta(max_length=16),
+        described("All layers by kind.", **{"x-kubernetes-list-type": "atomic"}),
+    ]
+    expert_outputs: Annotated[
+        int, Meta(ge=0), described("Experts that a token uses; 0 where there are none.", format="int64")
+    ] = 0
+
+
 class GGUF(Resource, frozen=True):
     """What the artifact's own header says."""
 
@@ -96,10 +142,6 @@ class GGUF(Resource, frozen=True):
     tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
     file_version: Annotated[int | None, described("Version of the GGUF format.", format="int64")] = None
     license: Annotated[str, described("License that the artifact states.")] = ""
-    kv_bytes_per_token: Annotated[
-        int | None,
-        described("Bytes of f16 KV cache for each token of context, over all layers.", format="int64"),
-    ] = None
 
 
 Revision = Annotated[str, Meta(max_length=256)]
@@ -135,6 +177,10 @@ class ModelStatus(Resource, frozen=True):
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
     size: Annotated[str, described("Size of the file for people, for example 4.4 GiB.")] = ""
     gguf: Annotated[GGUF | None, described("What the artifact's own header says.")] = None
+    layout: Annotated[
+        Layout | None,
+        described("What decides how much memory serving takes; absent where the artifact does not tell all of it."),
+    ] = None
     cached: Annotated[Cached | None, described("The verified weights that are on a volume for pods.")] = None
     conditions: Conditions = []
 

@@ -2,6 +2,7 @@
 
 from artifacts.errors import ArtifactError
 from crds.size import size_text
+from fitness.memory import estimate, settings_of
 from metal_agent import engine
 from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
@@ -21,15 +22,16 @@ async def admit(assignment: Assignment, weights: Weights, ledger: Ledger) -> Adm
         has = ", ".join(runtimes) or "none: install pomona[llama] or llama-server"
         return Refused("Unsupported", f"spec.runtime {spec.runtime!r} is not installed on this host; it has {has}")
     try:
-        estimate = await weights.estimate_bytes(spec)
+        layout = await weights.layout(spec.artifact)
     except ArtifactError as error:
         return refusal(spec.artifact.source, error)
-    if estimate is not None and estimate > spec.memory_bytes:
+    needed = estimate(layout, settings_of(spec, runtime=spec.runtime))
+    if needed is not None and needed.total_bytes > spec.memory_bytes:
         return Refused(
             "InsufficientMemory",
-            f"the file's own header says that serving it takes {size_text(estimate)}, but only "
-            f"{size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
-            f"{estimate} or lower the context",
+            f"the file's own header says that serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but "
+            f"only {size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
+            f"{needed.total_bytes} or lower the context",
         )
     problem = ledger.reserve(assignment.uid, spec.memory_bytes)
     return Refused("InsufficientMemory", problem) if problem else Admitted()

@@ -12,7 +12,7 @@ from artifacts.errors import ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT, parse
 from artifacts.store import Held, Store
 from crds.metalprocess import Artifact, MetalProcessSpec
-from fitness.memory import serving_bytes
+from crds.model import Layout
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes that are here and, where it is known, the bytes in all."""
@@ -95,23 +95,19 @@ class Weights:
             raise
         return Pinned(held)
 
-    async def estimate_bytes(self, spec: MetalProcessSpec) -> int | None:
-        """Compute what serving a file:// artifact takes from its own header: nothing in the cluster could read it.
+    async def layout(self, artifact: Artifact) -> Layout | None:
+        """Read from the header of a file:// artifact what decides its memory: nothing in the cluster could read it.
 
-        None for any other source, which the controller has inspected. Raises ArtifactError.
+        None for any other source, which the controller has inspected, and for a header that does not tell all of it.
+        Raises ArtifactError.
         """
-        source = parse(spec.artifact.source)
+        source = parse(artifact.source)
         if source.scheme != "file":
             return None
         found = await inspect.inspect(
-            source, token=None, endpoint=self._endpoint, file_root=self._file_root, sha256=spec.artifact.sha256 or None
+            source, token=None, endpoint=self._endpoint, file_root=self._file_root, sha256=artifact.sha256 or None
         )
-        return serving_bytes(
-            weights_bytes=found.size_bytes,
-            kv_bytes_per_token=found.gguf.kv_bytes_per_token,
-            context_length=spec.context_length,
-            parallel=spec.parallel,
-        )
+        return found.layout
 
 
 def _artifacts(spec: MetalProcessSpec) -> list[Artifact]:

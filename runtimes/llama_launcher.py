@@ -138,6 +138,7 @@ _TABLE: dict[str, _Value | _Switch] = {
     "-ctk --cache-type-k": _Value("cache_type_k", _CACHE_TYPE),
     "-ctv --cache-type-v": _Value("cache_type_v", _CACHE_TYPE),
     "-cram --cache-ram": _Value("cache_ram_mib", int),
+    "-ctxcp --ctx-checkpoints --swa-checkpoints": _Value("n_ctx_checkpoints", int),
     "--cache-reuse": _Value("n_cache_reuse", int),
     "--cache-prompt": _Switch("cache_prompt", value=True),
     "--no-cache-prompt": _Switch("cache_prompt", value=False),

@@ -24,6 +24,10 @@ _IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
     }
 )
 
+CHECKPOINTS: Final = 3
+"""Copies of windows and recurrent states that a slot keeps to go on from. llama-server's own default of 32 takes
+gigabytes with a large window; of three, one is before the last answer of a conversation."""
+
 # Every llama-server argument has an environment twin, so one stray variable of the owner's shell would silently change
 # a service; HF_* and OLLAMA_* also carry the owner's tokens and caches.
 _FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
@@ -64,7 +68,7 @@ def _memory(serving: Serving) -> list[str]:
     if serving.cache_type_v != "f16":
         rendered += ["-ctv", serving.cache_type_v]
     # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
-    return [*rendered, "--cache-ram", "0"]
+    return [*rendered, "--cache-ram", "0", "--ctx-checkpoints", str(CHECKPOINTS)]
 
 
 def _further(serving: Serving) -> list[str]:

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from crds.metalprocess import Artifact, MetalProcessSpec
-from fitness.memory import serving_bytes
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
@@ -143,15 +142,12 @@ def assignment(model: Path) -> MakeAssignment:
     """Make an Assignment of the tiny model; keyword arguments change its spec."""
 
     def make(uid: str = "u1", **changes: object) -> Assignment:
-        needed = serving_bytes(
-            weights_bytes=model.stat().st_size, kv_bytes_per_token=4096, context_length=512, parallel=1
-        )
         wanted = {
             "service_name": "chat",
             "model_name": "tiny",
             "runtime": "llama.cpp",
             "artifact": Artifact(source=f"file://{model}"),
-            "memory_bytes": needed,
+            "memory_bytes": GIB // 2,
             "token_secret": "chat-token",
             "context_length": 512,
             "extra_args": ["-t", "1"],

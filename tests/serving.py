@@ -61,7 +61,16 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
         "sha256": "a" * 64,
         "file": "tiny.gguf",
         "sizeBytes": GIB,
-        "gguf": {"architecture": "llama", "kvBytesPerToken": 1024},
+        "gguf": {"architecture": "llama"},
+        "layout": {
+            "tensorBytes": GIB,
+            "vocabularySize": 32_000,
+            "embeddingSize": 1024,
+            "attentionSize": 1024,
+            "headCount": 8,
+            "feedForwardSize": 4096,
+            "layers": [{"count": 1, "keyElements": 256, "valueElements": 256}],
+        },
         "conditions": [condition("Ready", "True"), condition("Cached", str(cached), "Fetching")],
     }
     return {

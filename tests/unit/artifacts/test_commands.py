@@ -58,7 +58,8 @@ async def test_job_learns_all_from_result_file_and_exit_code(server: FileServer,
     assert (ran.code, ran.err) == (0, "")
     facts = json.loads(result.read_bytes())
     assert json.loads(ran.out) == facts
-    assert (facts["sizeBytes"], facts["gguf"]["kvBytesPerToken"]) == (len(content), 256)
+    layers = [{"count": 2, "keyElements": 32, "valueElements": 32}]
+    assert (facts["sizeBytes"], facts["layout"]["layers"]) == (len(content), layers)
 
     arguments = ["--revision", facts["revision"], "--sha256", facts["sha256"], "--to", str(tmp_path / "out")]
     ran = await _pomona("fetch", source, *arguments, "--result", str(result), HF_ENDPOINT=server.url)
@@ -98,7 +99,7 @@ async def test_token_comes_from_the_environment(server: FileServer, model: Path)
     source = f"hf://acme/tiny/{model.name}"
     ran = await _pomona("inspect", source, HF_ENDPOINT=server.url, HF_TOKEN="hf_secret")
     assert ran.code == 0
-    assert "KV cache: 256 B" in ran.out
+    assert "with 4,096 tokens of context: " in ran.out
 
 
 async def test_sigterm_ends_a_fetch_and_keeps_the_part(server: FileServer, model: Path, tmp_path: Path) -> None:

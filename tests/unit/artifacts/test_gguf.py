@@ -132,35 +132,6 @@ def test_summary_says_what_the_header_says(tmp_path: Path) -> None:
     assert (summary.architecture, summary.model_name, summary.quantization) == ("llama", "tiny-llama", "Q8_0")
     assert (summary.context_length, summary.embedding_size, summary.layer_count) == (4096, 64, 3)
     assert (summary.head_count, summary.head_count_kv, summary.license) == (4, 4, "CC0-1.0")
-    # (2 + 0 + 4) heads x (16 + 16) elements x 2 bytes
-    assert summary.kv_bytes_per_token == 384
-
-
-def _llama(**extra: int) -> bytes:
-    numbers = {"block_count": 4, "embedding_length": 1024, "attention.head_count": 8, **extra}
-    entries = [_entry(f"llama.{key}", 4, struct.pack("<I", value)) for key, value in numbers.items()]
-    return _file(_entry("general.architecture", 8, _string("llama")), *entries)
-
-
-@pytest.mark.parametrize(
-    ("extra", "expected"),
-    [
-        ({}, 4 * 8 * (128 + 128) * 2),
-        ({"attention.head_count_kv": 2}, 4 * 2 * (128 + 128) * 2),
-        ({"attention.head_count_kv": 2, "attention.key_length": 192, "attention.value_length": 64}, 4 * 2 * 256 * 2),
-        ({"attention.head_count": 0}, None),
-        ({"attention.head_count": 0, "attention.key_length": 1, "attention.value_length": 1}, 0),
-    ],
-)
-def test_kv_cache_follows_heads_and_widths(extra: dict[str, int], expected: int | None) -> None:
-    assert summarize(_parse(_llama(**extra))).kv_bytes_per_token == expected
-
-
-def test_heads_that_do_not_match_the_layers_make_the_kv_cache_unknown() -> None:
-    heads = _entry("llama.attention.head_count_kv", 9, struct.pack("<IQ3i", 5, 3, 1, 1, 1))
-    whole = _llama()
-    data = whole[:16] + struct.pack("<Q", 5) + whole[24:] + heads
-    assert summarize(_parse(data)).kv_bytes_per_token is None
 
 
 def test_nonsense_is_absent_and_control_characters_do_not_reach_a_terminal() -> None:

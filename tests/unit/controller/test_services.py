@@ -1,11 +1,15 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller import services
 from controller.plan import FIELD_MANAGER, Key, Plan, Snapshot
 from controller.readiness import Prober
 from controller.services import Facts, examine
+from crds.model import Layout
+from fitness.memory import estimate
+from fitness.parts import Settings
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
@@ -162,7 +166,7 @@ def test_a_contradiction_is_explained(spec: Obj, source: str, says: str) -> None
 
 
 def test_a_size_that_is_not_known_is_not_guessed() -> None:
-    unknown = model(status={"gguf": {"architecture": "strange"}})
+    unknown = model(status={"layout": None})
     assert ready(decide(chat(**METAL), (MODELS, unknown))) == ("Failed", "False", "MemoryUnknown")
     plan = decide(chat(**METAL), (MODELS, unknown | {"spec": unknown["spec"] | {"memoryBytes": 5 * GIB}}))
     assert plan.create[0][1]["spec"]["memoryBytes"] == 5 * GIB
@@ -172,7 +176,10 @@ def test_a_size_that_is_not_known_is_not_guessed() -> None:
 def test_a_pod_asks_for_the_memory_that_the_header_tells() -> None:
     (obj,) = applied(decide(chat(contextLength=1024, parallel=2), (MODELS, model())), DEPLOYMENTS)
     requests = obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
-    assert int(requests["memory"]) == GIB + 1024 * 1024 * 2 + 512 * 2**20
+    layout = msgspec.convert(model()["status"]["layout"], Layout)
+    needed = estimate(layout, Settings(context_length=1024, parallel=2))
+    assert needed
+    assert int(requests["memory"]) == needed.total_bytes > GIB
 
 
 def test_the_models_accelerator_is_the_default() -> None:

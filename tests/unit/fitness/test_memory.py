@@ -1,24 +1,183 @@
+import re
+
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from fitness.memory import OVERHEAD_BYTES, serving_bytes
+from crds.model import Layers, Layout
+from fitness.llama_cpp import _BLOCK_BYTES
+from fitness.memory import estimate, largest_context, way_out
+from fitness.parts import Settings
+from runtimes.llama_server import CHECKPOINTS
+
+MIB, GIB = 2**20, 2**30
+QWEN3_8B = Layout(
+    tensor_bytes=5_027_783_488,
+    vocabulary_size=151_936,
+    embedding_size=4096,
+    attention_size=4096,
+    head_count=32,
+    feed_forward_size=12_288,
+    layers=[Layers(count=36, key_elements=1024, value_elements=1024)],
+)
 
 
-def test_counts_weights_and_the_whole_context_of_each_slot() -> None:
-    needed = serving_bytes(weights_bytes=5_000, kv_bytes_per_token=10, context_length=4096, parallel=3)
-    assert needed == 5_000 + 10 * 4096 * 3 + OVERHEAD_BYTES
+def _parts(layout: Layout, **settings: object) -> dict[str, int]:
+    found = estimate(layout, Settings(**{"context_length": 4096, **settings}))  # type: ignore[arg-type]  # a table
+    assert found
+    return {name.removesuffix("_bytes"): size for name, size in found.parts._asdict().items()}
 
 
-@pytest.mark.parametrize(("weights", "kv"), [(None, 10), (5_000, None), (None, None)])
-def test_what_is_not_known_is_not_guessed(weights: int | None, kv: int | None) -> None:
-    assert serving_bytes(weights_bytes=weights, kv_bytes_per_token=kv, context_length=4096, parallel=1) is None
+def _total(layout: Layout, settings: Settings) -> int:
+    found = estimate(layout, settings)
+    assert found
+    return found.total_bytes
 
 
-@given(st.integers(0, 2**50), st.integers(0, 2**20), st.integers(128, 2**21), st.integers(1, 64))
-def test_more_context_never_takes_less(weights: int, kv: int, context: int, parallel: int) -> None:
-    less = serving_bytes(weights_bytes=weights, kv_bytes_per_token=kv, context_length=context, parallel=parallel)
-    more = serving_bytes(weights_bytes=weights, kv_bytes_per_token=kv, context_length=context, parallel=parallel + 1)
-    assert less is not None
-    assert more is not None
-    assert more >= less > weights
+def test_a_known_model_takes_what_llama_cpp_says_of_it() -> None:
+    # llama.cpp's own log for Qwen3-8B-Q4_K_M at 4,096 tokens: KV buffer 576 MiB, weights 4,794.9 MiB.
+    found = _parts(QWEN3_8B)
+    assert found["cache"] == 576 * MIB
+    assert found["weights"] == 5_027_783_488
+    assert 80 * MIB < found["compute"] < 160 * MIB
+    assert found["checkpoints"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "cache_mib"),
+    [
+        ({"parallel": 4}, 4 * 576),
+        ({"context_length": 4097}, 576 + 36),
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 306),
+        ({"cache_type_k": "q8_0"}, 441),
+        ({"cache_type_v": "q4_0"}, 369),
+        ({"parallel": 3, "context_length": 1000, "extra": ("-kvu",)}, 432),
+        ({"parallel": 3, "context_length": 1000, "extra": ("-kvu", "-no-kvu")}, 432),
+        ({"parallel": 3, "context_length": 1100, "extra": ("-kvu",)}, 468),
+        ({"parallel": 3, "context_length": 1100}, 540),
+        ({"runtime": "mlx-lm"}, 576),
+    ],
+)
+def test_the_cache_follows_type_slots_and_padding(settings: dict[str, object], cache_mib: int) -> None:
+    assert _parts(QWEN3_8B, **settings)["cache"] == cache_mib * MIB
+
+
+def test_a_window_keeps_little_of_a_long_context_and_its_copies_count() -> None:
+    near = Layers(count=5, key_elements=1024, value_elements=1024, window=1024)
+    whole = Layers(count=1, key_elements=1024, value_elements=1024)
+    layout = structs.replace(QWEN3_8B, layers=[near, whole])
+    token_bytes = 2 * 1024 * 2
+    found = _parts(layout, context_length=32_768, parallel=2)
+    # Two slots, each with 1,024 tokens of window and a batch of 512.
+    assert found["cache"] == 2 * token_bytes * (5 * 1536 + 32_768)
+    assert found["checkpoints"] == 2 * CHECKPOINTS * token_bytes * 5 * 1536
+    assert _parts(layout, context_length=32_768, extra=("--swa-full",))["checkpoints"] == 0
+    assert _parts(layout, context_length=32_768, extra=("--swa-full",))["cache"] == token_bytes * 6 * 32_768
+
+
+def test_a_recurrent_state_does_not_grow_with_the_context() -> None:
+    layout = structs.replace(QWEN3_8B, layers=[Layers(count=48, state_bytes=MIB)])
+    assert _parts(layout, context_length=512)["cache"] == _parts(layout, context_length=131_072)["cache"] == 48 * MIB
+    assert _parts(layout, parallel=4)["cache"] == 4 * 48 * MIB
+    assert _parts(layout)["checkpoints"] == CHECKPOINTS * 48 * MIB
+
+
+def test_without_flash_attention_every_score_is_kept() -> None:
+    plain = _parts(QWEN3_8B, context_length=8192)["compute"]
+    assert _parts(QWEN3_8B, context_length=8192, extra=("-fa", "off"))["compute"] > plain + 32 * 8192 * 512 * 4 // 2
+
+
+def test_a_text_is_embedded_in_one_batch() -> None:
+    assert _parts(QWEN3_8B, context_length=8192, mode="embeddings")["compute"] > 8 * _parts(QWEN3_8B)["compute"]
+
+
+def test_a_draft_counts_without_another_engine() -> None:
+    settings = Settings(context_length=4096, further_bytes=7)
+    found = estimate(QWEN3_8B, settings, QWEN3_8B)
+    assert found
+    assert found.draft
+    assert found.draft.engine_bytes == found.draft.further_bytes == 0
+    assert found.total_bytes == sum(found.parts) + sum(found.draft)
+    assert found.text().startswith("5.4 GiB the draft, 4.7 GiB weights, 576.0 MiB context, ")
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert estimate(None, Settings(context_length=4096)) is None
+    assert estimate(QWEN3_8B, Settings(context_length=4096, runtime="of-tomorrow")) is None
+    assert largest_context(None, Settings(context_length=4096), GIB) is None
+
+
+def test_cache_types_are_those_of_the_gguf_package() -> None:
+    for name, size_bytes in _BLOCK_BYTES.items():
+        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+        assert size_bytes == 32 // block * block_bytes, name
+
+
+SIZES = st.integers(0, 65_536)
+LAYERS = st.builds(
+    Layers,
+    count=st.integers(1, 128),
+    key_elements=SIZES,
+    value_elements=SIZES,
+    window=st.none() | st.integers(1, 8192),
+    state_bytes=st.integers(0, 2**24),
+)
+LAYOUTS = st.builds(
+    Layout,
+    tensor_bytes=st.integers(0, 2**42),
+    vocabulary_size=st.integers(0, 2**20),
+    embedding_size=SIZES,
+    attention_size=SIZES,
+    head_count=st.integers(0, 512),
+    feed_forward_size=SIZES,
+    expert_outputs=st.integers(0, 64),
+    layers=st.lists(LAYERS, max_size=4),
+)
+SETTINGS = st.builds(
+    Settings,
+    context_length=st.integers(128, 2**21),
+    parallel=st.integers(1, 64),
+    mode=st.sampled_from(["chat", "embeddings"]),
+    cache_type_k=st.sampled_from(sorted(_BLOCK_BYTES)),
+    cache_type_v=st.sampled_from(sorted(_BLOCK_BYTES)),
+    runtime=st.sampled_from(["llama.cpp", "mlx-lm"]),
+    extra=st.sampled_from([(), ("-kvu",), ("--swa-full",), ("-fa", "off")]),
+    further_bytes=st.integers(0, 2**32),
+)
+
+
+@given(LAYOUTS, SETTINGS, st.integers(0, 2**20), st.integers(0, 8))
+def test_more_never_takes_less(layout: Layout, settings: Settings, context: int, slots: int) -> None:
+    more = settings._replace(
+        context_length=settings.context_length + context,
+        parallel=settings.parallel + slots,
+        further_bytes=settings.further_bytes + 1,
+    )
+    assert layout.tensor_bytes <= _total(layout, settings) < _total(layout, more)
+
+
+@given(LAYOUTS, SETTINGS, st.floats(0, 1))
+def test_the_largest_context_fits_and_the_next_does_not(layout: Layout, settings: Settings, share: float) -> None:
+    limit = int(_total(layout, settings) * share)
+    found = largest_context(layout, settings, limit)
+    if found is None:
+        assert settings.context_length <= 512 or _total(layout, settings._replace(context_length=512)) > limit
+        return
+    assert found < settings.context_length
+    assert _total(layout, settings._replace(context_length=found)) <= limit
+    if found + 256 < settings.context_length:
+        assert _total(layout, settings._replace(context_length=found + 256)) > limit
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "expected"),
+    [
+        (7 * GIB, r"a contextLength of 1\d{4} would fit"),
+        (4 * GIB, r"a quantization with weights of at most 7\d% of the size and a contextLength of 512 would fit"),
+        (GIB // 2, r"no quantization of this model would fit: use a smaller model or a larger host"),
+    ],
+)
+def test_the_way_out_is_computed(limit_bytes: int, expected: str) -> None:
+    assert re.fullmatch(expected, way_out(QWEN3_8B, Settings(context_length=32_768), limit_bytes))

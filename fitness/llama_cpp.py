@@ -1,0 +1,112 @@
+"""What llama.cpp holds, part by part, as its own source computes it (llama.cpp b11549; file names are of that source).
+
+Compute buffers are laid out by ggml's allocator, which reuses what is no longer read; what is live at once is told here
+by formulas that follow `--verbosity` logs of many shapes from above.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from crds.model import Layers, Layout
+from crds.serving import CacheType
+from fitness.parts import Parts, Settings
+from runtimes.llama_server import CHECKPOINTS
+
+_PADDING: Final = 256
+"""Of cells (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
+_BATCH: Final = 512
+"""Tokens that are computed at once: n_ubatch in `common/common.h`, which Pomona leaves as it is for chat."""
+_F16_BYTES: Final = 2
+_F32_BYTES: Final = 4
+
+_BLOCK_BYTES: Final[dict[CacheType, int]] = {
+    "f32": 128,
+    "f16": 64,
+    "bf16": 64,
+    "q8_0": 34,
+    "q5_1": 24,
+    "q5_0": 22,
+    "q4_1": 20,
+    "q4_0": 18,
+    "iq4_nl": 18,
+}
+"""Bytes of 32 elements (`block_*` in `ggml-common.h`); a test holds them against the gguf package."""
+_BLOCK_ELEMENTS: Final = 32
+
+_PROCESS_BYTES: Final = 96 * 2**20
+"""Program and libraries of the server; measured with a model of 0.5 MB."""
+_TOKEN_BYTES: Final = 400
+"""Of each token of the vocabulary: its text, its score and its places in the maps of `llama-vocab.cpp`; measured."""
+
+
+def parts(layout: Layout, settings: Settings) -> Parts:
+    """Compute what one server holds after prompts of the full context on all slots."""
+    unified = _last(settings.extra, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False})
+    slots, slot_tokens = settings.parallel, _padded(settings.context_length)
+    streams = slots
+    if unified:
+        streams, slot_tokens = 1, _padded(settings.context_length * slots)
+    # A text is embedded in one batch, however long it is.
+    batch = min(_BATCH, slot_tokens) if settings.mode == "chat" else slot_tokens
+    near_tokens = None if "--swa-full" in settings.extra else batch
+    cache = checkpoint = 0
+    for layers in layout.layers:
+        cells = slot_tokens
+        if layers.window is not None and near_tokens is not None:
+            cells = _padded(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
+        cache += layers.count * (cells * streams * _token_bytes(layers, settings) + slots * layers.state_bytes)
+        if cells < slot_tokens or layers.state_bytes:
+            kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
+            checkpoint += layers.count * (kept * _token_bytes(layers, settings) + layers.state_bytes)
+    return Parts(
+        weights_bytes=layout.tensor_bytes,
+        cache_bytes=cache,
+        checkpoints_bytes=checkpoint * CHECKPOINTS * slots if settings.mode == "chat" else 0,
+        compute_bytes=_compute_bytes(layout, settings, slot_tokens, batch),
+        further_bytes=settings.further_bytes,
+        engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
+    )
+
+
+def _token_bytes(layers: Layers, settings: Settings) -> int:
+    """Bytes of one cell of one layer; a row is whole blocks."""
+    kept = ((layers.key_elements, settings.cache_type_k), (layers.value_elements, settings.cache_type_v))
+    return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
+
+
+def _compute_bytes(layout: Layout, settings: Settings, slot_tokens: int, batch: int) -> int:
+    """Bytes of what is live at once while one batch is computed."""
+    attends = [layers for layers in layout.layers if layers.key_elements]
+    cached = max((layers.key_elements + layers.value_elements for layers in attends), default=0)
+    feed_forward = 3 * layout.feed_forward_size
+    if layout.embedding_size * layout.expert_outputs > 2 * layout.feed_forward_size:
+        # What the experts answer is wider than what it is made of, and finds no room in what that leaves.
+        feed_forward += layout.embedding_size * layout.expert_outputs
+    attention = 3 * layout.attention_size + cached
+    wide = 5 * layout.embedding_size + max(feed_forward, attention)
+    masked = slot_tokens * bool(attends) + sum(
+        _padded(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
+    )
+    outputs = settings.parallel if settings.mode == "chat" else batch
+    logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
+    if _flash(settings.extra):
+        return batch * (wide * _F32_BYTES + masked * _F16_BYTES) + logits
+    scores = layout.head_count * slot_tokens * bool(attends)
+    return batch * (wide + scores + masked) * _F32_BYTES + logits
+
+
+def _flash(extra: Sequence[str]) -> bool:
+    """Whether attention is computed without a matrix of all scores; `auto` does so on every backend that we use."""
+    asked = [value for name, value in itertools.pairwise(extra) if name in {"-fa", "--flash-attn"}]
+    return not asked or asked[-1] != "off"
+
+
+def _last(extra: Sequence[str], switches: dict[str, bool]) -> bool:
+    """Of arguments that contradict each other llama-server takes the last."""
+    found = [switches[argument] for argument in extra if argument in switches]
+    return bool(found) and found[-1]
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _PADDING) * _PADDING
