@@ -1,5 +1,7 @@
 """Decides whether this host runs a process at all, before anything is fetched, and reserves its memory."""
 
+from collections.abc import Collection
+
 from artifacts.errors import ArtifactError
 from crds.size import size_text
 from fitness.memory import estimate, settings_of
@@ -12,12 +14,17 @@ from metal_agent.weights import Weights
 _FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
 
 
-async def admit(assignment: Assignment, weights: Weights, ledger: Ledger) -> Admitted | Refused | Failed:
-    """Look at everything that can be known now; on Admitted its memory is reserved under its uid."""
+async def admit(
+    assignment: Assignment, weights: Weights, ledger: Ledger, daemons: Collection[str] = ()
+) -> Admitted | Refused | Failed:
+    """Look at everything that can be known now; on Admitted its memory is reserved under its uid.
+
+    `daemons` are the runtimes whose shared daemon runs here.
+    """
     spec = assignment.spec
     if spec is None:
         return Refused("Unsupported", assignment.problem)
-    runtimes = engine.installed()
+    runtimes = [*engine.installed(), *daemons]
     if spec.runtime not in runtimes:
         has = ", ".join(runtimes) or "none: install pomona[llama] or llama-server"
         return Refused("Unsupported", f"spec.runtime {spec.runtime!r} is not installed on this host; it has {has}")

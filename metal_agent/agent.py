@@ -30,7 +30,7 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, registration
+from metal_agent import assignments, daemons, registration
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
@@ -148,7 +148,9 @@ class Agent:
             exposure=self._exposed,
             secret=self._secret,
             changed=self._changed,
+            daemons=daemons.of_this_machine(options.folder),
         )
+        self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
 
     async def run(self) -> None:
         """Adopt what runs, then follow the API for ever."""
@@ -275,7 +277,8 @@ class Agent:
                     runner.remember()
                 state = await asyncio.to_thread(host.state)
                 assigned = (runner.assignment for runner in self._runners.values())
-                wanted = registration.status(self._facts, state, self._address, self._ledger, assigned)
+                usable = self._host.daemons.usable()
+                wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, daemons=usable)
                 await registration.report(self._client, self._name, wanted)
                 return _REPORT_SECONDS
             case ("slices",):

@@ -15,8 +15,8 @@ _LISTEN = Listen(LOOPBACK, 0)
 
 
 def installed() -> list[str]:
-    """Name the runtimes that can serve here. Looks at files, so it blocks."""
-    return [name for name, runtime in RUNTIMES.items() if runtime.installed()]
+    """Name the runtimes with processes of their own that can serve here. Looks at files, so it blocks."""
+    return [name for name, runtime in RUNTIMES.items() if runtime.process and runtime.installed()]
 
 
 def argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -> list[str]:

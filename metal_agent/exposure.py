@@ -53,7 +53,13 @@ def proxy_config(
                 port=place.port,
                 token=place.token,
                 backends=tuple(
-                    Backend(runner.assignment.uid, runner.url, draining=runner.state.phase == "Stopping")
+                    Backend(
+                        runner.assignment.uid,
+                        runner.url,
+                        draining=runner.state.phase == "Stopping",
+                        model=runner.model,
+                        api_key=runner.api_key,
+                    )
                     for runner in grouped[service]
                     if runner.url
                 ),

@@ -9,6 +9,14 @@ from typing import Protocol
 import msgspec
 
 
+class Identity(msgspec.Struct, frozen=True):
+    """Tells a process from every other one, before and after it: no pid is used twice within the same moment."""
+
+    pid: int
+    start_time: str
+    boot_id: str
+
+
 class Exit(msgspec.Struct, frozen=True):
     """How an engine ended; all of it is empty for a process that was no child of ours, so that nobody told us."""
 
@@ -25,6 +33,10 @@ class Handle(Protocol):
     @property
     def pid(self) -> int | None:
         """Its process, where it has one of its own."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """Its process, told from every other one; None where it has none of its own, or that ended at once."""
 
     @property
     def model(self) -> str | None:

@@ -8,7 +8,7 @@ import structlog
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.assignments import Assignment
-from metal_agent.spawn import Identity
+from metal_agent.handle import Identity
 
 log = structlog.get_logger()
 

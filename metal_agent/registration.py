@@ -28,9 +28,18 @@ _STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 
 
 
 def status(
-    facts: HostFacts, state: HostState, address: str, ledger: Ledger, assignments: Iterable[Assignment]
+    facts: HostFacts,
+    state: HostState,
+    address: str,
+    ledger: Ledger,
+    assignments: Iterable[Assignment],
+    *,
+    daemons: Iterable[str] = (),
 ) -> MetalHostStatus:
-    """Say what this host is and how it fares; `processes` lists exactly what `available_bytes` has left out."""
+    """Say what this host is and how it fares; `processes` lists exactly what `available_bytes` has left out.
+
+    `daemons` are the runtimes whose shared daemon runs here.
+    """
     booted_at = facts.booted_at_seconds
     return MetalHostStatus(
         address=address,
@@ -57,7 +66,7 @@ def status(
         available_bytes=ledger.available_bytes,
         available=size_text(ledger.available_bytes),
         agent_version=metadata.version("pomona"),
-        runtimes=engine.installed(),
+        runtimes=[*engine.installed(), *daemons],
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
             for each in assignments

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,17 +13,19 @@ import structlog
 from msgspec import structs
 
 from artifacts.errors import ArtifactError
-from crds.metalprocess import LastExit, MetalProcessStatus, Progress
+from crds.metalprocess import LastExit, MetalProcessSpec, MetalProcessStatus, Progress
 from kube.time import rfc3339
 from metal_agent import engine, lifecycle, liveness, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
+from metal_agent.daemons import Daemons
 from metal_agent.handle import Handle
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
 from metal_agent.liveness import Look, cpu_seconds
 from metal_agent.records import Record, Records
 from metal_agent.weights import Pinned, Weights
+from runtimes.daemon import UNKNOWN_MODEL, DaemonError
 from runtimes.probe import generate_token
 from runtimes.registry import RUNTIMES
 
@@ -65,6 +67,7 @@ class Host:
     """Gives the token in a Secret by namespace and name, as far as it is known."""
     changed: Callable[["Runner"], None]
     """Told after each change of state or progress."""
+    daemons: Daemons = field(default_factory=lambda: Daemons(Path(), ()))
     hold: Callable[[str], Held | None] = lambda _uid: None
     """Gives why a process, by uid, may not start an engine when its runner is made; later changes are events."""
 
@@ -86,6 +89,7 @@ class Runner:
         self._host = host
         self._engine = adopted
         self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
+        self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
         self._log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
@@ -104,11 +108,25 @@ class Runner:
         """Where the engine answers, once it has generated a token."""
         return self.record.url if self.record and self.state.phase in {"Ready", "Stopping"} else None
 
+    @property
+    def model(self) -> str | None:
+        """Name by which the engine knows what it serves, where that is not the service's own."""
+        return self._engine.model if self._engine else None
+
+    @property
+    def api_key(self) -> str | None:
+        """What the engine itself wants to be asked with. Never logged."""
+        return self._engine.token if self._engine else None
+
     def remove(self) -> None:
         """Have it stopped: the API no longer wants it here."""
         self.removed = True
         if not self.state.leaving:
             self._events.put_nowait(lifecycle.Removed())
+
+    def try_again(self) -> None:
+        """Let it not wait for its back-off to end: what it failed for may be mended."""
+        self._events.put_nowait(lifecycle.Elapsed())
 
     def tell(self, event: Held | Evicted | Released) -> None:
         """Let it know what the host's memory allows."""
@@ -201,8 +219,11 @@ class Runner:
 
     async def _perform(self, action: lifecycle.Action) -> Event | None:
         match action:
+            case lifecycle.Check() if self._daemon and self._daemon.problem and self._daemon.daemon.installed():
+                return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
             case lifecycle.Check():
-                return await admit(self.assignment, self._host.weights, self._host.ledger)
+                usable = self._host.daemons.usable()
+                return await admit(self.assignment, self._host.weights, self._host.ledger, usable)
             case lifecycle.Fetch():
                 return await self._fetch()
             case lifecycle.Probe():
@@ -233,6 +254,12 @@ class Runner:
         except ArtifactError as error:
             return refusal(spec.artifact.source, error)
         self._pin(fetched)
+        try:
+            if self._daemon:
+                serving = engine.serving(spec, fetched.model, fetched.further)
+                await self._daemon.bring(self._daemon.name(spec), serving, self._on_progress)
+        except DaemonError as error:
+            return lifecycle.Failed(error.reason, str(error))
         return lifecycle.Fetched()
 
     def _pin(self, weights: Pinned | None) -> None:
@@ -253,34 +280,41 @@ class Runner:
         if spec is None or self._weights is None or not self._weights.exists:
             return lifecycle.Failed("WeightsMissing", "the weights are gone, and are fetched again")
         try:
-            if self._log_path.exists():
-                self._log_path.replace(self._log_path.with_suffix(".previous.log"))
-            argv = engine.argv(spec, self._weights.model, self._weights.further)
-            process = spawn.spawn(
-                argv, engine.environment(spec), self._log_path, self._host.folder, self._weights.descriptors
-            )
+            started = self._start(spec, self._weights)
         except (OSError, ValueError) as error:
             # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
-        self._engine = process
-        group.create_task(self._watch(process))
-        if process.identity:
+        self._engine = started
+        group.create_task(self._watch(started))
+        if started.identity or started.model:
             self._keep(
                 Record(
                     uid=self.assignment.uid,
                     namespace=self.assignment.namespace,
                     name=self.assignment.name,
                     spec=spec,
-                    identity=process.identity,
+                    identity=started.identity,
+                    model=started.model or "",
                     started_at=rfc3339(datetime.now(UTC)),
                     restarts=self.state.restarts,
                 )
             )
-        return lifecycle.Spawned(process.pid)
+        return lifecycle.Spawned(started.pid)
+
+    def _start(self, spec: MetalProcessSpec, weights: Pinned) -> Handle:
+        """Start a process, or the loading into a daemon. Raises OSError and ValueError."""
+        if self._daemon:
+            return self._daemon.start(self._daemon.name(spec))
+        if self._log_path.exists():
+            self._log_path.replace(self._log_path.with_suffix(".previous.log"))
+        argv = engine.argv(spec, weights.model, weights.further)
+        return spawn.spawn(argv, engine.environment(spec), self._log_path, self._host.folder, weights.descriptors)
 
     async def _watch(self, running: Handle) -> None:
         how = await running.wait()
         self._engine = self.record = None
+        if how.reason == UNKNOWN_MODEL:
+            self._pin(None)  # so that it is brought to the daemon anew
         self._host.records.remove(self.assignment.uid)
         self._events.put_nowait(
             lifecycle.Exited(

@@ -16,14 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import psutil
 import structlog
 
 from devices import processes
 from devices.sockets import LOOPBACK, loopback_port
 from metal_agent import exits
-from metal_agent.handle import Exit
+from metal_agent.handle import Exit, Identity
 
 MARK: Final = "POMONA_AGENT_STATE"
 """Environment variable of every process we start; its value is the state folder of the agent that owns it."""
@@ -34,14 +33,6 @@ _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.ENOENT, errno.EINVAL})
 """How kernels say that a pid is no process; the latter two where it has become a thread's id."""
 
 log = structlog.get_logger()
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """Tells a process from every other one, before and after it: no pid is used twice within the same moment."""
-
-    pid: int
-    start_time: str
-    boot_id: str
 
 
 def identify(pid: int) -> Identity | None:

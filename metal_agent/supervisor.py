@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import structlog
 
+from crds.metalprocess import MetalProcessSpec
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
 from metal_agent.handle import Handle
@@ -23,6 +24,8 @@ class Supervisor:
         self.runners = runners
         self._host = host
         self._group = group
+        self._assigned = False
+        """Whether a whole list was seen: before, what has no runner may still be wanted."""
 
     async def recover(self, others: Iterable[int] = ()) -> None:
         """Adopt every engine that a record describes and that still runs; kill what runs without a record.
@@ -31,8 +34,12 @@ class Supervisor:
 
         Raises OSError when it cannot be found out what runs.
         """
+        daemons = self._host.daemons
+        daemons.subscribe(self._daemon_changed)
+        await daemons.look()
+        self._group.create_task(daemons.run())
         for uid, record in self._host.records.load().items():
-            engine = _adopt(record)
+            engine = self._adopt(record)
             if engine is None:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
@@ -61,6 +68,26 @@ class Supervisor:
             else:
                 runner.remove()
         self.add(wanted.values())
+        self._assigned = True
+        self._clear_up()
+
+    def _daemon_changed(self, runtime: str) -> None:
+        """Have what waits for this daemon tried at once when it is back, and what it still has of ours cleared up."""
+        if runtime not in self._host.daemons.usable():
+            return
+        for runner in self.runners.values():
+            if runner.assignment.spec and runner.assignment.spec.runtime == runtime:
+                runner.try_again()
+        self._clear_up()
+
+    def _clear_up(self) -> None:
+        if self._assigned:
+            self._group.create_task(self._host.daemons.clean(self._wanted))
+
+    def _wanted(self) -> list[MetalProcessSpec]:
+        """List what is served here, or will be once it can."""
+        runners = [runner for runner in self.runners.values() if runner.state.phase not in {"Stopped", "Rejected"}]
+        return [runner.assignment.spec for runner in runners if runner.assignment.spec]
 
     def _start(self, runner: Runner) -> None:
         self.runners[runner.assignment.uid] = runner
@@ -90,7 +117,7 @@ class Supervisor:
     def _successor(self, crashed: Runner) -> Runner:
         """Put a runner in the place of `crashed`, with its engine where that still runs."""
         record = crashed.record
-        engine = _adopt(record) if record else None
+        engine = self._adopt(record) if record else None
         runner = Runner(crashed.assignment, self._host, record if engine else None, engine)
         if crashed.removed:
             runner.remove()
@@ -98,7 +125,9 @@ class Supervisor:
         self._host.changed(runner)
         return runner
 
-
-def _adopt(record: Record) -> Handle | None:
-    """Take over the engine that `record` describes; None when it is gone. Raises OSError when nobody can tell."""
-    return spawn.adopt(record.identity) if record.identity else None
+    def _adopt(self, record: Record) -> Handle | None:
+        """Take over the engine that `record` describes; None when it is gone. Raises OSError when nobody can tell."""
+        daemon = self._host.daemons.get(record.spec.runtime) if record.model else None
+        if daemon:
+            return daemon.adopt(record.model)
+        return spawn.adopt(record.identity) if record.identity else None

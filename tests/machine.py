@@ -12,11 +12,13 @@ import pytest
 from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
+from metal_agent.daemons import Daemons
 from metal_agent.ledger import Ledger
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.supervisor import Supervisor
 from metal_agent.weights import Weights
+from runtimes.daemon import Daemon
 from tests import tiny_gguf
 from tests.eventually import eventually
 from tests.serving import GIB
@@ -54,6 +56,8 @@ class Machine:
         self.folder = folder
         self.file_root = file_root
         self.ledger = Ledger(100 * GIB)
+        self.daemons: Callable[[], list[Daemon]] = list
+        """Makes the shared daemons that this host knows, for each agent anew."""
         self.secrets: dict[tuple[str, str], str] = {}
         self._session = session
         self._task: asyncio.Task[None] | None = None
@@ -84,6 +88,7 @@ class Machine:
             exposure=self.exposure,
             secret=lambda namespace, name: self.secrets.get((namespace, name)),
             changed=lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
+            daemons=Daemons(self.folder, self.daemons()),
         )
         async with asyncio.TaskGroup() as group:
             self.supervisor = Supervisor(host, self.runners, group)

@@ -1,0 +1,249 @@
+"""Ollama: models in the daemon that the owner of this machine runs.
+
+What changes anything goes through Ollama's own client library. It is imported when it is first needed, for it takes
+16 MiB that an agent without Ollama does not spend. Two things are done without it: the lists, of which one is asked
+every second, and a GGUF's way into Ollama's store, for which the library has no progress and no "it is there already".
+
+The settings of a model are part of it (`parameters` at its creation), not of the request that loads it: requests come
+in OpenAI's form, which has no place for them, and Ollama loads anew when they differ.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from crds.serving import RuntimeName
+from devices.sockets import LOOPBACK
+from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, Named, Progress
+from runtimes.serving import Runtime, Serving
+
+if TYPE_CHECKING:
+    import ollama
+
+DEFAULT_PORT: Final = 11434
+_START: Final = "start it with `ollama serve`, or open the Ollama app"
+_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
+_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_BLOCK_BYTES: Final = 1 << 20
+_STAY: Final = -1
+_LEAVE: Final = 0
+
+
+class _Listed(msgspec.Struct):
+    name: str
+    size: int | None = None
+    """Of what is loaded: its memory; of what is stored: its files."""
+
+
+class _List(msgspec.Struct):
+    models: list[_Listed] = []
+
+
+class Ollama:
+    """The Ollama of this machine: a `Daemon`."""
+
+    runtime: RuntimeName = "ollama"
+    api_key: str | None = None
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+        # On loopback, whatever address it listens on: one of another machine does not use the memory of this one.
+        self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
+        self._session: aiohttp.ClientSession | None = None
+        self._client: ollama.AsyncClient | None = None
+        self._errors: tuple[type[Exception], ...] = ()
+
+    def installed(self) -> bool:
+        """Whether its program is here, or the owner says where it listens."""
+        return _installed(self._environment)
+
+    def name(self, named: Named) -> str:
+        """Return the mark of the agent as namespace, the Model as model, and what it is as tag."""
+        return f"{named.owner}/{named.model}:{named.weights}-{named.settings}"
+
+    async def loaded(self) -> list[tuple[str, int | None]]:
+        """List what is in memory, by /api/ps."""
+        return [(model.name, model.size) for model in await self._listed("/api/ps")]
+
+    async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
+        """Copy the GGUF into Ollama's store, unless it is there, and create the model with its context length."""
+        client = await self._library()
+        with self._told(f"create {name}"):
+            if name in {model.name for model in await self._listed("/api/tags")}:
+                return
+            digest = await self._store(Path(serving.model), on_progress)
+            parameters = {"num_ctx": serving.context_length}
+            steps = await client.create(name, files={"model.gguf": digest}, parameters=parameters, stream=True)
+            async for _ in steps:
+                pass
+
+    async def load(self, name: str) -> None:
+        """Load it for good; a request without a prompt does that."""
+        await self._refuse_same_weights(name)
+        client = await self._library()
+        with self._told(f"load {name}"):
+            await client.generate(name, keep_alive=_STAY)
+
+    async def unload(self, name: str) -> None:
+        """Let Ollama unload it once it answers nothing any more."""
+        client = await self._library()
+        with self._told(f"unload {name}", absent_is_fine=True):
+            await client.generate(name, keep_alive=_LEAVE)
+
+    async def marked(self, owner: str) -> set[str]:
+        """Name the models in the namespace that is `owner`."""
+        return {model.name for model in await self._listed("/api/tags") if model.name.startswith(f"{owner}/")}
+
+    async def remove(self, name: str) -> None:
+        """Delete the model; Ollama frees the weights with the last that uses them."""
+        client = await self._library()
+        with self._told(f"delete {name}", absent_is_fine=True):
+            await client.delete(name)
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session:
+            await self._session.close()
+        if self._client:
+            await self._client.close()  # type: ignore[no-untyped-call]  # so it is in the library
+        self._session = self._client = None
+
+    async def _refuse_same_weights(self, name: str) -> None:
+        """Refuse what would evict its sibling: Ollama keeps one copy of a file, and loads it anew for other settings.
+
+        Raises DaemonError.
+        """
+        for other, _ in await self.loaded():
+            if other != name and other.startswith("pomona-") and _weights(other) == _weights(name):
+                raise DaemonError(
+                    "SameWeightsLoaded",
+                    f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "
+                    "the two: give both services the same contextLength, or set runtime of one to llama.cpp",
+                )
+
+    async def _listed(self, path: str) -> list[_Listed]:
+        with self._told("list its models"):
+            async with self._http().get(f"{self.url}{path}", timeout=_LOOK) as response:
+                answer = await response.read()
+                if response.status != HTTPStatus.OK:
+                    raise DaemonError("DaemonRefused", f"{self.url}{path} answered {response.status}: is it Ollama?")
+        try:
+            return msgspec.json.decode(answer, type=_List).models
+        except msgspec.DecodeError as error:
+            raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
+
+    async def _store(self, path: Path, on_progress: Progress) -> str:
+        """Bring the file into Ollama's store; returns its digest. Raises OSError and ClientError."""
+        with path.open("rb") as file:
+            digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
+        blob = f"{self.url}/api/blobs/{digest}"
+        async with self._http().head(blob, timeout=_LOOK) as there:
+            if there.status == HTTPStatus.OK:
+                return digest
+        async with self._http().post(blob, data=_blocks(path, on_progress), timeout=_WORK) as response:
+            if response.status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
+                raise DaemonError("DaemonRefused", f"Ollama does not take {path}: {(await response.text())[:300]}")
+        return digest
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return self._session
+
+    async def _library(self) -> "ollama.AsyncClient":
+        """Return the client; the first time this imports it, which takes long enough to be done in a thread."""
+        if self._client is None:
+            library = await asyncio.to_thread(importlib.import_module, "ollama")
+            httpx = importlib.import_module("httpx")
+            self._errors = (library.ResponseError, httpx.HTTPError)
+            # A proxy of the owner's environment is for the Internet, and OLLAMA_API_KEY for Ollama's own service.
+            timeout = httpx.Timeout(None, connect=2.0)
+            client: ollama.AsyncClient = library.AsyncClient(
+                host=self.url, trust_env=False, timeout=timeout, headers={"authorization": "none"}
+            )
+            self._client = client
+        return self._client
+
+    @contextlib.contextmanager
+    def _told(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+        """Turn what goes wrong inside into a DaemonError."""
+        try:
+            yield
+        except DaemonError:
+            raise
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise DaemonError(SILENT, f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+        except ConnectionError as error:
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+        except OSError as error:
+            raise DaemonError("WeightsMissing", f"cannot read the weights for Ollama: {error}") from error
+        except self._errors as error:
+            status = getattr(error, "status_code", None)
+            if status == HTTPStatus.NOT_FOUND and absent_is_fine:
+                return
+            raise DaemonError(_reason(status), f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+
+
+def _port(host: str) -> int:
+    """Read the port out of OLLAMA_HOST, which has one of the forms that Ollama takes: [scheme://][host][:port]."""
+    parts = urlsplit(host if "//" in host else f"//{host}")
+    try:
+        return parts.port or {"http": 80, "https": 443}.get(parts.scheme, DEFAULT_PORT)
+    except ValueError:
+        return DEFAULT_PORT
+
+
+def _weights(name: str) -> str:
+    return name.rpartition(":")[2].partition("-")[0]
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _reason(status: int | None) -> str:
+    """Name what went wrong; None is a failure of the connection, not an answer."""
+    if status is None:
+        return SILENT
+    if status == HTTPStatus.NOT_FOUND:
+        return UNKNOWN_MODEL
+    return "DaemonBusy" if status == HTTPStatus.SERVICE_UNAVAILABLE else "DaemonRefused"
+
+
+async def _blocks(path: Path, on_progress: Progress) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        size_bytes, sent_bytes = os.fstat(file.fileno()).st_size, 0
+        while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):
+            yield block
+            sent_bytes += len(block)
+            on_progress(sent_bytes, size_bytes)
+
+
+def _installed(environment: Mapping[str, str] = os.environ) -> bool:
+    # The PATH of a service that launchd starts has no Homebrew in it.
+    places = (Path("/opt/homebrew/bin/ollama"), Path("/Applications/Ollama.app"))
+    stated = "OLLAMA_HOST" in environment or shutil.which("ollama", path=environment.get("PATH")) is not None
+    return stated or any(place.exists() for place in places)
+
+
+RUNTIME: Final = Runtime(
+    name="ollama",
+    formats=frozenset({"gguf"}),
+    modes=frozenset({"chat"}),
+    process=None,
+    installed=_installed,
+    install_hint="install Ollama from ollama.com and start it",
+)

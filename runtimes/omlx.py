@@ -1,0 +1,344 @@
+"""oMLX: MLX models in the daemon that the owner of this machine runs.
+
+oMLX knows the folders below its model directory, so a model of ours is a link in there, to the weights in our own
+store. It looks for new folders only when it is told to reload, and reloading unloads everything: so that is asked of it
+only while nothing of the owner's is loaded and nothing is being answered. Our models are pinned, that is, they stay
+until we unload them, and oMLX loads them again by itself when it restarts.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from crds.serving import RuntimeName
+from crds.size import size_text
+from devices.sockets import LOOPBACK
+from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, Named, Progress
+from runtimes.serving import Runtime, Serving
+
+DEFAULT_PORT: Final = 8000
+_START: Final = "start it with `brew services start omlx` or `omlx serve`, or open the oMLX app"
+T = TypeVar("T")
+
+_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
+_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_COOKIE: Final = "omlx_admin_session"
+_QUOTED_CHARACTERS: Final = 400
+_PINNED: Final = {"is_pinned": True, "ttl_seconds": None}
+_RELEASED: Final = {"is_pinned": False, "max_context_window": None}
+
+
+class _Server(msgspec.Struct):
+    port: int | None = None
+
+
+class _Folders(msgspec.Struct):
+    model_dirs: list[str] = []
+    model_dir: str | None = None
+
+
+class _Auth(msgspec.Struct):
+    api_key: str | None = None
+
+
+class _Settings(msgspec.Struct):
+    """What we read of oMLX's settings.json."""
+
+    server: _Server = msgspec.field(default_factory=_Server)
+    model: _Folders = msgspec.field(default_factory=_Folders)
+    auth: _Auth = msgspec.field(default_factory=_Auth)
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    loaded: bool = False
+    actual_size: int | None = None
+    estimated_size: int | None = None
+
+
+class _Status(msgspec.Struct):
+    models: list[_Entry] = []
+    final_ceiling: int | None = None
+    current_model_memory: int | None = None
+
+
+class _Activity(msgspec.Struct):
+    active_requests: int = 0
+    waiting_requests: int = 0
+
+
+class Omlx:
+    """The oMLX of this machine: a `Daemon`."""
+
+    runtime: RuntimeName = "omlx"
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
+        self._environment = environment
+        self._base = _base(environment, home or Path.home())
+        port = environment.get("OMLX_PORT", "")
+        known = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
+        self.url = f"http://{LOOPBACK}:{known}"
+        self._session: aiohttp.ClientSession | None = None
+        self._admin_session = ""
+
+    @property
+    def api_key(self) -> str | None:
+        """The owner's key as it is now: OMLX_API_KEY of the agent's environment, or what oMLX's settings have."""
+        return self._environment.get("OMLX_API_KEY") or self._settings().auth.api_key or None
+
+    def installed(self) -> bool:
+        """Whether its program is here, or the owner says where it listens."""
+        return _installed(self._environment)
+
+    def name(self, named: Named) -> str:
+        """Return the name of a folder; oMLX tells rerankers and embedding models by the words in it."""
+        return f"{named.owner}-{named.model}-{named.weights}-{named.settings}"
+
+    async def loaded(self) -> list[tuple[str, int | None]]:
+        """List what is in memory, by /v1/models/status."""
+        models = (await self._status()).models
+        return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
+
+    async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
+        """Link the weights into oMLX's model directory, have it find them, pin them and set their context length."""
+        self._link(name, Path(serving.model))
+        on_progress(0, None)
+        if not await self._knows(name):
+            await self._reload(name)
+            if not await self._knows(name):
+                raise DaemonError(
+                    UNKNOWN_MODEL,
+                    f"oMLX does not find {name} in {self._folder()}: see that this is its model directory, and that "
+                    f"{serving.model} has a config.json and safetensors",
+                )
+        settings = _PINNED | {"max_context_window": serving.context_length}
+        await self._admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
+
+    async def load(self, name: str) -> None:
+        """Load it; the call returns when it is in memory."""
+        status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", timeout=_WORK)
+        if status == HTTPStatus.INSUFFICIENT_STORAGE:
+            known = await self._status()
+            raise DaemonError("InsufficientMemory", _memory_message(name, said, known))
+        reasons = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
+        self._expect(status, said, f"load {name}", reasons.get(HTTPStatus(status), "DaemonRefused"))
+
+    async def unload(self, name: str) -> None:
+        """Unload it at once; what it answers is broken off, so drain first."""
+        status, said = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
+        if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
+            self._expect(status, said, f"unload {name}")
+
+    async def marked(self, owner: str) -> set[str]:
+        """Name our links, and what is loaded although its link is gone."""
+        try:
+            links = {path.name for path in self._folder().glob(f"{owner}-*")}
+        except OSError as error:
+            raise DaemonError("ModelFolder", f"cannot read oMLX's model directory {self._folder()}: {error}") from error
+        return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
+
+    async def remove(self, name: str) -> None:
+        """Unload it, take it off the list of what is loaded at start, and remove the link, never the weights."""
+        await self.unload(name)
+        if await self._knows(name):
+            await self._admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
+        link = self._folder() / name
+        with self._of_folder():
+            if link.is_symlink():
+                link.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session:
+            await self._session.close()
+        self._session = None
+
+    def _settings(self) -> _Settings:
+        """Read what oMLX last wrote; its own defaults where there is nothing to be read."""
+        try:
+            return msgspec.json.decode((self._base / "settings.json").read_bytes(), type=_Settings)
+        except (OSError, msgspec.DecodeError):
+            return _Settings()
+
+    def _folder(self) -> Path:
+        """Return the directory that oMLX looks through first."""
+        model = self._settings().model
+        folders = [*self._environment.get("OMLX_MODEL_DIR", "").split(","), *model.model_dirs, model.model_dir or ""]
+        first = next((folder for folder in folders if folder), None)
+        return Path(first).expanduser() if first else self._base / "models"
+
+    def _link(self, name: str, weights: Path) -> None:
+        link = self._folder() / name
+        with self._of_folder():
+            if not link.is_symlink() or link.readlink() != weights:
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(weights, target_is_directory=True)
+
+    @contextlib.contextmanager
+    def _of_folder(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"cannot change oMLX's model directory {self._folder()}: {error}"
+            raise DaemonError("ModelFolder", message) from error
+
+    async def _status(self) -> _Status:
+        status, said = await self._call("GET", "/v1/models/status", "say what is loaded")
+        self._expect(status, said, "say what is loaded")
+        return self._read(said, _Status)
+
+    async def _knows(self, name: str) -> bool:
+        return name in {model.id for model in (await self._status()).models}
+
+    async def _reload(self, name: str) -> None:
+        """Have it look for new folders, if that harms nobody. Raises DaemonError."""
+        others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
+        if others:
+            raise DaemonError(
+                "OwnersModelsLoaded",
+                f"oMLX finds {name} only by a reload, which would unload what its owner has loaded "
+                f"({', '.join(sorted(others))}): unload that, or restart oMLX; then it is found",
+            )
+        status, said = await self._call("GET", "/api/status", "say what it answers")
+        self._expect(status, said, "say what it answers")
+        activity = self._read(said, _Activity)
+        if activity.active_requests or activity.waiting_requests:
+            raise DaemonError("DaemonBusy", f"oMLX finds {name} by a reload, which waits until it answers nothing")
+        await self._admin("POST", "/admin/api/reload", None, "look for new models")
+
+    async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
+        """Call what only an administrator may, logging in with the key where that is asked."""
+        status, said = await self._call(method, path, what, body, timeout=_WORK)
+        if status == HTTPStatus.UNAUTHORIZED:
+            await self._log_in()
+            status, said = await self._call(method, path, what, body, timeout=_WORK)
+        self._expect(status, said, what)
+
+    async def _log_in(self) -> None:
+        key = self.api_key
+        if key is None:
+            raise DaemonError(
+                "DaemonUnauthorized",
+                "oMLX lets only its administrator add models, and has no API key to log in with: set one in its "
+                "settings and restart it",
+            )
+        with self._told("log in"):
+            async with self._http().post(
+                f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
+            ) as response:
+                said = await response.read()
+                self._expect(response.status, said, "log in", "DaemonUnauthorized")
+                self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout: aiohttp.ClientTimeout = _LOOK,  # noqa: ASYNC109 - of connecting and of the whole apart
+    ) -> tuple[int, bytes]:
+        headers = {}
+        if key := self.api_key:
+            headers["Authorization"] = f"Bearer {key}"
+        if self._admin_session and path.startswith("/admin/"):
+            headers["Cookie"] = f"{_COOKIE}={self._admin_session}"
+        with self._told(what):
+            async with self._http().request(
+                method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+
+    def _expect(self, status: int, said: bytes, what: str, reason: str = "DaemonRefused") -> None:
+        if status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
+            return
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise DaemonError(
+                "DaemonUnauthorized",
+                f"oMLX at {self.url} does not take the agent's key: set OMLX_API_KEY for the agent to oMLX's own, or "
+                f"let it read {self._base / 'settings.json'}",
+            )
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            reason = "DaemonBusy"
+        raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_words(said)}")
+
+    def _read(self, said: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(said, type=kind)
+        except msgspec.DecodeError as error:
+            raise DaemonError("DaemonRefused", f"{self.url} does not answer as oMLX does: {error}") from error
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        return self._session
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn what goes wrong on the way into a DaemonError."""
+        try:
+            yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise DaemonError(NOT_RUNNING, f"no oMLX answers at {self.url}: {_START}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise DaemonError(SILENT, f"oMLX at {self.url} did not {what}: {text}") from error
+
+
+def _base(environment: Mapping[str, str], home: Path) -> Path:
+    """Find oMLX's own folder as oMLX does: the environment, what its app was told, ~/.omlx."""
+    if stated := environment.get("OMLX_BASE_PATH"):
+        return Path(stated).expanduser()
+    try:
+        told = (home / "Library" / "Application Support" / "oMLX" / "base-path").read_text().strip()
+    except OSError:
+        told = ""
+    return Path(told).expanduser() if told else home / ".omlx"
+
+
+def _words(said: bytes) -> str:
+    """Take oMLX's message out of either of the forms that its versions use, so that no structure is quoted."""
+    try:
+        body = msgspec.json.decode(said)
+    except msgspec.DecodeError:
+        body = None
+    error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "no words"
+
+
+def _memory_message(name: str, said: bytes, known: _Status) -> str:
+    use = ""
+    if known.final_ceiling is not None and known.current_model_memory is not None:
+        use = f" It uses {size_text(known.current_model_memory)} of its limit of {size_text(known.final_ceiling)}."
+    return (
+        f"oMLX has no memory for {name}: {_words(said)}.{use} Unload something in oMLX, raise its memory limit "
+        "(`omlx serve --memory-guard aggressive`, or its settings), or serve a smaller model or quantization"
+    )
+
+
+def _installed(environment: Mapping[str, str] = os.environ) -> bool:
+    # The PATH of a service that launchd starts has no Homebrew in it.
+    places = (Path("/opt/homebrew/bin/omlx"), Path("/Applications/oMLX.app"))
+    stated = "OMLX_PORT" in environment or shutil.which("omlx", path=environment.get("PATH")) is not None
+    return stated or any(place.exists() for place in places)
+
+
+RUNTIME: Final = Runtime(
+    name="omlx",
+    formats=frozenset({"mlx"}),
+    modes=frozenset({"chat"}),
+    settings=frozenset({"parallel"}),
+    process=None,
+    installed=_installed,
+    install_hint="install oMLX (`brew install jundot/omlx/omlx`, or its app) and start it",
+)
