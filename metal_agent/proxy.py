@@ -24,6 +24,7 @@ from metal_agent.spawn import NativeProcess
 from metal_agent.start import StartError
 from runtimes.llama_server import child_environment
 
+LOG: Final = "proxy.log"
 PATIENCE_SECONDS: Final = 60.0
 """How long a proxy may fail to answer before it is ended: a busy machine is slow, and all its streams end with it."""
 _FIRST_RESTART_SECONDS: Final = 0.1
@@ -133,7 +134,7 @@ class Proxy:
     def _spawn(self) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(self._socket)]
-        process = spawn.spawn(argv, child_environment(os.environ), self._folder / "logs" / "proxy.log", self._folder)
+        process = spawn.spawn(argv, child_environment(os.environ), self._folder / "logs" / LOG, self._folder)
         log.info("proxy started", pid=process.pid)
         return process
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from crds.metalprocess import LastExit, MetalProcessSpec, MetalProcessStatus, Progress
 from kube.time import rfc3339
-from metal_agent import engine, lifecycle, liveness, spawn
+from metal_agent import engine, lifecycle, liveness, logs, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
@@ -92,7 +92,7 @@ class Runner:
         self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
-        self._log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
+        self.log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
         self._reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         hold = host.hold(assignment.uid)
@@ -305,10 +305,10 @@ class Runner:
         """Start a process, or the loading into a daemon. Raises OSError and ValueError."""
         if self._daemon:
             return self._daemon.start(self._daemon.name(spec))
-        if self._log_path.exists():
-            self._log_path.replace(self._log_path.with_suffix(".previous.log"))
+        if self.log_path.exists():
+            self.log_path.replace(logs.previous(self.log_path))
         argv = engine.argv(spec, weights.model, weights.further)
-        return spawn.spawn(argv, engine.environment(spec), self._log_path, self._host.folder, weights.descriptors)
+        return spawn.spawn(argv, engine.environment(spec), self.log_path, self._host.folder, weights.descriptors)
 
     async def _watch(self, running: Handle) -> None:
         how = await running.wait()
@@ -322,7 +322,7 @@ class Runner:
                     code=how.code,
                     signal=how.signal or "",
                     time=rfc3339(datetime.now(UTC)),
-                    log=spawn.last_lines(self._log_path),
+                    log=spawn.last_lines(self.log_path),
                 ),
                 how.reason,
                 how.message,

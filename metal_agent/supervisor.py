@@ -7,12 +7,15 @@ from dataclasses import replace
 import structlog
 
 from crds.metalprocess import MetalProcessSpec
-from metal_agent import spawn
+from metal_agent import logs, spawn
 from metal_agent.assignments import Assignment
 from metal_agent.handle import Handle
 from metal_agent.lifecycle import STABLE_SECONDS, backoff_seconds
+from metal_agent.proxy import LOG as PROXY_LOG
 from metal_agent.records import Record
 from metal_agent.runner import Host, Runner
+
+_STANDARD_ERROR = 2
 
 log = structlog.get_logger()
 
@@ -48,6 +51,7 @@ class Supervisor:
             self._start(Runner(record.assignment, self._host, record, engine))
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await spawn.kill_strays(self._host.folder, adopted | set(others))
+        self._group.create_task(self._tend_logs())
 
     def add(self, assignments: Iterable[Assignment]) -> None:
         """Run what is not running yet, and stop what is marked as deleted."""
@@ -88,6 +92,14 @@ class Supervisor:
         """List what is served here, or will be once it can."""
         runners = [runner for runner in self.runners.values() if runner.state.phase not in {"Stopped", "Rejected"}]
         return [runner.assignment.spec for runner in runners if runner.assignment.spec]
+
+    async def _tend_logs(self) -> None:
+        folder = self._host.folder / "logs"
+        while True:
+            written = [folder / PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
+            await asyncio.to_thread(logs.tend, folder, written)
+            logs.tend_own(_STANDARD_ERROR)
+            await asyncio.sleep(logs.LOOK_SECONDS)
 
     def _start(self, runner: Runner) -> None:
         self.runners[runner.assignment.uid] = runner
