@@ -21,6 +21,9 @@ _READ_BYTES = 1 << 20
 _DEAD = b"generation thread died"
 """How mlx_lm.server tells that it could not load its model; its process lives on."""
 _REASONS: dict[int, str] = {
+    # The question is well-formed, so these say that the engine was started with what cannot answer it.
+    HTTPStatus.BAD_REQUEST: "Broken",
+    HTTPStatus.NOT_IMPLEMENTED: "Broken",
     HTTPStatus.UNAUTHORIZED: "Unauthorized",
     HTTPStatus.FORBIDDEN: "Unauthorized",
     HTTPStatus.NOT_FOUND: "NotFound",

@@ -46,7 +46,7 @@ class _Vocabulary:
         return len(self.tokens) - 1
 
 
-def _vocabulary(words: list[str]) -> tuple[_Vocabulary, list[int]]:
+def vocabulary_of(words: list[str]) -> tuple[_Vocabulary, list[int]]:
     """Return the vocabulary and the token ids that say `words` in order."""
     kinds = gguf.TokenType
     vocabulary = _Vocabulary()
@@ -110,7 +110,7 @@ def write(
     cancels. `n_head_kv` may be a list with one entry per layer. The same arguments write the same bytes.
     """
     rng = np.random.default_rng(seed)
-    vocabulary, chain = _vocabulary((text or SENTENCE).split())
+    vocabulary, chain = vocabulary_of((text or SENTENCE).split())
     embedding, output = chain_weights(rng, chain, len(vocabulary.tokens), n_embd, loop=loop)
     head_size = n_embd // n_head
     heads_kv = [n_head_kv] * n_layer if isinstance(n_head_kv, int) else n_head_kv

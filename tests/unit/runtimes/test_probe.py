@@ -62,6 +62,7 @@ async def test_a_real_server_is_ready_and_its_token_is_checked(tmp_path: Path) -
             "Loading model",
         ),
         (404, '{"error":{"message":"no such model"}}', "NotFound", "no such model"),
+        (501, '{"error":{"message":"no embeddings"}}', "Broken", "no embeddings"),
         (500, "worker died", "BadAnswer", "answered 500: worker died"),
         (200, '{"status":"ok"}', "BadAnswer", "without a token"),
         (200, '{"choices":[]}', "BadAnswer", "without a token"),

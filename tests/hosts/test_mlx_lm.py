@@ -1,0 +1,78 @@
+"""mlx_lm.server for real, on the processor: what a service can ask of it, and how it fails."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tiny_mlx
+from tests.engines import started
+from tests.tiny_gguf import SENTENCE
+
+MLX: dict[str, Any] = {"runtime": "mlx-lm"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    # Quantization of the cache works on groups of 64 values of one head.
+    tiny_mlx.write(folder, n_embd=128, n_head=2, n_head_kv=1)
+    return folder
+
+
+def further(role: str) -> dict[str, Any]:
+    return {"role": role, "artifact": {"source": "file:///of-the-test"}}
+
+
+async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, model: Path) -> None:
+    async with started(tmp_path, model, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
+        found = await engine.ready()
+        assert (found.reason, found.message) == ("Generated", f"{engine.url} generated a token")
+        assert await engine.says() == SENTENCE
+        answer = await engine.chat(max_tokens=1)
+        assert answer["usage"]["prompt_tokens"] == 50
+        # It keeps a conversation for each slot, and no more.
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
+        assert str(model) in await engine.get("/v1/models")
+        assert "Hi" not in engine.log
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that_it_is_well(
+    tmp_path: Path, model: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (broken / name).write_bytes((model / name).read_bytes())
+    os.truncate(broken / "model.safetensors", 1000)
+    async with started(tmp_path, broken, **MLX) as engine:
+        found = await engine.ready()
+        assert (found.reason, found.message) == (
+            "Broken",
+            f"{engine.url} answered 404: generation thread died",
+        )
+        assert "Traceback" in engine.log
+
+
+async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, model: Path) -> None:
+    async with started(
+        tmp_path,
+        model,
+        [model],
+        **MLX,
+        furtherArtifacts=[further("draft")],
+        draftMaxTokens=3,
+        cacheTypeK="q8_0",
+        cacheTypeV="q8_0",
+    ) as engine:
+        await engine.ready()
+        assert await engine.says() == SENTENCE
+
+
+async def test_an_adapter_changes_the_answer(tmp_path: Path, model: Path) -> None:
+    adapter = tmp_path / "adapter"
+    tiny_mlx.write_adapter(adapter, n_embd=128, n_head=2, n_head_kv=1)
+    async with started(tmp_path, model, [adapter], **MLX, furtherArtifacts=[further("adapter")]) as engine:
+        await engine.ready()
+        assert await engine.says() != SENTENCE
