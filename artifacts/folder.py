@@ -19,11 +19,13 @@ from artifacts.fetch import Fetched, MakeRoom, Progress, fetch
 from artifacts.origin import connect
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, parse
+from crds.size import size_text
 
 CONFIG: Final = "config.json"
-_WEIGHTS: Final = ".safetensors"
-_SUFFIXES: Final = (_WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
+WEIGHTS: Final = ".safetensors"
+_SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _LISTING_BYTES: Final = 8 << 20
+_CONFIG_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 1000
 
 
@@ -66,72 +68,102 @@ class _Repository(msgspec.Struct):
     siblings: list[_Sibling]
 
 
-async def list_folder(
-    source: Source,
-    *,
-    token: str | None,
-    endpoint: str,
-    file_root: Path | None,
-    revision: str | None,
-    patience: Patience = DEFAULT_PATIENCE,
-) -> Listing:
-    """Tell what is in the folder of `source`; the arguments are those of `fetch.fetch`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A source that is a folder, with what it takes to read it; as the arguments of `fetch.fetch`."""
 
-    Raises:
-        ArtifactError: with a reason and whether to try again later.
-    """
-    if source.scheme == "file":
-        listing = await asyncio.to_thread(_list_local, root.locate(source, file_root))
-    else:
-        listing = await _list_hub(source, token, endpoint, revision, patience)
-    names = {entry.name for entry in listing.entries}
-    if CONFIG not in names or not any(name.endswith(_WEIGHTS) for name in names):
-        raise ArtifactError(
-            "SourceNotFound",
-            f"{source.display}: has no {CONFIG} with *{_WEIGHTS} beside it, so it is no folder of MLX weights; a GGUF "
-            "file needs its name in the source: hf://ORG/REPO/FILE.gguf",
-        )
-    return listing
+    source: Source
+    token: str | None
+    endpoint: str
+    file_root: Path | None
+    patience: Patience = DEFAULT_PATIENCE
 
+    async def listing(self, revision: str | None) -> Listing:
+        """Tell what is in it at a resolved revision; None is what the source says now.
 
-async def fetch_folder(
-    source: Source,
-    listing: Listing,
-    destination_dir: Path,
-    *,
-    token: str | None,
-    endpoint: str,
-    on_progress: Progress,
-    make_room: MakeRoom | None = None,
-    patience: Patience = DEFAULT_PATIENCE,
-) -> list[Fetched]:
-    """Bring all files of an hf:// folder as listed to `destination_dir`, one after the other.
+        Raises:
+            ArtifactError: with a reason and whether to try again later.
+        """
+        if self.source.scheme == "file":
+            listing = await asyncio.to_thread(_list_local, root.locate(self.source, self.file_root))
+        else:
+            at = quote(revision or self.source.revision, safe="")
+            url = f"{self.endpoint.rstrip('/')}/api/models/{self.source.repo}/revision/{at}?blobs=true"
+            listing = _parse(self.source, await self._read(url, _LISTING_BYTES))
+        names = {entry.name for entry in listing.entries}
+        if CONFIG not in names or not any(name.endswith(WEIGHTS) for name in names):
+            raise ArtifactError(
+                "SourceNotFound",
+                f"{self.source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of MLX weights; "
+                "a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf",
+            )
+        return listing
 
-    Raises:
-        ArtifactError: with a reason and whether to try again later; what is there is not fetched again.
-    """
-    fetched: list[Fetched] = []
-    done = 0
-    for entry in listing.entries:
+    async def config(self, listing: Listing) -> bytes:
+        """Return the text of its configuration.
 
-        def advance(here: int, _total: int | None, before: int = done) -> None:
-            on_progress(before + here, listing.size_bytes)
+        Raises:
+            ArtifactError: with a reason and whether to try again later.
+        """
+        size = next(entry.size_bytes for entry in listing.entries if entry.name == CONFIG)
+        if size > _CONFIG_BYTES:
+            raise ArtifactError(
+                "HeaderInvalid", f"{self.source.display}: {CONFIG} is longer than {size_text(_CONFIG_BYTES)}"
+            )
+        if self.source.scheme == "file":
+            return await asyncio.to_thread((root.locate(self.source, self.file_root) / CONFIG).read_bytes)
+        return await self._read(self._file(listing, CONFIG).url(self.endpoint), _CONFIG_BYTES)
 
-        each = await fetch(
-            parse(f"hf://{source.repo}@{listing.revision}/{entry.name}"),
-            destination_dir,
-            sha256=entry.sha256,
-            token=token,
-            endpoint=endpoint,
-            file_root=None,
-            revision=listing.revision,
-            on_progress=advance,
-            make_room=make_room,
-            patience=patience,
-        )
-        fetched.append(each)
-        done += each.size_bytes
-    return fetched
+    async def fetch(
+        self, listing: Listing, destination_dir: Path, *, on_progress: Progress, make_room: MakeRoom
+    ) -> list[Fetched]:
+        """Bring all files of an hf:// folder as listed, one after the other; what is there is not fetched again.
+
+        Raises:
+            ArtifactError: with a reason and whether to try again later.
+        """
+        fetched: list[Fetched] = []
+        done = 0
+        for entry in listing.entries:
+
+            def advance(here: int, _total: int | None, before: int = done) -> None:
+                on_progress(before + here, listing.size_bytes)
+
+            each = await fetch(
+                self._file(listing, entry.name),
+                destination_dir,
+                sha256=entry.sha256,
+                token=self.token,
+                endpoint=self.endpoint,
+                file_root=None,
+                revision=listing.revision,
+                on_progress=advance,
+                make_room=make_room,
+                patience=self.patience,
+            )
+            fetched.append(each)
+            done += each.size_bytes
+        return fetched
+
+    def _file(self, listing: Listing, name: str) -> Source:
+        return parse(f"hf://{self.source.repo}@{listing.revision}/{name}")
+
+    async def _read(self, url: str, most_bytes: int) -> bytes:
+        backoff = Backoff(self.patience)
+        while True:
+            try:
+                async with connect(
+                    self.source,
+                    token=self.token,
+                    endpoint=self.endpoint,
+                    revision=None,
+                    patience=self.patience,
+                    url=url,
+                ) as origin:
+                    return await origin.read_whole(most_bytes)
+            except ArtifactError as error:
+                pause = backoff.pause_seconds(error)
+            await asyncio.sleep(pause)
 
 
 def _list_local(folder: Path) -> Listing:
@@ -142,24 +174,6 @@ def _list_local(folder: Path) -> Listing:
             entries.append(Entry(path.name, stat.st_size, None))
             newest = max(newest, stat.st_mtime_ns)
     return Listing(f"{newest:x}-{sum(entry.size_bytes for entry in entries):x}", entries)
-
-
-async def _list_hub(
-    source: Source, token: str | None, endpoint: str, revision: str | None, patience: Patience
-) -> Listing:
-    at = quote(revision or source.revision, safe="")
-    url = f"{endpoint.rstrip('/')}/api/models/{source.repo}/revision/{at}?blobs=true"
-    backoff = Backoff(patience)
-    while True:
-        try:
-            async with connect(
-                source, token=token, endpoint=endpoint, revision=revision, patience=patience, url=url
-            ) as origin:
-                text = await origin.read_whole(_LISTING_BYTES)
-            return _parse(source, text)
-        except ArtifactError as error:
-            pause = backoff.pause_seconds(error)
-        await asyncio.sleep(pause)
 
 
 def _parse(source: Source, text: bytes) -> Listing:

@@ -25,7 +25,7 @@ import structlog
 from artifacts import durable, root
 from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, Progress, fetch
-from artifacts.folder import fetch_folder, list_folder
+from artifacts.folder import Folder
 from artifacts.part import storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key
@@ -271,19 +271,9 @@ class Store:
                 make_room=make_room,
             )
             return [one], one.revision
-        listing = await list_folder(
-            source, token=token, endpoint=self._endpoint, file_root=None, revision=revision, patience=self._patience
-        )
-        several = await fetch_folder(
-            source,
-            listing,
-            incoming,
-            token=token,
-            endpoint=self._endpoint,
-            on_progress=on_progress,
-            make_room=make_room,
-            patience=self._patience,
-        )
+        folder = Folder(source=source, token=token, endpoint=self._endpoint, file_root=None, patience=self._patience)
+        listing = await folder.listing(revision)
+        several = await folder.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
         return several, listing.revision
 
     def _take_in(

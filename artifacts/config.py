@@ -1,0 +1,86 @@
+"""What the `config.json` of a folder of weights (Hugging Face layout, as MLX has it) means for memory.
+
+The names are those of transformers' configurations. Only what mlx-lm keeps in its plain and its rotating KV cache is
+computed; a configuration that mentions anything else that is kept (recurrent state, latent attention) tells nothing, so
+that whoever serves it has to state its memory.
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+
+from artifacts.errors import ArtifactError
+from artifacts.values import count_of
+from crds.model import Layers, Layout
+
+_ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
+"""Layer types, and whether they look back through a window."""
+_OTHER_STATE: Final = (
+    *("kv_lora_rank", "state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_num_key_heads"),
+    *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
+)
+"""Fields of models that keep something else than keys and values of their heads."""
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """Read a configuration; of a model that also sees or hears, the part that writes.
+
+    Raises:
+        ArtifactError: HeaderInvalid.
+    """
+    try:
+        config = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ArtifactError("HeaderInvalid", f"config.json makes no sense: {error}") from error
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
+    """Return what decides the memory of serving, or None when the configuration does not tell all of it."""
+    embedding, heads = count_of(config.get("hidden_size")), count_of(config.get("num_attention_heads"))
+    vocabulary, count = count_of(config.get("vocab_size")), count_of(config.get("num_hidden_layers"))
+    if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
+        return None
+    width = count_of(config.get("head_dim")) or embedding // heads
+    elements = (count_of(config.get("num_key_value_heads")) or heads) * width
+    windows = _windows(config, count)
+    feed_forward = _feed_forward(config)
+    if windows is None or feed_forward is None:
+        return None
+    return Layout(
+        tensor_bytes=tensor_bytes,
+        vocabulary_size=vocabulary,
+        embedding_size=embedding,
+        attention_size=heads * width,
+        head_count=heads,
+        feed_forward_size=feed_forward,
+        expert_outputs=count_of(config.get("num_experts_per_tok")) or 0,
+        layers=[
+            Layers(count=number, key_elements=elements, value_elements=elements, window=window)
+            for window, number in sorted(windows.items(), key=lambda kind: kind[0] or 0)
+        ],
+    )
+
+
+def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
+    """Count the layers by window; None when a layer is of an unknown type."""
+    types = config.get("layer_types")
+    if types is None:
+        # A window for all is not believed: whether it is used differs from model to model, and none takes more.
+        return Counter({None: count})
+    window = count_of(config.get("sliding_window"))
+    if not isinstance(types, list) or len(types) != count or any(each not in _ATTENTION for each in types):
+        return None
+    return Counter(window if _ATTENTION[each] and window else None for each in types)
+
+
+def _feed_forward(config: dict[str, Any]) -> int | None:
+    """Elements in the middle of the widest layer, over all experts that a token uses; None when not stated."""
+    dense = count_of(config.get("intermediate_size"))
+    expert = count_of(config.get("moe_intermediate_size"))
+    used = count_of(config.get("num_experts_per_tok"))
+    if not used:
+        return dense
+    return max(dense or 0, (expert or dense or 0) * used) or None
