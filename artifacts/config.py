@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.values import count_of
-from crds.model import Layers, Layout
+from artifacts.values import count_of, text_of
+from crds.model import GGUF, Layers, Layout
 
 _ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
 """Layer types, and whether they look back through a window."""
@@ -21,6 +21,9 @@ _OTHER_STATE: Final = (
     *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
 )
 """Fields of models that keep something else than keys and values of their heads."""
+_SIZES: Final = ("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok")
+_LARGEST: Final = 1 << 24
+"""No size of a model comes near it, and no product of two overflows a status."""
 
 
 def parse(text: bytes) -> dict[str, Any]:
@@ -37,11 +40,32 @@ def parse(text: bytes) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
+def summarize(config: dict[str, Any]) -> GGUF:
+    """Return the configuration's facts for people; what it does not say in a form that makes sense is absent."""
+    return GGUF(
+        architecture=text_of(config.get("model_type")),
+        quantization=_quantization(config),
+        context_length=count_of(config.get("max_position_embeddings")),
+        embedding_size=count_of(config.get("hidden_size")),
+        layer_count=count_of(config.get("num_hidden_layers")),
+        head_count=count_of(config.get("num_attention_heads")),
+        head_count_kv=count_of(config.get("num_key_value_heads")),
+    )
+
+
+def _quantization(config: dict[str, Any]) -> str:
+    quantization = config.get("quantization")
+    bits = count_of(quantization.get("bits")) if isinstance(quantization, dict) else None
+    return f"{bits}-bit" if bits else text_of(config.get("torch_dtype") or config.get("dtype"))
+
+
 def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     """Return what decides the memory of serving, or None when the configuration does not tell all of it."""
     embedding, heads = count_of(config.get("hidden_size")), count_of(config.get("num_attention_heads"))
     vocabulary, count = count_of(config.get("vocab_size")), count_of(config.get("num_hidden_layers"))
     if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
+        return None
+    if max(embedding, heads, vocabulary, count, *(count_of(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
         return None
     width = count_of(config.get("head_dim")) or embedding // heads
     elements = (count_of(config.get("num_key_value_heads")) or heads) * width
@@ -71,7 +95,7 @@ def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
         # A window for all is not believed: whether it is used differs from model to model, and none takes more.
         return Counter({None: count})
     window = count_of(config.get("sliding_window"))
-    if not isinstance(types, list) or len(types) != count or any(each not in _ATTENTION for each in types):
+    if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):
         return None
     return Counter(window if _ATTENTION[each] and window else None for each in types)
 

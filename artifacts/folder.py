@@ -68,6 +68,15 @@ class _Repository(msgspec.Struct):
     siblings: list[_Sibling]
 
 
+def refuse_digest(source: Source, sha256: str | None) -> None:
+    """Raise SourceInvalid for an expected digest of a folder, which has none that the hub or a user could know."""
+    if sha256 and source.is_folder:
+        raise ArtifactError(
+            "SourceInvalid",
+            f"{source.display}: a folder has no sha256: remove it, and pin a commit with @REVISION instead",
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folder:
     """A source that is a folder, with what it takes to read it; as the arguments of `fetch.fetch`."""

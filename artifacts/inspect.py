@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+from artifacts import config as configuration
 from artifacts import gguf, root
 from artifacts.errors import ArtifactError
+from artifacts.folder import WEIGHTS, Folder, refuse_digest
 from artifacts.layout import layout_of
 from artifacts.origin import Answer, Origin, RangeRefused, connect
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
@@ -25,9 +27,9 @@ class Inspection:
     Attributes:
         size_bytes: size of the whole file.
         revision: what was resolved: commit of hf://, entity tag or date of http(s)://, time and size of file://.
-        file: its name.
+        file: its name; empty for a folder.
         sha256: its digest as expected or as the hub states it, or None.
-        gguf: summary of the header.
+        gguf: summary of the header; of a folder, of its config.json.
         layout: what decides the memory of serving, or None where the header does not tell all of it.
         tensor_bytes: exact bytes of all weights.
 
@@ -50,6 +52,24 @@ class _Found:
     header: gguf.GGUFHeader
 
 
+async def _folder(
+    source: Source, *, token: str | None, endpoint: str, file_root: Path | None, patience: Patience
+) -> Inspection:
+    folder = Folder(source=source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
+    listing = await folder.listing(None)
+    config = configuration.parse(await folder.config(listing))
+    tensor_bytes = sum(entry.size_bytes for entry in listing.entries if entry.name.endswith(WEIGHTS))
+    return Inspection(
+        size_bytes=listing.size_bytes,
+        revision=listing.revision,
+        file="",
+        sha256=None,
+        gguf=configuration.summarize(config),
+        layout=configuration.layout_of(config, tensor_bytes),
+        tensor_bytes=tensor_bytes,
+    )
+
+
 async def inspect(
     source: Source,
     *,
@@ -59,7 +79,7 @@ async def inspect(
     sha256: str | None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Inspection:
-    """Read the header of `source` and summarize it; takes at most 64 MiB of the file and 5 minutes.
+    """Read the header of `source`, or a folder's config.json; takes at most 64 MiB of the file and 5 minutes.
 
     Args:
         source: what to inspect.
@@ -75,6 +95,9 @@ async def inspect(
     """
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
+            if source.is_folder:
+                refuse_digest(source, sha256)
+                return await _folder(source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
             if source.scheme == "file":
                 found = await asyncio.to_thread(_local, root.locate(source, file_root))
             else:

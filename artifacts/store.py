@@ -25,7 +25,7 @@ import structlog
 from artifacts import durable, root
 from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, Progress, fetch
-from artifacts.folder import Folder
+from artifacts.folder import Folder, refuse_digest
 from artifacts.part import storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key
@@ -141,11 +141,7 @@ class Store:
         Raises:
             ArtifactError: with a reason and whether to try again later.
         """
-        if sha256 and source.is_folder:
-            raise ArtifactError(
-                "SourceInvalid",
-                f"{source.display}: a folder has no sha256: remove it, and pin a commit with @REVISION instead",
-            )
+        refuse_digest(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":
                 return await self._in_place(source, sha256, on_progress)

@@ -64,10 +64,13 @@ async def _fetch(
     text: str, folder: Path, sha256: str | None, revision: str | None, file_root: Path | None
 ) -> dict[str, Any]:
     # aiohttp takes longer to import than a refused source takes to be refused.
+    from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import fetch  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
     source = parse(text)
+    if source.is_folder:
+        raise ArtifactError("SourceInvalid", f"{source.display}: is a folder: name one file of it")
     with _progress(source.file) as show:
         done = await fetch(
             source,

@@ -20,14 +20,16 @@ from crds.size import size_text
 def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
     """Read the header of the file of SOURCE: architecture, quantization, context, and the memory that serving takes.
 
-    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Only the header
-    crosses the network. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
+    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
+    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header crosses the network. A token is taken from
+    HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
 
     Exit code: 0 inspected, 1 failed and may work later, 2 failed for good.
 
     \b
     Examples:
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+      pomona inspect hf://mlx-community/Qwen3-8B-4bit
       pomona inspect file://$PWD/model.gguf --file-root . --json
     """
     facts = outcome.run("inspect", _inspect(source, sha256, file_root), result)
@@ -63,18 +65,19 @@ async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dic
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a person wants to know, without what the file does not say."""
     gguf = facts["gguf"]
+    tensors = gguf.get("tensorCount")
     heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
     rows = (
         ("file", facts["file"]),
         ("name", gguf.get("modelName")),
         ("size", size_text(facts["sizeBytes"])),
-        ("weights", f"{size_text(facts['tensorBytes'])} in {gguf.get('tensorCount')} tensors"),
+        ("weights", size_text(facts["tensorBytes"]) + (f" in {tensors} tensors" if tensors else "")),
         ("architecture", gguf.get("architecture")),
         ("quantization", gguf.get("quantization")),
         ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
         ("layers", gguf.get("layerCount")),
         ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
-        ("memory", _memory(facts["layout"])),
+        ("memory", _memory(facts["layout"], "llama.cpp" if facts["file"] else "mlx-lm")),
         ("license", gguf.get("license")),
         ("revision", facts["revision"]),
         ("sha256", facts["sha256"]),
@@ -82,13 +85,13 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows if value not in (None, "")]
 
 
-def _memory(layout: dict[str, Any] | None) -> str:
+def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Say what serving takes with the context that a service has by default."""
     from crds.model import Layout  # noqa: PLC0415  only a person asks
     from fitness.memory import estimate  # noqa: PLC0415
     from fitness.parts import Settings  # noqa: PLC0415
 
-    settings = Settings(context_length=4096)
+    settings = Settings(context_length=4096, runtime=runtime)
     needed = estimate(msgspec.convert(layout, Layout | None), settings)
     if needed is None:
         return "not known: state spec.memoryBytes of its Model"

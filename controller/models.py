@@ -254,7 +254,7 @@ def _condition(model: Model, kind: str, *, true: bool, reason: str, message: str
 def _summary(facts: Facts) -> str:
     gguf = facts.gguf or GGUF()
     known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
-    return f"{facts.file}: " + ", ".join(each for each in known if each)
+    return f"{facts.file or 'folder'}: " + ", ".join(each for each in known if each)
 
 
 def _of_pod(_store: Store, pod: Obj) -> list[Key]:

@@ -52,7 +52,8 @@ class ModelSpec(Resource, frozen=True):
         Meta(max_length=2048, pattern=r"^(hf|https?|file)://[^\s]+$"),
         described(
             "Where the weights are: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf, or "
-            "file:///PATH.gguf, which only hosts can serve, from below their agent's --file-root."
+            "file:///PATH.gguf, which only hosts can serve, from below their agent's --file-root. A folder of MLX "
+            "weights, for hosts: hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end."
         ),
     ]
     sha256: Annotated[
@@ -176,7 +177,7 @@ class ModelStatus(Resource, frozen=True):
     file: Annotated[str, described("Name of the file.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
     size: Annotated[str, described("Size of the file for people, for example 4.4 GiB.")] = ""
-    gguf: Annotated[GGUF | None, described("What the artifact's own header says.")] = None
+    gguf: Annotated[GGUF | None, described("What the artifact's own header says, or a folder's config.json.")] = None
     layout: Annotated[
         Layout | None,
         described("What decides how much memory serving takes; absent where the artifact does not tell all of it."),
@@ -200,6 +201,10 @@ class Model(Resource, frozen=True):
             rule(
                 "!self.source.startsWith('file://') || !has(self.sourceSecretRef)",
                 "a file:// source takes no spec.sourceSecretRef: remove it",
+            ),
+            rule(
+                "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",
+                "a folder has no sha256: remove spec.sha256, and pin a commit with @REVISION in spec.source instead",
             ),
         ),
     ]

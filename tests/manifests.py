@@ -71,6 +71,12 @@ BAD = {
         {"source": "file:///m.gguf", "memoryBytes": 1, "sourceSecretRef": {"name": "hub"}},
         "a file:// source takes no spec.sourceSecretRef: remove it",
     ),
+    "folder of a hub with a sha256": Bad(
+        MODELS, {"source": "hf://acme/mlx@v1", "sha256": "0" * 64}, "a folder has no sha256: remove spec.sha256"
+    ),
+    "folder of a host with a sha256": Bad(
+        MODELS, {"source": "file:///mlx/", "memoryBytes": 1, "sha256": "0" * 64}, "pin a commit with @REVISION"
+    ),
     "scheme that nobody fetches": Bad(MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"),
     "no source": Bad(MODELS, {"source": None}, "spec.source: Required value"),
     "source that is no string": Bad(MODELS, {"source": 7}, "spec.source: .*must be of type string"),

@@ -1,0 +1,134 @@
+"""A folder of MLX weights, inspected: its listing, its configuration, and what serving it takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts import config
+from artifacts.errors import ArtifactError
+from artifacts.inspect import Inspection, inspect
+from artifacts.source import parse
+from crds.model import Layers
+from tests.web import COMMIT, FileServer
+
+WEIGHTS_BYTES = 50_000
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 300,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "quantization": {"bits": 4, "group_size": 64},
+}
+
+
+def write(folder: Path, settings: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "model.safetensors").write_bytes(bytes(WEIGHTS_BYTES))
+    (folder / "run.py").write_text("import os")
+    return folder
+
+
+async def look(
+    source: str, *, server: FileServer, file_root: Path | None = None, sha256: str | None = None
+) -> Inspection:
+    return await inspect(parse(source), token=None, endpoint=server.url, file_root=file_root, sha256=sha256)
+
+
+async def test_a_repository_is_inspected_without_its_weights(server: FileServer) -> None:
+    folder = write(server.root / "acme" / "mlx", LLAMA)
+
+    found = await look("hf://acme/mlx", server=server)
+
+    assert found.revision == COMMIT
+    assert (found.file, found.sha256) == ("", None)
+    assert found.size_bytes == WEIGHTS_BYTES + (folder / "config.json").stat().st_size
+    assert found.tensor_bytes == WEIGHTS_BYTES
+    assert (found.gguf.architecture, found.gguf.quantization) == ("llama", "4-bit")
+    assert found.layout
+    assert found.layout.layers == [Layers(count=3, key_elements=32, value_elements=32)]
+    assert not server.seen(".safetensors")
+
+
+async def test_a_local_folder_is_inspected_in_place(server: FileServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "files" / "mlx", LLAMA)
+    found = await look(f"file://{folder}/", server=server, file_root=folder.parent)
+    assert found.layout
+    assert found.layout.tensor_bytes == WEIGHTS_BYTES
+    assert not server.requests
+
+
+async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
+    folder = write(server.root / "acme" / "mlx", LLAMA)
+    (folder / "config.json").write_text("[1")
+    with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json makes no sense"):
+        await look("hf://acme/mlx", server=server)
+    with pytest.raises(ArtifactError, match="404"):
+        await look("hf://acme/none", server=server)
+    with pytest.raises(ArtifactError, match="pin a commit"):
+        await look("hf://acme/mlx", server=server, sha256="0" * 64)
+
+
+def layers(**changes: object) -> list[Layers] | None:
+    found = config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    return found.layers if found else None
+
+
+def test_layers_are_told_by_their_window() -> None:
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    assert layers(layer_types=types, sliding_window=512) == [
+        Layers(count=1, key_elements=32, value_elements=32),
+        Layers(count=2, key_elements=32, value_elements=32, window=512),
+    ]
+    assert layers(sliding_window=512) == [Layers(count=3, key_elements=32, value_elements=32)]
+
+
+def test_a_stated_head_size_and_experts_count() -> None:
+    found = config.layout_of(
+        LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
+    )
+    assert found
+    assert found.layers[0].key_elements == 256
+    assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
+
+
+def test_a_model_that_also_sees_is_read_by_the_part_that_writes() -> None:
+    assert config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_lora_rank": 512},
+        {"mamba_d_state": 16},
+        {"layer_types": ["linear_attention"] * 3},
+        {"layer_types": ["full_attention"]},
+        {"hidden_size": None},
+        {"num_hidden_layers": "many"},
+        {"intermediate_size": None},
+        {"layer_types": [[], {}, None]},
+        {"head_dim": 1 << 60},
+    ],
+)
+def test_what_is_not_understood_is_unknown(changes: dict[str, object]) -> None:
+    assert layers(**changes) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*LLAMA, "layer_types", "sliding_window", "head_dim"]),
+        st.none() | st.integers() | st.text() | st.lists(st.integers() | st.text()),
+    )
+)
+def test_no_configuration_crashes_the_reader(changes: dict[str, object]) -> None:
+    found = config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    assert found is None or all(each.count > 0 for each in found.layers)
+    config.summarize(LLAMA | changes)
