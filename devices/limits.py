@@ -1,6 +1,7 @@
 """What the system lets one process use, raised to what a server needs: service managers start jobs with little."""
 
 import resource
+import sys
 
 _DESCRIPTORS = 10240  # the most that macOS grants by default
 
@@ -11,3 +12,9 @@ def raise_descriptors() -> None:
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def descriptors() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -1,8 +1,17 @@
 """Where a process listens, as the kernel tells it: no log and no file can claim a port that is another's."""
 
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Final
+
 import psutil
 
 LOOPBACK = "127.0.0.1"
+_MACOS_SOL_LOCAL: Final = 0
+_MACOS_LOCAL_PEERPID: Final = 2
+_CONNECT_SECONDS: Final = 1.0
 
 
 def loopback_port(pid: int) -> int | None:
@@ -15,3 +24,17 @@ def loopback_port(pid: int) -> int | None:
         return None
     ports = [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN and each.laddr.ip == LOOPBACK]
     return min(ports, default=None)
+
+
+def unix_listener(path: Path) -> int | None:
+    """Ask the kernel which process listens on the unix socket at `path`; None when none does."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_CONNECT_SECONDS)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return None
+        if sys.platform == "darwin":
+            return client.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)
+        pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -6,8 +6,6 @@ kernel says who that is even when it is too busy, too new or too stuck to answer
 
 import asyncio
 import os
-import socket
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from devices.sockets import unix_listener
 from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from gateway.proxy.config import ProxyState
 from kube.backoff import backoff_seconds
@@ -32,8 +31,6 @@ _LAST_RESTART_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 30.0
 _STARTING_SECONDS: Final = 0.05
 _CHECK_SECONDS: Final = 10.0
-_CONNECT_SECONDS: Final = 1.0
-_MACOS_LOCAL_PEERPID: Final = 2
 _LONGEST_SOCKET: Final = 103 if sys.platform == "darwin" else 107
 
 log = structlog.get_logger()
@@ -61,7 +58,7 @@ class Proxy:
 
     def adopt(self) -> None:
         """Take over the proxy of an earlier agent, whether it answers or not. Raises OSError."""
-        pid = _listener(self._socket)
+        pid = unix_listener(self._socket)
         if self.process or pid is None:
             return
         try:
@@ -69,7 +66,7 @@ class Proxy:
         except ProcessLookupError:
             return
         # Asked again, as the watch is open now: it holds the process that listens, and not a later one of that pid.
-        if _listener(self._socket) == pid:
+        if unix_listener(self._socket) == pid:
             log.info("proxy adopted", pid=pid)
             self.process = process
         else:
@@ -137,17 +134,3 @@ class Proxy:
         process = spawn.spawn(argv, child_environment(os.environ), self._folder / "logs" / LOG, self._folder)
         log.info("proxy started", pid=process.pid)
         return process
-
-
-def _listener(path: Path) -> int | None:
-    """Ask the kernel which process listens on the unix socket at `path`; None when none does."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(_CONNECT_SECONDS)
-        try:
-            client.connect(str(path))
-        except OSError:
-            return None
-        if sys.platform == "darwin":
-            return client.getsockopt(0, _MACOS_LOCAL_PEERPID)
-        pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid)

@@ -212,6 +212,9 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"}.intersection(argv):
         sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
         return 0
+    if "--list-devices" in argv:
+        sys.stdout.write("\n".join(["Available devices:", *(_devices() or ["  (none)"])]) + "\n")
+        return 0
     try:
         parameters = parse(argv)
     except ArgumentError as error:
@@ -225,6 +228,17 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
     return _serve(server)
+
+
+def _devices() -> list[str]:
+    """Describe what a model can be offloaded to, as llama-server does."""
+    cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
+    return [
+        f"  {each['name']}: {each['description']} "
+        f"({each['memory_total'] // 2**20} MiB, {each['memory_free'] // 2**20} MiB free)"
+        for each in xllamacpp.get_device_info()
+        if each["type"] != cpu
+    ]
 
 
 def _serve(_server: Any) -> NoReturn:

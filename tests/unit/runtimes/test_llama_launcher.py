@@ -159,3 +159,16 @@ def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(serve
         assert server.process.wait(timeout=5) == 0
         with pytest.raises((IncompleteRead, ConnectionResetError)):
             response.read()
+
+
+def test_devices_are_listed_as_llama_server_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = xllamacpp.ggml_backend_dev_type
+    cpu = {"name": "CPU", "description": "Apple M4", "memory_total": 2**34, "memory_free": 2**34}
+    gpu = {"name": "MTL0", "description": "Apple M4", "memory_total": 12124 * 2**20, "memory_free": 2**33}
+    cpu["type"], gpu["type"] = kinds.GGML_BACKEND_DEVICE_TYPE_CPU, kinds.GGML_BACKEND_DEVICE_TYPE_GPU
+    for devices, listed in [([cpu], "  (none)"), ([gpu, cpu], "  MTL0: Apple M4 (12124 MiB, 8192 MiB free)")]:
+        monkeypatch.setattr(xllamacpp, "get_device_info", lambda devices=devices: devices)
+        assert llama_launcher.main(["--list-devices"]) == 0
+        assert capsys.readouterr().out == f"Available devices:\n{listed}\n"

@@ -1,0 +1,120 @@
+"""What the self test says of Macs, from recorded outputs; that it runs for real is for tests/hosts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli import log, selftest
+from devices import gpu, libsystem, macos
+from devices.host import HostState
+from devices.metal import Metal
+from devices.pressure import Reading
+from metal_agent.selftest import engine, facts, run
+from metal_agent.selftest.line import Line, Verdict, known, same
+from tests.unit.devices.recordings import recorded, stand_in
+
+GIB = 2**30
+MAC = {
+    "ioreg": recorded("ioreg_m5_pro_busy.txt"),
+    "system_profiler": recorded("displays_m4_headless.json").replace('"10"', '"20"'),
+    "devices.metal": json.dumps({"name": "Apple M5 Pro", "workingSetBytes": 50 * GIB}),
+    "sw_vers": "26.2\n",
+    "vm.swapusage": recorded("sysctl_pressure_critical.txt"),
+    "sysctl": recorded("sysctl_m5_pro_64g.txt"),
+}
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], level: int | None = 4) -> dict[str, Verdict]:
+    stand_in(monkeypatch, outputs)
+    monkeypatch.setattr(libsystem, "sysctl_int", lambda _: level)
+    state = HostState(pressure=Reading("critical", round(6820.25 * 2**20), 4 * GIB), gpu=gpu.read())
+    return {line.name: line.verdict for line in facts.mac(macos.read(), state)}
+
+
+def test_a_mac_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(monkeypatch, MAC)
+    assert found.pop("limit that was set") == "unknown"
+    assert set(found.values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "name"),
+    [
+        ({"system_profiler": recorded("displays_m1.json")}, 4, "GPU cores"),
+        ({"ioreg": recorded("ioreg_m2_ultra_idle.txt")}, 4, "Metal's device"),
+        (
+            {"devices.metal": json.dumps({"name": "Apple M5 Pro", "workingSetBytes": 60 * GIB})},
+            4,
+            "Metal's working set",
+        ),
+        ({"devices.metal": ""}, 4, "Metal's device"),
+        ({"vm.swapusage": "vm.swapusage: total = 0.00M  used = 0.00M  free = 0.00M\n"}, 4, "swap by psutil"),
+        ({}, 1, "pressure by ctypes"),
+        ({}, None, "pressure by ctypes"),
+    ],
+)
+def test_a_mac_that_differs(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], level: int | None, name: str
+) -> None:
+    assert verdicts(monkeypatch, MAC | changes, level)[name] == "FAILED"
+
+
+def test_a_mac_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(monkeypatch, {}, None)
+    assert "ok" not in found.values()
+    assert found["Metal's working set"] == "FAILED"
+    assert found["memory bandwidth"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("Available devices:\n  MTL0: Apple M4 (12124 MiB, 12123 MiB free)\n", "ok"),
+        ("Available devices:\n  Metal: Apple M3 Max (12124 MiB, 12123 MiB free)\n", "ok"),
+        ("Available devices:\n  MTL0: Apple M4 (10922 MiB, 10922 MiB free)\n", "FAILED"),
+        ("Available devices:\n  (none)\n", "FAILED"),
+        ("", "FAILED"),
+    ],
+)
+def test_the_gpu_as_llama_cpp_sees_it(said: str, verdict: Verdict) -> None:
+    assert engine.device(said, Metal(working_set_bytes=12124 * 2**20)).verdict == verdict
+
+
+def test_verdicts() -> None:
+    assert known("a", 3, "3").verdict == "ok"
+    assert known("a", 0, "a number", holds=False).verdict == "FAILED"
+    assert known("a", None, "3").verdict == "unknown"
+    assert known("a", None, "3", needed=True).verdict == "FAILED"
+    assert same("a", 3, 3, "b").verdict == "ok"
+    assert same("a", 3, 4, "b").verdict == "FAILED"
+    assert same("a", 3, None, "b").verdict == "unknown"
+    assert same("a", None, None, "b", needed=True).verdict == "FAILED"
+
+
+async def test_what_breaks_is_a_line_and_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def breaks(_: Path) -> list[Line]:
+        raise OSError("no such thing")
+
+    async def holds(_: Path) -> list[Line]:
+        return [known("b", 1, "1")]
+
+    monkeypatch.setattr(run, "_PARTS", (("a", breaks), ("b", holds)))
+    assert await run.run(tmp_path) == [
+        Line("a", "FAILED", "OSError: no such thing", "no error"),
+        Line("b", "ok", "1", "1"),
+    ]
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("FAILED", 1)])
+def test_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int) -> None:
+    async def found(_: Path) -> list[Line]:
+        return [Line("memory", verdict, "16 GiB", "17 GiB")]
+
+    monkeypatch.setattr(selftest, "run", found)
+    monkeypatch.setattr(log, "configure", lambda: None)
+    result = CliRunner().invoke(selftest.command)
+    assert result.exit_code == code
+    assert f"{verdict:8} memory  16 GiB  expected: 17 GiB" in result.output
+    assert json.loads(CliRunner().invoke(selftest.command, ["--json"]).output)[0]["verdict"] == verdict
