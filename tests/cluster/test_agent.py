@@ -20,11 +20,13 @@ from kube.resources import ENDPOINT_SLICES, EVENTS, METAL_HOSTS, METAL_PROCESSES
 from metal_agent import registration
 from metal_agent.ledger import Ledger
 from tests import tiny_gguf
-from tests.cluster.bound import GIB, LONG, QUESTION, TOKEN, Serving, answers, back, engines
+from tests.cluster.bound import GIB, LONG, QUESTION, TOKEN, Serving, answers, back, engines, http, serving
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.eventually import eventually
 from tests.web import FileServer
+
+__all__ = ["http", "serving"]
 
 
 async def test_a_bound_process_is_served_at_the_address_of_its_slice_to_who_has_the_token(
