@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -15,6 +17,8 @@ from kube import credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
 from metal_agent.start import Options, StartError
+
+LAST_PORT: Final = 65535
 
 
 def default_state_folder() -> Path:
@@ -34,9 +38,34 @@ class PortRange(click.ParamType[tuple[int, int]]):
         if isinstance(value, tuple):
             return value
         first, _, last = str(value).partition("-")
-        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= 65535):  # noqa: PLR2004 - the last port
+        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= LAST_PORT):
             self.fail(f"{value!r} is no range of ports such as 18000-18999", param, ctx)
         return int(first), int(last)
+
+
+class Place(click.ParamType[tuple[str, int] | None]):
+    """ADDRESS:PORT, or off."""
+
+    name = "ADDRESS:PORT"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int] | None:
+        """Read address and port."""
+        if isinstance(value, tuple) or value == "off":
+            return value if isinstance(value, tuple) else None
+        address, _, port = str(value).rpartition(":")
+        try:
+            return str(ipaddress.ip_address(address.strip("[]"))), check_port(port)
+        except ValueError:
+            self.fail(f"{value!r} is no address and port such as 127.0.0.1:17999, nor off", param, ctx)
+
+
+def check_port(text: str) -> int:
+    """Read a port. Raises ValueError."""
+    if not (text.isdecimal() and 0 < int(text) <= LAST_PORT):
+        raise ValueError(text)
+    return int(text)
 
 
 SUBCOMMANDS = {
@@ -61,6 +90,13 @@ SUBCOMMANDS = {
 @click.option("--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Folder below which file:// sources are allowed.")
 @click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
+@click.option(
+    "--metrics-address",
+    type=Place(),
+    default="127.0.0.1:17999",
+    show_default=True,
+    help="For Prometheus; off: nowhere.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -72,6 +108,7 @@ def command(
     port_range: tuple[int, int],
     file_root: Path | None,
     memory_budget: int | None,
+    metrics_address: tuple[str, int] | None,
 ) -> None:
     """Serve models as native processes of this machine, as its MetalHost in the cluster.
 
@@ -96,6 +133,7 @@ def command(
         last_port=port_range[1],
         file_root=file_root.absolute() if file_root else None,
         memory_budget_bytes=memory_budget,
+        metrics_place=metrics_address,
     )
     try:
         asyncio.run(_until_signalled(kubeconfig, options))

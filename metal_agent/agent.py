@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,10 +18,10 @@ import msgspec
 import structlog
 
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
-from devices import host, limits
+from devices import host, limits, pressure
 from devices.facts import HostFacts
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
-from kube.apply import apply_status
+from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
 from kube.errors import Conflict, NotFound
@@ -30,17 +31,21 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, daemons, registration
+from metal_agent import assignments, daemons, metrics, registration
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.ledger import Ledger
+from metal_agent.metrics import Metrics
 from metal_agent.ports import Ports
+from metal_agent.pressure import Action
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.start import Options, StartError, find_address, identity, own
+from metal_agent.steps import Steps
 from metal_agent.supervisor import Supervisor
+from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 
 PATIENCE_SECONDS: Final = 10.0
@@ -66,6 +71,7 @@ _REGAIN: Final[Key] = ("regain",)
 _PROXY: Final[Key] = ("proxy",)
 _REPORT: Final[Key] = ("host",)
 _SLICES: Final[Key] = ("slices",)
+_TELL: Final[Key] = ("tell",)
 
 log = structlog.get_logger()
 
@@ -139,6 +145,11 @@ class Agent:
             runners=self._runners,
             secret=self._secret,
         )
+        senses = Senses(read=pressure.read, idle_seconds=self._exposed.idle_seconds, ledger=ledger)
+        self._watchdog = Watchdog(options.folder / "pressure.json", self._runners, senses, self._pressed)
+        self._metrics = Metrics(ledger, self._runners, self._watchdog)
+        self._metrics_place = options.metrics_place
+        self._steps = Steps(client, self._recorder, options.name, self._runners)
         self._host = Host(
             folder=options.folder,
             records=Records(options.folder / "processes"),
@@ -148,6 +159,7 @@ class Agent:
             exposure=self._exposed,
             secret=self._secret,
             changed=self._changed,
+            hold=self._watchdog.hold,
             daemons=daemons.of_this_machine(options.folder),
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
@@ -174,6 +186,9 @@ class Agent:
                 )
             )
             group.create_task(self._renew())
+            group.create_task(self._watchdog.run())
+            if self._metrics_place:
+                group.create_task(metrics.serve(self._metrics_place, self._metrics_text))
             await self._await_api()
 
     async def _recover(self) -> None:
@@ -216,7 +231,7 @@ class Agent:
             self._supervisor.add(assignments.read(obj) for obj in self._known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
-        for key in (_ASSIGN, _REPORT, _SLICES):
+        for key in (_ASSIGN, _REPORT, _SLICES, _TELL):
             self._queue.add(key)
 
     def _heard(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
@@ -252,6 +267,15 @@ class Agent:
         if runner.state.phase == "Stopped":
             self._queue.add(_ASSIGN)
 
+    def _pressed(self, step: Action, note: str) -> None:
+        """Have what a step against memory pressure changes written, and the step told."""
+        self._metrics.count(step)
+        self._steps.add(step, note)
+        for key in (_REPORT, _TELL):
+            self._queue.add(key)
+        if uid := getattr(step, "uid", None):
+            self._queue.add(("process", uid))
+
     def _publish_all(self) -> None:
         for service in self._exposed.services():
             self._queue.add(("slice", *service))
@@ -268,19 +292,15 @@ class Agent:
                 return await self._configure_proxy()
             case ("slice", namespace, name):
                 await self._exposed.publish((namespace, name))
-            case ("process" | "host", *_) if not self._renewed_once.is_set():
+            case ("process" | "host" | "tell", *_) if not self._renewed_once.is_set():
                 pass  # who has this name may be another; what is ours to write is written when it is ours
             case ("process", uid):
                 await self._report_process(uid)
             case ("host",):
-                for runner in self._runners.values():
-                    runner.remember()
-                state = await asyncio.to_thread(host.state)
-                assigned = (runner.assignment for runner in self._runners.values())
-                usable = self._host.daemons.usable()
-                wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, daemons=usable)
-                await registration.report(self._client, self._name, wanted)
+                await self._report_host()
                 return _REPORT_SECONDS
+            case ("tell",):
+                await self._steps.tell()
             case ("slices",):
                 for service in await self._exposed.endpoints.missed():
                     self._queue.add(("slice", *service))
@@ -295,6 +315,7 @@ class Agent:
         self._supervisor.assign(assignments.read(obj) for obj in processes)
         self._known = assignments.LastKnown(processes, self._tokens())
         self._memory.save(processes, self._known.secret)
+        self._watchdog.keep({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({"/".join(service) for service in self._exposed.services()})
 
     async def _regain(self) -> None:
@@ -335,6 +356,16 @@ class Agent:
             self._publish_all()
         return None if self._exposed.complete else _EXPOSE_SECONDS
 
+    async def _report_host(self) -> None:
+        """Write what this host is and has, to the API and of what runs to disk."""
+        for runner in self._runners.values():
+            runner.remember()
+        state = await asyncio.to_thread(host.state)
+        assigned = (runner.assignment for runner in self._runners.values())
+        usable = self._host.daemons.usable()
+        wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, daemons=usable)
+        await registration.report(self._client, self._name, wanted, [self._watchdog.condition()])
+
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process, if the object is still there."""
         runner = self._runners.get(uid)
@@ -345,11 +376,22 @@ class Agent:
         if observed is None or observed["metadata"]["uid"] != uid:
             return
         body = self._status(runner)
+        if target := self._watchdog.disruption(runner):
+            before = observed.get("status", {}).get("conditions", [])
+            body["conditions"] = merge_conditions(before, [target], datetime.now(UTC))
         with contextlib.suppress(NotFound, Conflict):
             self._store.put(
                 METAL_PROCESSES, await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
             )
         await self._tell(runner, observed)
+
+    async def _metrics_text(self) -> bytes:
+        """The agent's metrics, and the proxy's where that answers."""
+        try:
+            proxied = await self._proxy.client.metrics()
+        except (ProxyUnreachableError, ProxyRefusedError):
+            proxied = b""
+        return self._metrics.text() + proxied
 
     def _status(self, runner: Runner) -> dict[str, Any]:
         service = runner.assignment.service

@@ -181,6 +181,18 @@ class Exposed:
         except (ProxyUnreachableError, ProxyRefusedError) as error:
             log.warning("not drained", uid=uid, error=str(error))
 
+    async def idle_seconds(self) -> dict[str, float | None]:
+        """Ask the proxy since when each process answers nothing, by uid; None was never asked anything.
+
+        Empty when the proxy does not answer.
+        """
+        try:
+            state = await self._proxy.client.state()
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
+            log.warning("not known who is idle", error=str(error))
+            return {}
+        return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
+
     def requests(self, uid: str) -> int | None:
         """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""
         state = self._proxy.state

@@ -1,6 +1,6 @@
 """This host as the cluster sees it: its MetalHost object, with facts, budget and what is reserved."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any, Final
@@ -12,7 +12,7 @@ from crds.metalhost import CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
 from devices.facts import HostFacts
 from devices.host import HostState
-from kube.apply import apply_status
+from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
 from kube.resources import METAL_HOSTS
@@ -75,14 +75,18 @@ def status(
     )
 
 
-async def report(client: Client, host: str, wanted: MetalHostStatus) -> None:
-    """Create the MetalHost where it is missing, and write its status where that differs.
+async def report(client: Client, host: str, wanted: MetalHostStatus, conditions: Sequence[Obj] = ()) -> Obj:
+    """Create the MetalHost where it is missing, and write its status where that differs; returns the object.
+
+    `conditions` are those that the agent knows, without lastTransitionTime; others write theirs beside them.
 
     Raises ApiError and Unreachable.
     """
     observed = await _get_or_create(client, host)
-    body = settled(msgspec.to_builtins(wanted), observed.get("status") or {})
-    await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
+    written = observed.get("status") or {}
+    body = settled(msgspec.to_builtins(wanted), written)
+    body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
+    return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
 
 
 def settled(wanted: dict[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Options:
     last_port: int = 18999
     file_root: Path | None = None
     memory_budget_bytes: int | None = None
+    metrics_place: tuple[str, int] | None = None
+    """Address and port where the agent tells its metrics; None: nowhere."""
 
 
 @contextlib.contextmanager

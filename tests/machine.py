@@ -10,13 +10,16 @@ import psutil
 import pytest
 
 from crds.metalprocess import Artifact, MetalProcessSpec
+from devices.pressure import Level, Reading
 from metal_agent import spawn
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
 from metal_agent.ledger import Ledger
+from metal_agent.pressure import Action
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.supervisor import Supervisor
+from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 from runtimes.daemon import Daemon
 from tests import tiny_gguf
@@ -59,12 +62,16 @@ class Machine:
         self.daemons: Callable[[], list[Daemon]] = list
         """Makes the shared daemons that this host knows, for each agent anew."""
         self.secrets: dict[tuple[str, str], str] = {}
+        self.level: Level | None = "normal"
+        """How short of memory this host is."""
+        self.idle: dict[str, float | None] = {}
         self._session = session
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self.runners: dict[str, Runner] = {}
         self.changes: list[tuple[str, str]] = []
+        self.steps: list[Action] = []
         self.exposure = RecordingExposure(self.runners)
         self.ledger.reserved.clear()
         started = asyncio.Event()
@@ -78,7 +85,16 @@ class Machine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    async def _idle_seconds(self) -> dict[str, float | None]:
+        return self.idle
+
     async def _run(self, started: asyncio.Event) -> None:
+        self.watchdog = Watchdog(
+            self.folder / "pressure.json",
+            self.runners,
+            Senses(lambda: Reading(self.level, None, None), self._idle_seconds, self.ledger),
+            lambda step, _note: self.steps.append(step),
+        )
         host = Host(
             folder=self.folder,
             records=Records(self.folder / "processes"),
@@ -88,11 +104,13 @@ class Machine:
             exposure=self.exposure,
             secret=lambda namespace, name: self.secrets.get((namespace, name)),
             changed=lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
+            hold=self.watchdog.hold,
             daemons=Daemons(self.folder, self.daemons()),
         )
         async with asyncio.TaskGroup() as group:
             self.supervisor = Supervisor(host, self.runners, group)
             await self.supervisor.recover()
+            group.create_task(self.watchdog.run())
             started.set()
             await asyncio.Event().wait()
 

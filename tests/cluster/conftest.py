@@ -198,7 +198,7 @@ async def metal_host(
             lease = await plane.request("GET", LEASES.path(HOSTS_NAMESPACE, name))
             return "renewTime" in lease["spec"]
 
-        host = await members.metal_host(plane, network, name, tmp_path, *options)
+        host = await members.metal_host(plane, network, name, tmp_path, *options, decided=True)
         hosts.append(host)
         watched.append(host.agent)
         host.agent.start()

@@ -75,12 +75,14 @@ class MetalHost:
         agent: its agent; `stop`, `kill` and `start` concern it alone, what it runs lives on.
         file_root: folder for `file://` sources.
         state_folder: what the agent keeps.
+        level: file with the memory pressure that the agent sees, where a test decides that.
     """
 
     host: Host
     agent: Process
     file_root: Path
     state_folder: Path
+    level: Path
 
     @property
     def name(self) -> str:
@@ -93,8 +95,13 @@ class MetalHost:
         return self.host.address
 
 
-async def metal_host(plane: ControlPlane, network: Network, name: str, folder: Path, *arguments: str) -> MetalHost:
-    """A machine with its agent as the host's own ServiceAccount, not yet started."""
+async def metal_host(
+    plane: ControlPlane, network: Network, name: str, folder: Path, *arguments: str, decided: bool = False
+) -> MetalHost:
+    """A machine with its agent as the host's own ServiceAccount, not yet started.
+
+    With `decided` its memory pressure is what a test says: of itself, that of the machine which all of them share.
+    """
     host = await network.add_host(name)
     identity = folder / f"{name}.yaml"
     identity.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name))
@@ -104,9 +111,11 @@ async def metal_host(plane: ControlPlane, network: Network, name: str, folder: P
     state_folder, file_root = folder / name, folder / f"{name}-files"
     for needed in (state_folder, file_root):
         needed.mkdir()
+    level = folder / f"{name}-level"
+    program = ("tests.agent_process", str(level)) if decided else ("cli.main",)
     argv = [
         *host.exec,
-        *(sys.executable, "-m", "cli.main", "agent"),
+        *(sys.executable, "-m", *program, "agent"),
         f"--name={name}",
         f"--kubeconfig={kubeconfig}",
         f"--state-dir={state_folder}",
@@ -114,4 +123,4 @@ async def metal_host(plane: ControlPlane, network: Network, name: str, folder: P
         f"--file-root={file_root}",
         *arguments,
     ]
-    return MetalHost(host, Process(f"agent {name}", argv, folder / f"agent-{name}.log"), file_root, state_folder)
+    return MetalHost(host, Process(f"agent {name}", argv, folder / f"agent-{name}.log"), file_root, state_folder, level)

@@ -1,0 +1,156 @@
+"""Memory pressure with llama.cpp's real server: who goes, in which order, and that all of it comes back."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from artifacts import durable
+from metal_agent import pressure
+from metal_agent.pressure import Action, Ask, Evict, Hold, Release, Return
+from metal_agent.watchdog import Remembered
+from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment, engines, phase, ready
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a minute be half a second."""
+    monkeypatch.setattr(pressure, "SAMPLE_SECONDS", 0.02)
+    for name in ("WARN", "CRITICAL", "MOVE", "CRITICAL_PLACE", "SETTLE", "CALM", "RETURN"):
+        seconds = getattr(pressure, f"{name}_SECONDS")
+        monkeypatch.setattr(pressure, f"{name}_SECONDS", seconds / 100)
+
+
+def evicted(machine: Machine) -> list[Action]:
+    return [step for step in machine.steps if isinstance(step, Evict)]
+
+
+async def test_critical_pressure_ends_one_after_the_other_drained_and_calm_brings_them_back(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
+    pids = {uid: await ready(machine, uid) for uid in ("low", "top")}
+
+    machine.level = "critical"
+    await phase(machine, "Pending", "MemoryPressure", "low")
+    assert not psutil.pid_exists(pids["low"])
+    assert machine.exposure.calls[:2] == [("withdraw", True), ("drain", True)], "before its engine was ended"
+    await phase(machine, "Pending", "MemoryPressure", "top")
+    assert engines(machine) == []
+    assert machine.steps == [Hold(), Ask("low"), Evict("low"), Ask("top"), Evict("top")]
+    assert machine.ledger.reserved.keys() == {"low", "top"}, "their places are kept"
+    target = machine.watchdog.disruption(machine.runners["low"])
+    assert target
+    assert (target["type"], target["status"], target["reason"]) == ("DisruptionTarget", "True", "MemoryPressure")
+    assert machine.watchdog.condition()["status"] == "True"
+
+    machine.level = "normal"
+    assert await ready(machine, "low") not in pids.values()
+    await ready(machine, "top")
+    assert machine.steps[5:] == [Release(), Return("top"), Return("low")]
+    assert machine.watchdog.condition()["status"] == "False"
+    assert machine.watchdog.disruption(machine.runners["low"]) is None
+
+
+async def test_who_was_idle_for_longest_goes_first(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment(uid) for uid in ("busy", "idle", "unasked")])
+    for uid in machine.runners:
+        await ready(machine, uid)
+    machine.idle = {"busy": 0.0, "idle": 900.0, "unasked": None}
+    machine.level = "critical"
+    await eventually(lambda: machine.steps[1:2] == [Ask("idle")])
+    machine.level = None
+    await eventually(lambda: machine.watchdog.level is None)
+    assert evicted(machine) == [], "what is not known ends nothing"
+
+
+async def test_nothing_is_started_while_the_host_is_short_of_memory(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.level = "warn"
+    await eventually(lambda: machine.watchdog.state.pressed)
+    machine.supervisor.assign([assignment()])
+    assert "short of memory" in await phase(machine, "Pending", "MemoryPressure")
+    assert engines(machine) == []
+    assert machine.watchdog.disruption(machine.runners["u1"]), "it could start elsewhere"
+    machine.level = "normal"
+    await ready(machine)
+
+
+async def test_what_was_evicted_stays_so_under_the_next_agent_and_returns(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    await ready(machine)
+    machine.level = "critical"
+    await phase(machine, "Pending", "MemoryPressure")
+    await machine.stop()
+
+    machine.level = None
+    await machine.start()
+    machine.supervisor.assign([assignment()])
+    await phase(machine, "Pending", "MemoryPressure")
+    assert machine.watchdog.state.evicted == ("u1",)
+    machine.level = "normal"
+    await ready(machine)
+    assert machine.steps == [Release(), Return("u1")]
+
+
+async def test_an_eviction_that_was_only_written_down_is_done_by_the_next_agent(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    durable.write(machine.folder / "pressure.json", Remembered(pressed=True, evicted=("u1",)))
+
+    machine.level = "warn"
+    await machine.start()
+    await phase(machine, "Pending", "MemoryPressure")
+    assert not psutil.pid_exists(pid)
+
+
+async def test_one_that_is_taken_away_while_it_is_evicted_is_forgotten(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    await ready(machine)
+    machine.level = "critical"
+    await phase(machine, "Pending", "MemoryPressure")
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.watchdog.keep(set())
+    path = machine.folder / "pressure.json"
+    await eventually(lambda: msgspec.json.decode(path.read_bytes(), type=Remembered).evicted == ())
+    assert machine.ledger.reserved == {}
+
+
+async def test_a_disk_that_is_full_saves_no_engine(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_path: Path, _value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    machine.supervisor.assign([assignment()])
+    await ready(machine)
+    monkeypatch.setattr(durable, "write", full)
+    machine.level = "critical"
+    await phase(machine, "Pending", "MemoryPressure")
+
+
+async def test_a_look_that_fails_is_not_the_last(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = asyncio.Event()
+
+    async def broken() -> dict[str, float | None]:
+        failed.set()
+        raise ValueError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.watchdog, "_senses", replace(machine.watchdog._senses, idle_seconds=broken))
+        machine.level = "warn"
+        await failed.wait()
+    await eventually(lambda: machine.watchdog.state.pressed)
