@@ -40,6 +40,13 @@ test-hosts: setup ## Run the tests of the agent that start real engines, without
 test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
 	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/cluster) $(ARGS)
 
+.PHONY: benchmarks
+benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of them
+	@for path in benchmarks/$(or $(NAME),*).py; do \
+	  name=$$(basename $$path .py); test $$name = __init__ && continue; \
+	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name; \
+	done
+
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh
 	@$(BIN)/ruff check .

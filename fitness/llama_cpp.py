@@ -34,10 +34,11 @@ _BLOCK_BYTES: Final[dict[CacheType, int]] = {
 """Bytes of 32 elements (`block_*` in `ggml-common.h`); a test holds them against the gguf package."""
 _BLOCK_ELEMENTS: Final = 32
 
-_PROCESS_BYTES: Final = 96 * 2**20
+_PROCESS_BYTES: Final = 32 * 2**20
 """Program and libraries of the server; measured with a model of 0.5 MB."""
 _TOKEN_BYTES: Final = 400
-"""Of each token of the vocabulary: its text, its score and its places in the maps of `llama-vocab.cpp`; measured."""
+"""Of each token of the vocabulary: its text, its score, and its places and its merge in the maps of `llama-vocab.cpp`;
+measured with byte pairs, which take twice as much as other kinds."""
 
 
 def parts(layout: Layout, settings: Settings) -> Parts:

@@ -47,7 +47,9 @@ def write(path: Path, shape: Shape) -> None:
     _add_tokens(writer, shape.vocabulary)
     for name, dimensions in _tensors(shape):
         # As numpy has them: the innermost last. llama.cpp takes norms and biases as f32 only, and so are all vectors.
-        small = len(dimensions) == 1 or name.endswith((".ssm_a", ".ssm_d", "conv1d.weight", "conv.weight", ".bias"))
+        small = len(dimensions) == 1 or name.endswith(
+            (".ssm_a", ".ssm_d", "conv1d.weight", "conv.weight", "ssm_norm.weight", ".bias")
+        )
         kind = gguf.GGMLQuantizationType["F32" if small else shape.tensor_type]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         size_bytes = int(np.prod(dimensions)) // block * block_bytes
@@ -64,17 +66,18 @@ def write(path: Path, shape: Shape) -> None:
 
 
 def _add_tokens(writer: Any, count: int) -> None:
-    kinds = gguf.TokenType
-    tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *([kinds.BYTE] * 256)]
-    extra = count - len(tokens)
+    """Add a tokenizer of byte pairs, as most models have: its merges take as much memory as its tokens."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144)]
+    tokens = ["<|end|>", *map(chr, printable)]
+    extra = range(count - len(tokens))
     writer.add_vocab_size(count)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([*tokens, *(f"w{number}".encode() for number in range(extra))])
-    writer.add_token_scores([0.0] * count)
-    writer.add_token_types([int(kind) for kind in [*types, *([kinds.NORMAL] * extra)]])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*tokens, *(f"word{number}" for number in extra)])
+    writer.add_token_types([int(gguf.TokenType.CONTROL), *([int(gguf.TokenType.NORMAL)] * (count - 1))])
+    writer.add_token_merges([f"wor{number % 1000} d{number}" for number in extra])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
     writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 
 

@@ -21,9 +21,16 @@ class LlamaServer(NamedTuple):
 @contextmanager
 def serve(model: Path, *extra: str, service: str = "tiny", context_length: int = 2048) -> Iterator[LlamaServer]:
     """Serve `model` with one thread and one slot on a free port; killed at the end."""
-    serving = Serving(
-        service=service, model=str(model), context_length=context_length, parallel=1, extra=["-t", "1", *extra]
-    )
+    arguments = ["-t", "1", *extra]
+    with serve_as(
+        Serving(service=service, model=str(model), context_length=context_length, parallel=1, extra=arguments)
+    ) as server:
+        yield server
+
+
+@contextmanager
+def serve_as(serving: Serving) -> Iterator[LlamaServer]:
+    """Serve what is described, on a free port; killed at the end."""
     arguments = llama_server.arguments(serving, Listen("127.0.0.1", 0))
     command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

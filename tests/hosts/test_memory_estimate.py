@@ -1,0 +1,33 @@
+"""The estimate beside what llama.cpp holds: a row for each way of keeping what was read. `benchmarks` has the table."""
+
+from pathlib import Path
+
+import pytest
+
+from fitness.parts import Settings
+from tests.hollow_gguf import Shape
+from tests.resident import Row, measure
+
+MOST_ERROR = 0.1
+LEAST_WEIGHTS_BYTES = 100 * 2**20
+ROWS = {
+    "grouped heads, two slots, small cache": Row(
+        Shape(layers=2, heads_kv=8, vocabulary=64_000),
+        Settings(context_length=1024, parallel=2, cache_type_k="q8_0", cache_type_v="q8_0"),
+    ),
+    "sliding window": Row(Shape("gemma3", layers=6, vocabulary=128_000, window=256), Settings(context_length=1024)),
+    "recurrent states beside attention": Row(Shape("lfm2", layers=4, vocabulary=64_000), Settings(context_length=1024)),
+    "recurrent states only": Row(
+        Shape("mamba2", layers=4, vocabulary=64_000, inner=2048, state=128), Settings(context_length=512)
+    ),
+    "latent attention and experts": Row(
+        Shape("deepseek2", layers=2, experts=32, feed_forward=512, vocabulary=32_000), Settings(context_length=512)
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_the_estimate_is_off_by_less_than_a_tenth(row: Row, tmp_path: Path) -> None:
+    found = measure(row, tmp_path)
+    assert found.estimated.parts.weights_bytes > LEAST_WEIGHTS_BYTES
+    assert abs(found.error) < MOST_ERROR, f"{found.error:+.1%}: {found.estimated.text()}, {found.resident_bytes} bytes"
