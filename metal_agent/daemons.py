@@ -16,7 +16,17 @@ import structlog
 
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.handle import Exit
-from runtimes.daemon import NOT_RUNNING, SILENT, Daemon, DaemonError, LoadedModel, Progress, named, owner_mark
+from runtimes.daemon import (
+    NOT_RUNNING,
+    SILENT,
+    UNAUTHORIZED,
+    Daemon,
+    DaemonError,
+    LoadedModel,
+    Progress,
+    named,
+    owner_mark,
+)
 from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
 from runtimes.serving import Serving
@@ -207,6 +217,8 @@ class SharedDaemon:
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
                 self._found = []
+            if error.reason in {NOT_RUNNING, UNAUTHORIZED}:
+                # Whether it is loaded or not, nobody gets an answer from it through us.
                 for handle in watched:
                     handle.gone(Exit(reason=error.reason, message=self.problem))
         else:

@@ -73,6 +73,8 @@ class Exited:
     reason: str = ""
     message: str = ""
     """Why, where more is known than the exit itself says."""
+    fetched: bool = True
+    """False: what was brought to the engine is gone too, and has to be brought again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,8 @@ def _evicted(state: State, event: Evicted) -> Step:
 def _exited(state: State, event: Exited, now: float) -> Step:
     if not state.exists:
         return state, ()
-    gone = replace(state, exists=False, pid=None, ready_since=None, last_exit=event.last)
+    fetched = state.fetched and event.fetched
+    gone = replace(state, exists=False, pid=None, fetched=fetched, ready_since=None, last_exit=event.last)
     if state.evicting:
         return _again(replace(gone, evicting=False))
     if state.phase == "Stopping":

@@ -313,8 +313,6 @@ class Runner:
     async def _watch(self, running: Handle) -> None:
         how = await running.wait()
         self._engine = self.record = None
-        if how.reason == UNKNOWN_MODEL:
-            self._pin(None)  # so that it is brought to the daemon anew
         self._host.records.remove(self.assignment.uid)
         self._events.put_nowait(
             lifecycle.Exited(
@@ -326,6 +324,7 @@ class Runner:
                 ),
                 how.reason,
                 how.message,
+                fetched=how.reason != UNKNOWN_MODEL,
             )
         )
 

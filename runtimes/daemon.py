@@ -15,6 +15,7 @@ from runtimes.serving import Serving
 
 NOT_RUNNING: Final = "DaemonNotRunning"
 SILENT: Final = "DaemonSilent"
+UNAUTHORIZED: Final = "DaemonUnauthorized"
 UNKNOWN_MODEL: Final = "ModelMissing"
 Progress = Callable[[int, int | None], None]
 """Called with the bytes that are in the daemon's store and, where it is known, the bytes in all."""

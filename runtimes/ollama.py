@@ -106,7 +106,8 @@ class Ollama:
         return {model.name for model in await self._listed("/api/tags") if model.name.startswith(f"{owner}/")}
 
     async def remove(self, name: str) -> None:
-        """Delete the model; Ollama frees the weights with the last that uses them."""
+        """Unload and delete the model; Ollama frees the weights with the last that uses them."""
+        await self.unload(name)
         client = await self._library()
         with self._told(f"delete {name}", absent_is_fine=True):
             await client.delete(name)

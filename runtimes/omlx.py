@@ -20,7 +20,7 @@ import msgspec
 from crds.serving import RuntimeName
 from crds.size import size_text
 from devices.sockets import LOOPBACK
-from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, Named, Progress
+from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, Named, Progress
 from runtimes.serving import Runtime, Serving
 
 DEFAULT_PORT: Final = 8000
@@ -226,7 +226,7 @@ class Omlx:
         key = self.api_key
         if key is None:
             raise DaemonError(
-                "DaemonUnauthorized",
+                UNAUTHORIZED,
                 "oMLX lets only its administrator add models, and has no API key to log in with: set one in its "
                 "settings and restart it",
             )
@@ -235,7 +235,7 @@ class Omlx:
                 f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
             ) as response:
                 said = await response.read()
-                self._expect(response.status, said, "log in", "DaemonUnauthorized")
+                self._expect(response.status, said, "log in", UNAUTHORIZED)
                 self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""
 
     async def _call(
@@ -263,7 +263,7 @@ class Omlx:
             return
         if status == HTTPStatus.UNAUTHORIZED:
             raise DaemonError(
-                "DaemonUnauthorized",
+                UNAUTHORIZED,
                 f"oMLX at {self.url} does not take the agent's key: set OMLX_API_KEY for the agent to oMLX's own, or "
                 f"let it read {self._base / 'settings.json'}",
             )

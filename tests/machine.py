@@ -89,6 +89,7 @@ class Machine:
         return self.idle
 
     async def _run(self, started: asyncio.Event) -> None:
+        self.known = Daemons(self.folder, self.daemons())
         self.watchdog = Watchdog(
             self.folder / "pressure.json",
             self.runners,
@@ -105,7 +106,7 @@ class Machine:
             secret=lambda namespace, name: self.secrets.get((namespace, name)),
             changed=lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
             hold=self.watchdog.hold,
-            daemons=Daemons(self.folder, self.daemons()),
+            daemons=self.known,
         )
         async with asyncio.TaskGroup() as group:
             self.supervisor = Supervisor(host, self.runners, group)

@@ -70,6 +70,10 @@ def test_each_failure_is_taken_up_where_it_happened() -> None:
     assert after(*HAPPY[:2], life.Failed("WeightsMissing", "a"), life.Elapsed())[1] == (life.Fetch(),)
 
 
+def test_an_engine_that_lost_what_was_brought_to_it_has_it_brought_again() -> None:
+    assert after(*HAPPY, life.Exited(LastExit(), "ModelMissing", fetched=False), life.Elapsed())[1] == (life.Fetch(),)
+
+
 def test_a_crash_loop_backs_off_and_counts_restarts() -> None:
     state, _ = after(*HAPPY)
     waits = []

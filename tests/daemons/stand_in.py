@@ -1,0 +1,63 @@
+"""What the stand-ins of shared daemons have in common: they are started, killed and come back at one port."""
+
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+
+class StandIn:
+    """A daemon that a test runs; `stop` is its sudden death, and `start` its return at the same port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.asked: list[tuple[str, str]] = []
+        """Method and path of every request."""
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def application(self) -> web.Application:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Lose what a daemon that dies loses: what it had in memory."""
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        self._runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+        self.forget()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def changes(self) -> list[tuple[str, str]]:
+        """What was asked that changes anything, in order."""
+        return [(method, path) for method, path in self.asked if method not in {"GET", "HEAD"}]
+
+
+def completion(model: str) -> dict[str, object]:
+    """One token in OpenAI's form."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1763629200,
+        "model": model,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+    }

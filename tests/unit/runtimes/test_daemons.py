@@ -1,0 +1,132 @@
+"""What is known of a shared daemon without asking it: where it is, what is whose, and what it cannot do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from metal_agent.daemons import Daemons, SharedDaemon
+from runtimes import daemon, ollama, omlx
+from runtimes.ollama import Ollama
+from runtimes.omlx import Omlx
+from runtimes.registry import RUNTIMES
+from runtimes.serving import Wanted, refusal
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:11434"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:1234", "http://127.0.0.1:1234"),
+        (":1234", "http://127.0.0.1:1234"),
+        ("http://localhost", "http://127.0.0.1:80"),
+        ("https://ollama.example", "http://127.0.0.1:443"),
+        ("http://127.0.0.1:1234/", "http://127.0.0.1:1234"),
+        ("[::1]:1234", "http://127.0.0.1:1234"),
+        ("nonsense:port", "http://127.0.0.1:11434"),
+    ],
+)
+def test_ollama_is_asked_on_loopback_at_the_port_of_its_owner(host: str, url: str) -> None:
+    assert Ollama({"OLLAMA_HOST": host} if host else {}).url == url
+
+
+def settings(folder: Path, **changed: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(json.dumps({"version": "1.0", "unknown": {"later": 1}} | changed))
+
+
+def test_omlx_is_found_by_what_its_owner_set(tmp_path: Path) -> None:
+    base = tmp_path / ".omlx"
+    settings(base, server={"port": 8123}, model={"model_dirs": [str(tmp_path / "weights")]}, auth={"api_key": "sk-1"})
+    found = Omlx({}, tmp_path)
+    assert found.url == "http://127.0.0.1:8123"
+    assert found.api_key == "sk-1"
+    assert found._folder() == tmp_path / "weights"
+    settings(base, auth={"api_key": "sk-2"})
+    assert found.api_key == "sk-2", "a key that is changed is known"
+
+
+def test_omlxs_app_may_keep_its_data_elsewhere(tmp_path: Path) -> None:
+    pointer = tmp_path / "Library" / "Application Support" / "oMLX" / "base-path"
+    pointer.parent.mkdir(parents=True)
+    pointer.write_text(f"{tmp_path / 'external'}\n")
+    settings(tmp_path / "external", server={"port": 8200})
+    assert Omlx({}, tmp_path).url == "http://127.0.0.1:8200"
+    assert Omlx({"OMLX_BASE_PATH": str(tmp_path / "none")}, tmp_path).url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"auth": 3}'])
+def test_settings_that_make_no_sense_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".omlx").mkdir()
+    (tmp_path / ".omlx" / "settings.json").write_text(text)
+    found = Omlx({}, tmp_path)
+    assert (found.url, found.api_key, found._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
+
+
+def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
+    settings(tmp_path / ".omlx", auth={"api_key": "sk-1"})
+    environment = {"OMLX_API_KEY": "sk-env", "OMLX_MODEL_DIR": "/a,/b", "OMLX_PORT": "9000"}
+    found = Omlx(environment, tmp_path)
+    assert (found.api_key, str(found._folder()), found.url) == ("sk-env", "/a", "http://127.0.0.1:9000")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b'{"error": {"message": "no room", "type": "server_error"}}', "no room"),
+        (b'{"detail": "no room"}', "no room"),
+        (b'{"error": "no room"}', "no room"),
+        (b"<html>no room", "<html>no room"),
+        (b"", "no words"),
+    ],
+)
+def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
+    assert omlx._words(said) == words
+
+
+def test_a_name_is_of_what_is_served_and_of_who_serves_it() -> None:
+    first = daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
+    assert first == daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
+    others = [
+        daemon.named(daemon.owner_mark("/b"), "qwen", ["sha"], [4096]),
+        daemon.named(daemon.owner_mark("/a"), "qwen", ["other"], [4096]),
+        daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [8192]),
+    ]
+    for known in (Ollama({}), Omlx({}, Path("/none"))):
+        names = {known.name(each) for each in (first, *others)}
+        assert len(names) == 4
+        assert all(name.startswith("pomona-") for name in names)
+    assert ollama._weights(Ollama({}).name(first)) == first.weights
+
+
+@pytest.mark.parametrize(("runtime", "wanted"), [("ollama", "gguf"), ("omlx", "mlx")])
+def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
+    asked = Wanted(format="gguf" if wanted == "gguf" else "mlx", accelerator="cpu", in_pods=True)
+    problem = refusal(RUNTIMES[runtime], asked)
+    assert problem
+    assert "set hardware.accelerator to metal" in problem
+    assert refusal(RUNTIMES[runtime], asked._replace(accelerator="metal", in_pods=False)) is None
+
+
+def test_what_ollamas_owner_decides_is_refused() -> None:
+    asked = Wanted(format="gguf", accelerator="metal", in_pods=False)
+    assert "parallel" in (refusal(RUNTIMES["ollama"], asked._replace(parallel=4)) or "")
+    assert "takes none" in (refusal(RUNTIMES["ollama"], asked._replace(extra=("--temp", "1"))) or "")
+
+
+async def test_a_port_is_not_asked_where_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def loaded(self: Ollama) -> list[tuple[str, int | None]]:
+        asked.append(self.url)
+        return []
+
+    monkeypatch.setattr(Ollama, "loaded", loaded)
+    absent, present = Ollama({"PATH": ""}), Ollama({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
+    for each in (absent, present):
+        await SharedDaemon(each, "pomona-1", lambda: None).look()
+    assert asked == [present.url]
+    none = Daemons(tmp_path, [absent])
+    await none.look()
+    assert none.usable() == []
