@@ -119,12 +119,11 @@ def spawn(
     The descriptors `inherited` stay open in it: a lock on weights holds as long as somebody has them.
 
     Raises:
-        OSError: the program is missing or cannot run, or the log cannot be written.
+        OSError: the program is missing or cannot run.
     """
     program = shutil.which(argv[0])
     if program is None:
         raise FileNotFoundError(f"cannot run {argv[0]!r}: no such program")
-    log_path.parent.mkdir(parents=True, exist_ok=True)
     # Copies, since ours close on exec; behind all others, so that none is copied over before its turn.
     first_free = max(inherited, default=2) + 1
     pid = os.posix_spawn(
@@ -133,7 +132,7 @@ def spawn(
         {**environment, MARK: str(owner)},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, _writable(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
             *((os.POSIX_SPAWN_DUP2, each, first_free + index) for index, each in enumerate(inherited)),
         ],
@@ -149,6 +148,17 @@ def spawn(
         _signal_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+def _writable(log_path: Path) -> str:
+    """Make sure that the log can be written; on a full disk an engine without a log is better than none."""
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch(mode=0o600)
+    except OSError as error:
+        log.warning("cannot write a log: its lines are lost", path=str(log_path), error=str(error))
+        return os.devnull
+    return str(log_path)
 
 
 def adopt(identity: Identity) -> NativeProcess | None:

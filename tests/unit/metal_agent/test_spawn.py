@@ -176,3 +176,9 @@ def test_the_last_lines_of_a_log_are_few_and_printable(tmp_path: Path) -> None:
     assert len(lines) == 40
     assert lines[0] == "line 61"
     assert "\x1b" not in lines[-1]
+
+
+async def test_one_whose_log_cannot_be_written_runs_without(owner: Path) -> None:
+    (owner / "full").touch()
+    process = spawn.spawn(["true"], dict(os.environ), owner / "full" / "it.log", owner)
+    assert await process.wait() == Exit(code=0)
