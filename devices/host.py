@@ -27,9 +27,7 @@ class HostState(NamedTuple):
 def read() -> HostFacts:
     """Probe this machine; what a probe cannot tell is None. Blocks for up to a second."""
     facts = macos.read() if sys.platform == "darwin" else linux.read()
-    return dataclasses.replace(
-        facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - time.clock_gettime(_SINCE_BOOT))
-    )
+    return dataclasses.replace(facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - _since_boot_seconds()))
 
 
 def state() -> HostState:
@@ -39,7 +37,7 @@ def state() -> HostState:
         thermal=thermal.read(),
         power=power.read(),
         gpu=gpu.read() if sys.platform == "darwin" else Gpu(),
-        uptime_seconds=int(time.clock_gettime(_SINCE_BOOT)),
+        uptime_seconds=int(_since_boot_seconds()),
     )
 
 
@@ -50,5 +48,9 @@ def _boot_id() -> str | None:
         return None
 
 
-# Neither system's CLOCK_MONOTONIC does: Linux's stands still in sleep, macOS's follows changes of the wall clock.
-_SINCE_BOOT = time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_BOOTTIME
+def _since_boot_seconds() -> float:
+    """Seconds since the system was started, sleep included, whatever becomes of the wall clock."""
+    # Neither system's CLOCK_MONOTONIC: Linux's stands still in sleep, macOS's follows changes of the wall clock.
+    if sys.platform == "darwin":
+        return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

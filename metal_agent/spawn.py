@@ -29,6 +29,7 @@ MARK: Final = "POMONA_AGENT_STATE"
 _LOG_LINES = 40
 _LOG_TAIL_BYTES = 8192
 _KILL_SECONDS: Final = 10.0
+_REAP_SECONDS: Final = 0.005
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.ENOENT, errno.EINVAL})
 """How kernels say that a pid is no process; the latter two where it has become a thread's id."""
 
@@ -44,24 +45,32 @@ def identify(pid: int) -> Identity | None:
 class NativeProcess:
     """One running process of ours, started or adopted: a `Handle`. Needs a running event loop.
 
+    Args:
+        pid: the process.
+        child: whether it is a child of ours that nobody has waited for, so that it is there even when it has ended.
+
     Raises OSError, and ProcessLookupError where there is no process `pid`.
     """
 
     model: None = None
     token: None = None
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, child: bool = False) -> None:
         self.pid = pid
-        self._watch = exits.watch(pid)
+        self._watch = _watch(pid, child=child)
         try:
             # Now, as the watch holds this very process, even if the pid is reused a moment later.
             self.identity = identify(pid)
         except OSError:
-            os.close(self._watch)
+            if self._watch is not None:
+                os.close(self._watch)
             raise
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
-        self._loop.add_reader(self._watch, self._ended)
+        if self._watch is None:
+            self._loop.call_soon(self._ended)
+        else:
+            self._loop.add_reader(self._watch, self._ended)
 
     def url(self) -> str | None:
         """Ask the kernel where it listens on loopback; None when it does not yet."""
@@ -95,16 +104,29 @@ class NativeProcess:
 
     def _ended(self) -> None:
         self._close()
-        # While the leader is a zombie its pid is not reused: whatever is left of its group is still ours to kill.
-        how = _exit_status(self.pid)
+        # Until a child is waited for its pid is not reused: whatever is left of its group is still ours to kill.
         _signal_group(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
-        self._exit.set_result(how)
+        self._reap()
+
+    def _reap(self) -> None:
+        try:
+            waited, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            how = Exit()
+        else:
+            if waited == 0:
+                # macOS tells of an end a moment before it can be waited for.
+                self._loop.call_later(_REAP_SECONDS, self._reap)
+                return
+            how = _exit(status)
+        if not self._exit.done():
+            self._exit.set_result(how)
 
     def _close(self) -> None:
-        self._loop.remove_reader(self._watch)
-        os.close(self._watch)
+        if self._watch is not None:
+            self._loop.remove_reader(self._watch)
+            os.close(self._watch)
+            self._watch = None
 
 
 def spawn(
@@ -142,7 +164,7 @@ def spawn(
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
     try:
-        return NativeProcess(pid)
+        return NativeProcess(pid, child=True)
     except OSError:
         # Nobody would hear of its end, and whoever tries again would start a second one.
         _signal_group(pid, signal.SIGKILL)
@@ -228,16 +250,19 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _exit_status(pid: int) -> Exit:
+def _watch(pid: int, *, child: bool) -> int | None:
+    """Watch `pid`; None for a child that has ended, which macOS does not watch any more. Raises OSError."""
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return Exit()
-    if found is None:
-        return Exit()
-    if found.si_code == os.CLD_EXITED:
-        return Exit(code=found.si_status)
-    return Exit(signal=_signal_name(found.si_status))
+        return exits.watch(pid)
+    except ProcessLookupError:
+        if child:
+            return None
+        raise
+
+
+def _exit(status: int) -> Exit:
+    code = os.waitstatus_to_exitcode(status)
+    return Exit(code=code) if code >= 0 else Exit(signal=_signal_name(-code))
 
 
 def _signal_name(number: int) -> str:

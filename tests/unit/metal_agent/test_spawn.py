@@ -54,6 +54,28 @@ async def test_its_end_is_told_with_code_or_signal(owner: Path) -> None:
     assert await nameless.wait() == Exit(signal="signal 40")
 
 
+async def test_an_end_that_is_told_before_it_can_be_waited_for(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
+    # As macOS tells it. What is at its end ends; the stand-in's process is ended by the signal to what is left.
+    told, tell = os.pipe()
+    monkeypatch.setattr(exits, "watch", lambda _: told)
+    process = await start(DEAF, owner)
+    os.close(tell)
+    assert await process.wait() == Exit(signal="SIGKILL")
+    process.release()
+    assert not psutil.pid_exists(process.pid)
+
+
+async def test_a_child_that_ended_before_it_could_be_watched(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
+    def watch(pid: int) -> int:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        raise ProcessLookupError(errno.ESRCH, "macOS watches no zombie")
+
+    monkeypatch.setattr(exits, "watch", watch)
+    process = spawn.spawn(["sh", "-c", "exit 7"], dict(os.environ), owner / "it.log", owner)
+    assert await process.wait() == Exit(code=7)
+    assert not psutil.pid_exists(process.pid)
+
+
 async def test_no_descriptor_is_left_behind(owner: Path) -> None:
     before = psutil.Process().num_fds()
     for _ in range(20):
