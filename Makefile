@@ -31,7 +31,7 @@ test: test-fast test-hosts test-cluster ## Run every test
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
-	@$(PYTEST) $(or $(TESTS),tests/unit) $(ARGS)
+	@$(PYTEST) --numprocesses auto $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-hosts
 test-hosts: setup ## Run the tests of the agent that start real engines, without a control plane
