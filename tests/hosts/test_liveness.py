@@ -73,6 +73,17 @@ async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
     assert [engine.pid for engine in engines(machine)] == [again]
 
 
+async def test_one_that_heeds_no_signal_is_stopped_all_the_same(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 60)
+    machine.supervisor.assign([assignment()])
+    os.kill(await ready(machine), signal.SIGSTOP)
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    assert engines(machine) == []
+
+
 @pytest.mark.usefixtures("_no_pulse")
 async def test_one_that_is_too_busy_to_answer_is_left_alone(
     machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[Look]

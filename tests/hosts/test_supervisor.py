@@ -68,6 +68,19 @@ async def test_an_engine_that_refuses_its_arguments_quotes_its_own_words(
     assert "invalid argument: --no-such-flag" in last.log
 
 
+async def test_a_crash_loop_backs_off_and_quotes_the_last_words(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment(extra_args=["--no-such-flag"])])
+    looping = machine.runners["u1"]
+    for failures, seconds in ((1, 1), (2, 2), (3, 4)):
+        await eventually(lambda failures=failures: looping.state.failures == failures)  # type: ignore[misc]  # bound now
+        status = looping.status(None)
+        assert (status.phase, status.reason, status.restarts or 0) == ("Failed", "EngineExited", failures - 1)
+        assert f"next try in {seconds} s" in status.message
+        assert status.last_exit
+        assert "invalid argument: --no-such-flag" in status.last_exit.log
+        assert engines(machine) == []
+
+
 async def test_the_next_agent_adopts_what_runs(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
