@@ -1,6 +1,7 @@
 """What the self test says of Macs, from recorded outputs; that it runs for real is for tests/hosts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_a_mac_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(monkeypatch, MAC)
     assert found.pop("limit that was set") == "unknown"
     assert set(found.values()) == {"ok"}
+
+
+def documented() -> set[str]:
+    rows = re.findall(r"^\| ([^|]+) \|", Path("docs/macos-verification.md").read_text(), re.MULTILINE)
+    return {name for row in rows for name in row.split(", ")}
+
+
+def test_every_line_is_explained_to_who_owns_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(monkeypatch, MAC).keys() <= documented()
+    source = "".join(path.read_text() for path in Path(facts.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'(?:known|same)\(\s*"([^"]+)"', source))
+    assert len(named) > 40
+    assert named <= documented(), named - documented()
 
 
 @pytest.mark.parametrize(
