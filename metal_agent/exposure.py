@@ -57,6 +57,7 @@ def proxy_config(
                         runner.assignment.uid,
                         runner.url,
                         draining=runner.state.phase == "Stopping",
+                        concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
                         model=runner.model,
                         api_key=runner.api_key,
                     )

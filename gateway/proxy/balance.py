@@ -6,8 +6,7 @@ configuration, and whoever wants to stop that backend still has to know.
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 
 from gateway.proxy.config import Backend
 
@@ -24,21 +23,20 @@ class InFlight:
         """Return the uids that answer something now, and how many requests each."""
         return self._counts
 
-    @contextmanager
-    def request(self, uid: str) -> Iterator[None]:
-        """Count one request to `uid` while the context lasts."""
+    def begin(self, uid: str) -> None:
+        """Count one more request to `uid`."""
         if uid not in self._counts:
             self._counts[uid] = 0
             self._idle[uid] = asyncio.Event()
         self._counts[uid] += 1
-        try:
-            yield
-        finally:
-            self._counts[uid] -= 1
-            if self._counts[uid] == 0:
-                del self._counts[uid]
-                self._ended[uid] = time.monotonic()
-                self._idle.pop(uid).set()
+
+    def end(self, uid: str) -> None:
+        """Count one request to `uid` less."""
+        self._counts[uid] -= 1
+        if self._counts[uid] == 0:
+            del self._counts[uid]
+            self._ended[uid] = time.monotonic()
+            self._idle.pop(uid).set()
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return how long `uid` has answered nothing: 0 while it does, None when it never did."""
@@ -56,7 +54,18 @@ class InFlight:
             await self._idle[uid].wait()
 
 
-def choose(backends: Iterable[Backend], in_flight: Mapping[str, int], tried: Collection[str]) -> Backend | None:
-    """Pick the backend with the fewest requests in flight, the first of equals; none that drains or was tried."""
-    open_ones = [backend for backend in backends if not backend.draining and backend.uid not in tried]
-    return min(open_ones, key=lambda backend: in_flight.get(backend.uid, 0), default=None)
+def choose(
+    backends: Iterable[Backend], in_flight: Mapping[str, int], tried: Collection[str] = (), *, free: bool = False
+) -> Backend | None:
+    """Pick the backend with the fewest requests in flight, the first of equals; none that drains or was tried.
+
+    With `free`, none either that has as many requests as it works on at once.
+    """
+    eligible = [
+        backend
+        for backend in backends
+        if not backend.draining
+        and backend.uid not in tried
+        and not (free and backend.concurrency and in_flight.get(backend.uid, 0) >= backend.concurrency)
+    ]
+    return min(eligible, key=lambda backend: in_flight.get(backend.uid, 0), default=None)

@@ -19,6 +19,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     uid: Annotated[str, Meta(min_length=1)]
     url: Annotated[str, Meta(pattern="^http://[^/]+$")]
     draining: bool = False
+    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    """Requests that it works on at once; None: as many as come."""
     model: str | None = None
     """What the engine calls the model, to which requests are rewritten. None: it serves one, whatever it is called."""
     api_key: str | None = None
@@ -37,10 +39,8 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     port: _Port
     token: Annotated[str, Meta(min_length=1)]
     backends: tuple[Backend, ...] = ()
-    concurrency: Annotated[int, Meta(ge=1)] | None = None
-    """Requests that are worked on at once, over all backends; None: as many as come."""
     queue: Annotated[int, Meta(ge=0)] = 128
-    """Requests that wait for one of these to end; more are refused with 429."""
+    """Requests that wait until a backend has room; more are refused with 429."""
 
     @property
     def model(self) -> str:

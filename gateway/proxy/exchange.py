@@ -1,5 +1,6 @@
 """One request with one backend: sent whole, and its answer passed on in the form that its kind needs."""
 
+import functools
 import socket
 import struct
 import time
@@ -16,15 +17,19 @@ from gateway.proxy.config import Backend
 from gateway.proxy.service import CLIENT_GONE, Service, Visit
 
 _CONNECT_SECONDS = 2.0
+_KEPT_SECONDS = 2.0
 _LONGEST_ERROR_BYTES = 64 << 10
 _LONGEST_WHOLE_BYTES = 64 << 20
 """A larger answer is passed on as it is, under the name that the engine gave."""
-_HOP_BY_HOP = (
-    *("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection"),
-    *("TE", "Trailer", "Transfer-Encoding", "Upgrade"),
+_HOP_BY_HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    }
 )
+_NOT_TO_CLIENT = _HOP_BY_HOP | {"content-length"}
 # The token is ours, not the engine's; packed answers could not be read; the others are between us and the client.
-_NOT_FORWARDED = ("Authorization", "X-Api-Key", "Host", "Expect", "Content-Length", "Accept-Encoding", "X-Request-Id")
+_NOT_TO_ENGINE = _NOT_TO_CLIENT | {"authorization", "x-api-key", "host", "expect", "accept-encoding", "x-request-id"}
 _CLIENT_ADDITIONS = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 _FIRST_ERROR_STATUS = 300  # an engine that sends elsewhere has no answer either
 _FOR_NOW = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -44,11 +49,12 @@ class NotAcceptedError(Exception):
 def upstream_session() -> aiohttp.ClientSession:
     """Return the session for all backends: it connects within 2 s or fails, and then waits as long as an engine takes.
 
-    Connections are not kept: an idle one would occupy a thread of llama-server's HTTP server, and one that the server
-    is just closing would fail a request that cannot be repeated.
+    A connection is kept for the next request, for that halves what a short one costs; but only for a moment. An idle
+    one occupies a thread of llama-server, which has four more than slots, and one that its server is just closing would
+    fail a request that cannot be repeated: llama-server and uvicorn close theirs after 5 s.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -65,18 +71,19 @@ class Exchange:
         self._service = service
         self._visit = visit
         self._backend = backend
-        self._sent_at = time.monotonic()
+        self._chunks = 0
+        self._last_at = 0.0
         self._response: web.StreamResponse | None = None
 
     async def run(self, session: aiohttp.ClientSession) -> web.StreamResponse:
         """Answer the client. Raises NotAcceptedError."""
-        headers = _forwarded(self._request.headers, _NOT_FORWARDED)
+        headers = _forwarded(self._request.headers, _NOT_TO_ENGINE)
         headers[_REQUEST_ID] = self._visit.request_id
         if self._backend.api_key:
             headers["Authorization"] = f"Bearer {self._backend.api_key}"
         try:
             async with session.post(
-                URL(self._backend.url + self._visit.path, encoded=True),
+                _url(self._backend.url, self._visit.path),
                 headers=headers,
                 data=self._body,
                 allow_redirects=False,
@@ -101,36 +108,43 @@ class Exchange:
 
     async def _events(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass a stream on, event by event."""
-        visit, metrics = self._visit, self._service.metrics
+        content = upstream.content
         stream = answers.Stream(self._service.config.model)
-        response = await self._head(upstream)
-        last = self._sent_at
+        # What is there already goes out with the head, and the end with the last event: each saves a system call.
+        chunk = content.read_nowait()
+        response = await self._head(upstream, alone=not chunk)
         try:
-            async for chunk in upstream.content.iter_any():
-                before = stream.chunks
-                if lines := stream.feed(chunk):
-                    await self._send(response, lines)
-                if made := stream.chunks - before:
-                    now = time.monotonic()
-                    if before:
-                        metrics.inter_token.observe((now - last) / made)
-                    else:
-                        visit.first_token_seconds = now - visit.arrived
-                        metrics.first_token.observe(visit.first_token_seconds)
-                    last = now
-            if lines := stream.rest():
-                await self._send(response, lines)
+            while True:
+                lines = stream.feed(chunk)
+                self._measure(stream.chunks)
+                if content.at_eof():
+                    await _send(response, lines + stream.rest(), last=True)
+                    return response
+                if lines:
+                    await _send(response, lines)
+                chunk = await content.readany()
         finally:
-            visit.tokens = stream.tokens
-        await response.write_eof()
-        return response
+            self._visit.tokens = stream.tokens
+
+    def _measure(self, chunks: int) -> None:
+        """Note when tokens came, of which the stream had `chunks` so far."""
+        made, self._chunks = chunks - self._chunks, chunks
+        if not made:
+            return
+        now = time.monotonic()
+        if made < chunks:
+            self._service.metrics.inter_token.observe((now - self._last_at) / made)
+        else:
+            self._visit.first_token_seconds = now - self._visit.arrived
+            self._service.metrics.first_token.observe(self._visit.first_token_seconds)
+        self._last_at = now
 
     async def _whole(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass on an answer that is one object; the blanks by which an engine says that it still works go ahead."""
         body = bytearray()
         async for chunk in upstream.content.iter_any():
             if not body and chunk.isspace():
-                await self._send(await self._head(upstream), chunk)
+                await _send(await self._head(upstream), chunk)
                 continue
             body += chunk
             if len(body) > _LONGEST_WHOLE_BYTES:
@@ -140,24 +154,23 @@ class Exchange:
         if read.failed:
             self._visit.error = "engine_error"
         if self._response is not None:
-            await self._send(self._response, read.body)
-            await self._response.write_eof()
+            await _send(self._response, read.body, last=True)
             return self._response
         if read.failed:
             self._visit.status, said = errors.of_engine(
                 HTTPStatus.INTERNAL_SERVER_ERROR, read.body, self._service.config.name
             )
             return _error(self._visit.status, said)
-        headers = _forwarded(upstream.headers, ("Content-Length",))
+        headers = _forwarded(upstream.headers, _NOT_TO_CLIENT)
         return web.Response(status=upstream.status, body=read.body, headers=headers)
 
     async def _unread(self, upstream: aiohttp.ClientResponse, begin: bytes) -> web.StreamResponse:
         response = await self._head(upstream)
         if begin:
-            await self._send(response, begin)
+            await _send(response, begin)
         async for chunk in upstream.content.iter_any():
-            await self._send(response, chunk)
-        await response.write_eof()
+            await _send(response, chunk)
+        await _send(response, b"", last=True)
         return response
 
     async def _refusal(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -172,22 +185,14 @@ class Exchange:
             self._visit.error = "engine_error"
         return response
 
-    async def _head(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Begin to answer, unless it has begun, in chunks: the length may change."""
+    async def _head(self, upstream: aiohttp.ClientResponse, *, alone: bool = True) -> web.StreamResponse:
+        """Begin to answer, in chunks, for the length may change; where not `alone`, together with what is sent next."""
         if self._response is None:
-            headers = _forwarded(upstream.headers, ("Content-Length",))
+            headers = _forwarded(upstream.headers, _NOT_TO_CLIENT)
             headers[_REQUEST_ID] = self._visit.request_id
-            self._response = web.StreamResponse(status=upstream.status, headers=headers)
+            self._response = (web.StreamResponse if alone else _Following)(status=upstream.status, headers=headers)
             await self._response.prepare(self._request)
         return self._response
-
-    @staticmethod
-    async def _send(response: web.StreamResponse, data: bytes) -> None:
-        """Write to the client. Raises ClientGoneError."""
-        try:
-            await response.write(data)
-        except ConnectionError as error:
-            raise ClientGoneError from error
 
     def _broken(self, error: Exception) -> web.StreamResponse:
         answering = self._response is not None and self._response.prepared
@@ -206,6 +211,25 @@ class Exchange:
         return self._response
 
 
+@functools.lru_cache(maxsize=256)
+def _url(base: str, path: str) -> URL:
+    return URL(base + path, encoded=True)
+
+
+class _Following(web.StreamResponse):
+    """An answer whose head waits for the data at hand; should aiohttp forget this word, it would just go ahead."""
+
+    _send_headers_immediately = False
+
+
+async def _send(response: web.StreamResponse, data: bytes, *, last: bool = False) -> None:
+    """Write to the client. Raises ClientGoneError."""
+    try:
+        await (response.write_eof(data) if last else response.write(data))
+    except ConnectionError as error:
+        raise ClientGoneError from error
+
+
 def _error(status: int, body: bytes) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
 
@@ -222,8 +246,9 @@ def _cut(request: web.BaseRequest) -> None:
     transport.close()
 
 
-def _forwarded(headers: CIMultiDictProxy[str], withheld: tuple[str, ...] = ()) -> CIMultiDict[str]:
+def _forwarded(headers: CIMultiDictProxy[str], withheld: frozenset[str]) -> CIMultiDict[str]:
     """Copy `headers` without those that belong to one connection, by the standard or by the sender's word."""
-    named = [name.strip() for value in headers.getall("Connection", []) for name in value.split(",")]
-    dropped = {name.lower() for name in (*_HOP_BY_HOP, *withheld, *named)}
+    dropped = withheld
+    if "Connection" in headers:
+        dropped |= {name.strip().lower() for value in headers.getall("Connection") for name in value.split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from gateway.proxy import asked, errors, routes
 from gateway.proxy.asked import NotUnderstoodError
-from gateway.proxy.balance import InFlight, choose
+from gateway.proxy.balance import InFlight
+from gateway.proxy.config import Backend
 from gateway.proxy.entrance import Entrance
 from gateway.proxy.exchange import Exchange, NotAcceptedError
 from gateway.proxy.service import CLIENT_GONE, Service, Visit
@@ -59,9 +60,8 @@ async def answer(
 
 
 def _health(entrance: Entrance) -> web.Response:
-    for service in entrance.served().values():
-        if choose(service.config.backends, {}, ()) is not None:
-            return web.json_response({"status": "ok"})
+    if any(service.open for service in entrance.served().values()):
+        return web.json_response({"status": "ok"})
     return errors.unavailable(entrance.name)
 
 
@@ -121,12 +121,12 @@ def _refused(response: web.Response, entrance: Entrance, route: str) -> web.Resp
 async def _serve(
     visit: Visit, service: Service, in_flight: InFlight, session: aiohttp.ClientSession
 ) -> web.StreamResponse:
-    """Wait for a turn, and have a backend answer; each is chosen as they are then."""
-    if choose(service.config.backends, in_flight.counts(), ()) is None:
+    """Wait for a turn, and have a backend answer."""
+    if not service.open:
         return _unavailable(service, visit)
     lined_up = time.monotonic()
     try:
-        await service.turns.begin()
+        backend: Backend | None = await service.turns.begin()
     except RefusedError as error:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return _unavailable(service, visit)
@@ -135,17 +135,19 @@ async def _serve(
     began = time.monotonic()
     visit.queued_seconds = began - lined_up
     service.metrics.queue.observe(visit.queued_seconds)
+    tried: set[str] = set()
     try:
-        tried: set[str] = set()
-        while (backend := choose(service.config.backends, in_flight.counts(), tried)) is not None:
+        while backend is not None:
             tried.add(backend.uid)
             try:
-                with in_flight.request(backend.uid):
-                    return await Exchange(visit, service, backend).run(session)
+                return await Exchange(visit, service, backend).run(session)
             except NotAcceptedError as error:
                 _log.warning(
                     "backend does not accept", service=service.config.name, backend=backend.uid, error=str(error)
                 )
+            finally:
+                in_flight.end(backend.uid)
+            backend = service.instead(tried)
         return _unavailable(service, visit)
     finally:
         service.turns.end(time.monotonic() - began)

@@ -163,7 +163,7 @@ class Listeners:
             if each.name in self._services:
                 self._services[each.name].update(each)
             else:
-                self._services[each.name] = Service(each, self.metrics)
+                self._services[each.name] = Service(each, self.in_flight, self.metrics)
         self.in_flight.keep({backend.uid for each in config.services for backend in each.backends})
 
     async def _bind(self, name: str, place: Place) -> None:

@@ -1,15 +1,15 @@
 """One service as the proxy holds it: its configuration of the moment, who waits for it, and what it has done."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 from aiohttp import web
 
 from gateway.proxy import routes
 from gateway.proxy.answers import Tokens
-from gateway.proxy.balance import choose
-from gateway.proxy.config import ServiceListener, Stats
+from gateway.proxy.balance import InFlight, choose
+from gateway.proxy.config import Backend, ServiceListener, Stats
 from gateway.proxy.metrics import Metrics
 from gateway.proxy.turns import Turns
 
@@ -22,10 +22,11 @@ _log = structlog.get_logger()
 class Service:
     """A configured service. Requests keep hold of theirs, so that it may leave the configuration meanwhile."""
 
-    def __init__(self, config: ServiceListener, metrics: Metrics) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: Metrics) -> None:
         self.config = config
         self.created = int(time.time())
-        self.turns = Turns(config.concurrency, config.queue)
+        self.turns = Turns(self._take, lambda backend: in_flight.end(backend.uid), config.queue)
+        self._in_flight = in_flight
         self.metrics = metrics.of(config.name)
         self._requests = 0
         self._errors = 0
@@ -35,9 +36,23 @@ class Service:
     def update(self, config: ServiceListener) -> None:
         """Serve as `config` says from the next decision on; who waits is sent away when nobody is left to serve."""
         self.config = config
-        if choose(config.backends, {}, ()) is None:
+        self.turns.longest = config.queue
+        if self.open:
+            self.turns.call_up()
+        else:
             self.turns.dismiss()
-        self.turns.limit(config.concurrency, config.queue)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a backend that takes new requests, now or after those that it has."""
+        return choose(self.config.backends, {}) is not None
+
+    def instead(self, tried: Collection[str]) -> Backend | None:
+        """Take a place, free or not, at a backend that is not among `tried`, all of which took nothing."""
+        backend = choose(self.config.backends, self._in_flight.counts(), tried)
+        if backend:
+            self._in_flight.begin(backend.uid)
+        return backend
 
     def leave(self) -> None:
         """Be configured no more: running requests end, those that wait are refused, and the series are gone."""
@@ -57,6 +72,12 @@ class Service:
             in_flight=self.turns.working,
             queued=self.turns.queued,
         )
+
+    def _take(self) -> Backend | None:
+        backend = choose(self.config.backends, self._in_flight.counts(), free=True)
+        if backend:
+            self._in_flight.begin(backend.uid)
+        return backend
 
     def record(self, visit: "Visit") -> None:
         """Count a request that has ended, and write its line."""

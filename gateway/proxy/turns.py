@@ -1,4 +1,4 @@
-"""Who is worked for and who waits: at most so many requests of a service at once, and a bounded line behind them.
+"""Who is worked for and who waits: requests get the free places of a service, and a bounded line forms behind them.
 
 The line is here and not in the engine, so that a client that hangs up leaves it at once, that it has an end, and that
 whoever is refused is told when to come back.
@@ -7,10 +7,14 @@ whoever is refused is told when to come back.
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import Generic, TypeVar
 
 _LONGEST_RETRY_SECONDS = 60
 _NEWEST_WEIGHT = 0.2
+
+P = TypeVar("P")
 
 
 class RefusedError(Exception):
@@ -22,52 +26,65 @@ class RefusedError(Exception):
         self.retry_seconds = retry_seconds
 
 
-class Turns:
-    """The requests of one service that are worked on, and those that wait; first come, first served."""
+class Turns(Generic[P]):
+    """The requests of one service that have a place, and those that wait for one; first come, first served.
 
-    def __init__(self, concurrency: int | None, queue: int) -> None:
-        self._concurrency = concurrency
-        self._queue = queue
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._mean_seconds = 0.0
+    Args:
+        take: takes a free place; None when there is none.
+        give: gives back what nobody came for.
+        longest: how many may wait.
+    """
+
+    def __init__(self, take: Callable[[], P | None], give: Callable[[P], None], longest: int) -> None:
+        self.longest = longest
         self.working = 0
+        self._take = take
+        self._give = give
+        self._waiting: deque[asyncio.Future[P]] = deque()
+        self._mean_seconds = 0.0
 
     @property
     def queued(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
 
-    def limit(self, concurrency: int | None, queue: int) -> None:
-        """Hold to other limits from now on; who waits already keeps its place."""
-        self._concurrency = concurrency
-        self._queue = queue
-        self._call_up()
-
-    async def begin(self) -> None:
-        """Wait for a turn, which `end` gives back. Raises RefusedError; cancelled, it leaves the line."""
-        if self._has_room() and not self._waiting:
+    async def begin(self) -> P:
+        """Return a place, sooner or later, which the caller gives back before it calls `end`. Raises RefusedError."""
+        if not self._waiting and (place := self._take()) is not None:
             self.working += 1
-            return
-        if len(self._waiting) >= self._queue:
-            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, self.retry_seconds())
-        turn = asyncio.get_running_loop().create_future()
+            return place
+        if len(self._waiting) >= self.longest:
+            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, self._retry_seconds())
+        turn: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-            elif not turn.cancelled():  # called up in the very moment in which it left
-                self.end(0)
+            elif not turn.cancelled() and turn.exception() is None:  # called up in the very moment in which it left
+                self._give(turn.result())
+                self.working -= 1
+                self.call_up()
             raise
 
     def end(self, seconds: float) -> None:
-        """Give a turn back that took `seconds`; 0 says nothing about how long they take."""
+        """Count a turn that took `seconds` as over, and give what is free to those who wait."""
         self.working -= 1
-        if seconds:
-            weight = _NEWEST_WEIGHT if self._mean_seconds else 1
-            self._mean_seconds += weight * (seconds - self._mean_seconds)
-        self._call_up()
+        weight = _NEWEST_WEIGHT if self._mean_seconds else 1
+        self._mean_seconds += weight * (seconds - self._mean_seconds)
+        self.call_up()
+
+    def call_up(self) -> None:
+        """Give what is free now to those who wait."""
+        while self._waiting:
+            if self._waiting[0].done():  # hung up in this very moment
+                self._waiting.popleft()
+            elif (place := self._take()) is not None:
+                self.working += 1
+                self._waiting.popleft().set_result(place)
+            else:
+                return
 
     def dismiss(self) -> None:
         """Refuse all who wait: nobody is left who would serve them."""
@@ -76,17 +93,7 @@ class Turns:
             if not turn.done():
                 turn.set_exception(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, 1))
 
-    def retry_seconds(self) -> int:
+    def _retry_seconds(self) -> int:
         """Estimate when one of those at work will have ended, from how long they took lately."""
-        seconds = math.ceil(self._mean_seconds / (self._concurrency or 1))
+        seconds = math.ceil(self._mean_seconds / max(1, self.working))
         return max(1, min(seconds, _LONGEST_RETRY_SECONDS))
-
-    def _has_room(self) -> bool:
-        return self._concurrency is None or self.working < self._concurrency
-
-    def _call_up(self) -> None:
-        while self._waiting and self._has_room():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.working += 1
-                turn.set_result(None)

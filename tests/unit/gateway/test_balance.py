@@ -2,28 +2,29 @@
 
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.proxy.balance import InFlight, choose
 from gateway.proxy.config import Backend
 
-
-def backends(draining: list[bool]) -> list[Backend]:
-    return [Backend(uid=f"u{i}", url=f"http://127.0.0.1:{i + 1}", draining=flag) for i, flag in enumerate(draining)]
+UIDS = ["u0", "u1", "u2", "u3", "u4"]
 
 
 @given(
-    draining=st.lists(st.booleans(), max_size=5),
-    counts=st.dictionaries(st.sampled_from(["u0", "u1", "u2", "u3", "u4"]), st.integers(1, 9)),
-    tried=st.sets(st.sampled_from(["u0", "u1", "u2", "u3", "u4"])),
+    backends=st.lists(st.tuples(st.booleans(), st.none() | st.integers(1, 4)), max_size=5),
+    counts=st.dictionaries(st.sampled_from(UIDS), st.integers(1, 9)),
+    tried=st.sets(st.sampled_from(UIDS)),
+    free=st.booleans(),
 )
 def test_the_least_busy_backend_that_may_be_asked_is_chosen(
-    draining: list[bool], counts: dict[str, int], tried: set[str]
+    backends: list[tuple[bool, int | None]], counts: dict[str, int], tried: set[str], free: bool
 ) -> None:
-    eligible = {b.uid for b in backends(draining) if not b.draining} - tried
-    chosen = choose(backends(draining), counts, tried)
+    known = [backend(uid, *each) for uid, each in zip(UIDS, backends, strict=False)]
+    eligible = {each.uid for each in known if not each.draining} - tried
+    if free:
+        eligible -= {each.uid for each in known if each.concurrency and counts.get(each.uid, 0) >= each.concurrency}
+    chosen = choose(known, counts, tried, free=free)
     if chosen is None:
         assert not eligible
     else:
@@ -31,30 +32,34 @@ def test_the_least_busy_backend_that_may_be_asked_is_chosen(
         assert counts.get(chosen.uid, 0) == min(counts.get(uid, 0) for uid in eligible)
 
 
+def backend(uid: str, draining: bool = False, concurrency: int | None = None) -> Backend:
+    return Backend(uid=uid, url="http://127.0.0.1:1", draining=draining, concurrency=concurrency)
+
+
 def test_equals_keep_their_order_so_that_one_prompt_cache_stays_warm() -> None:
-    chosen = choose(backends([False, False]), {}, ())
+    chosen = choose([backend("u0"), backend("u1")], {})
     assert chosen is not None
     assert chosen.uid == "u0"
 
 
 async def test_idle_is_when_the_last_request_has_ended() -> None:
     in_flight = InFlight()
-    with in_flight.request("a"):
-        with in_flight.request("a"):
-            waiting = asyncio.create_task(in_flight.wait_idle("a"))
-            assert in_flight.counts() == {"a": 2}
-        await asyncio.sleep(0)
-        assert not waiting.done()
+    assert in_flight.idle_seconds("a") is None
+    in_flight.begin("a")
+    in_flight.begin("a")
+    waiting = asyncio.create_task(in_flight.wait_idle("a"))
+    assert in_flight.counts() == {"a": 2}
+    in_flight.end("a")
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert in_flight.idle_seconds("a") == 0
+    in_flight.end("a")
     await asyncio.wait_for(waiting, 1)
     assert in_flight.counts() == {}
+    assert 0 < (in_flight.idle_seconds("a") or 0) < 1
+    in_flight.keep(["b"])
+    assert in_flight.idle_seconds("a") is None
 
 
 async def test_who_never_answered_is_idle() -> None:
     await asyncio.wait_for(InFlight().wait_idle("unknown"), 1)
-
-
-async def test_a_failed_request_is_not_counted_for_ever() -> None:
-    in_flight = InFlight()
-    with pytest.raises(ConnectionResetError), in_flight.request("a"):
-        raise ConnectionResetError
-    assert in_flight.counts() == {}

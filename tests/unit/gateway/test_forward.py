@@ -1,8 +1,5 @@
 """What a request sees of a configuration that changes while it waits."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import aiohttp
 from aiohttp import web
 from msgspec import structs
@@ -23,16 +20,15 @@ async def hello(_request: web.BaseRequest) -> web.StreamResponse:
 
 async def test_the_engine_that_replaces_a_dead_one_gets_its_request() -> None:
     class ReplacedMeanwhile(InFlight):
-        @contextmanager
-        def request(self, uid: str) -> Iterator[None]:
-            tiny.update(structs.replace(dead, backends=(fresh,)))
-            with super().request(uid):
-                yield
+        def begin(self, uid: str) -> None:
+            super().begin(uid)
+            tiny.config = structs.replace(dead, backends=(fresh,))
 
+    in_flight = ReplacedMeanwhile()
     dead = service(Backend(uid="dead", url="http://127.0.0.1:9"))
-    tiny = Service(dead, Metrics(lambda: ()))
+    tiny = Service(dead, in_flight, Metrics(lambda: ()))
     async with upstream(hello) as fresh, exchange.upstream_session() as session, aiohttp.ClientSession() as client:
-        listener = Listener(Place("127.0.0.1", 0), OneService(tiny), ReplacedMeanwhile(), session)
+        listener = Listener(Place("127.0.0.1", 0), OneService(tiny), in_flight, session)
         await listener.bind()
         try:
             async with asks(client, f"http://127.0.0.1:{listener.port}") as response:
