@@ -1,20 +1,24 @@
 """The shared daemons of this host, and the models of ours in them, each behind a `Handle` as a process would be.
 
-A daemon tells nobody when it unloads a model or dies, so each is looked at: every second while something of ours is in
-it, seldom otherwise. One look serves all models in it. What a look does not tell changes nothing: a model is gone when
+A daemon tells nobody when it unloads a model, so each is looked at every few seconds while something of ours is in it,
+and seldom otherwise, for each look is a line in its owner's log. One look serves all models in it. Of its death we hear
+at once, for that closes a connection that says nothing. What a look does not tell changes nothing: a model is gone when
 the daemon says that it has others only, or when nothing listens there any more.
 """
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
+from yarl import URL
 
 from crds.metalprocess import MetalProcessSpec
+from devices.sockets import LOOPBACK
 from metal_agent.handle import Exit
 from runtimes.daemon import (
     NOT_RUNNING,
@@ -31,10 +35,10 @@ from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
 from runtimes.serving import Serving
 
-WATCH_SECONDS: Final = 1.0
-"""Between two looks at a daemon that has something of ours."""
-IDLE_SECONDS: Final = 15.0
-"""Between two looks at one that has not, to hear that it was started, and what its owner has loaded."""
+WATCH_SECONDS: Final = 5.0
+"""Between two looks at a daemon that has something of ours, or that cannot be used so far."""
+IDLE_SECONDS: Final = 30.0
+"""Between two looks at one that has nothing of ours, for what its owner has loaded."""
 _LEAVING_SECONDS: Final = 0.25
 _UNLOAD_AGAIN_SECONDS: Final = 10.0
 
@@ -158,7 +162,7 @@ class SharedDaemon:
                 if error.reason == NOT_RUNNING:
                     return
                 log.warning("daemon does not unload", daemon=self.daemon.runtime, model=model, error=str(error))
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(_LEAVING_SECONDS)
             except TimeoutError:
                 log.warning("daemon keeps what it was to unload", daemon=self.daemon.runtime, model=model)
             else:
@@ -192,12 +196,16 @@ class SharedDaemon:
     async def run(self) -> None:
         """Look for ever."""
         try:
+            hung_up = False
             while True:
                 await self.look()
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(WATCH_SECONDS if self._handles else IDLE_SECONDS):
-                        await self._wake.wait()
+                    async with asyncio.timeout(WATCH_SECONDS if self._handles or self.problem else IDLE_SECONDS):
+                        # Where it hung up and lives on, it does not like to be held: then only time tells.
+                        hung_up = bool(self._handles) and not hung_up and await self._hangs_up()
+                        if not hung_up:
+                            await self._wake.wait()
         finally:
             await self.daemon.close()
 
@@ -235,6 +243,30 @@ class SharedDaemon:
     async def _left(self, model: str) -> None:
         while model in {name for name, _ in await self.daemon.loaded()}:  # noqa: ASYNC110 - a daemon tells nobody
             await asyncio.sleep(_LEAVING_SECONDS)
+
+    async def _hangs_up(self) -> bool:
+        """Hold a silent connection until the daemon closes it (True), or there is something else to look at (False)."""
+        loop = asyncio.get_running_loop()
+        with socket.socket() as line:
+            line.setblocking(False)
+            woken = asyncio.create_task(self._wake.wait())
+            try:
+                await loop.sock_connect(line, (LOOPBACK, URL(self.daemon.url).port))
+                closed = asyncio.create_task(loop.sock_recv(line, 1))
+                try:
+                    await asyncio.wait([closed, woken], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    closed.cancel()
+                    await asyncio.wait([closed])
+            except OSError:
+                await asyncio.sleep(_LEAVING_SECONDS)
+                return True
+            finally:
+                woken.cancel()
+            # A reset is a way to hang up too; the exception is looked at, so that nobody reports it.
+            if not closed.cancelled():
+                closed.exception()
+            return not closed.cancelled()
 
     def _watched(self, handle: DaemonModel) -> DaemonModel:
         self._handles.append(handle)

@@ -219,11 +219,8 @@ class Runner:
 
     async def _perform(self, action: lifecycle.Action) -> Event | None:
         match action:
-            case lifecycle.Check() if self._daemon and self._daemon.problem and self._daemon.daemon.installed():
-                return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
             case lifecycle.Check():
-                usable = self._host.daemons.usable()
-                return await admit(self.assignment, self._host.weights, self._host.ledger, usable)
+                return await self._check()
             case lifecycle.Fetch():
                 return await self._fetch()
             case lifecycle.Probe():
@@ -240,6 +237,14 @@ class Runner:
             case lifecycle.End() if self._engine:
                 await self._engine.end(GRACE_SECONDS)
         return None
+
+    async def _check(self) -> Event:
+        if self._daemon:
+            await self._daemon.look()
+            if self._daemon.problem and self._daemon.daemon.installed():
+                return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
+        usable = self._host.daemons.usable()
+        return await admit(self.assignment, self._host.weights, self._host.ledger, usable)
 
     async def _fetch(self) -> Event:
         assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker

@@ -222,6 +222,19 @@ def daemon_name(daemon: OllamaStandIn | OmlxStandIn) -> str:
     return "ollama" if isinstance(daemon, OllamaStandIn) else "omlx"
 
 
+async def test_the_death_of_a_daemon_is_heard_of_without_looking(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "WATCH_SECONDS", 3600.0)
+    machine, daemon, make = served
+    machine.supervisor.assign([make()])
+    await served.ready()
+    looks = len(daemon.asked)
+    await daemon.stop()
+    await phase(machine, "Failed", "DaemonNotRunning")
+    assert len(daemon.asked) == looks
+
+
 async def test_a_model_that_the_daemon_evicts_is_loaded_again(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
