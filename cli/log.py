@@ -2,11 +2,19 @@
 
 import logging
 import sys
+from pathlib import Path
+from typing import TextIO
 
 import structlog
 
 
-def configure(*, verbose: bool = False) -> None:
+def to_file(path: Path) -> None:
+    """Log to a file, for a command that talks to a person by itself. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    configure(stream=path.open("a", encoding="utf-8"))
+
+
+def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     """Send our events and those of libraries through the same renderer; call once, before anything logs."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -14,7 +22,7 @@ def configure(*, verbose: bool = False) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.types.Processor
-    if sys.stderr.isatty():
+    if stream.isatty():
         renderer = structlog.dev.ConsoleRenderer()
     else:
         shared.append(structlog.processors.format_exc_info)
@@ -25,7 +33,7 @@ def configure(*, verbose: bool = False) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],

@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "fetch": ("fetch weights, resumed after a cut and verified", "cli.fetch"),
     "inspect": ("read what a GGUF file says of itself, without fetching it", "cli.inspect"),
     "llama-server": ("llama.cpp's server from the wheel, with llama-server's own arguments", "cli.llama_server"),
+    "up": ("serve models on this machine alone, without a cluster", "cli.up"),
     "proxy": ("data plane of a host, started by its agent", "cli.proxy"),
 }
 """Name, one line for people, and the module whose `command` it is."""
@@ -24,6 +25,7 @@ def main() -> None:
 
     \b
     Examples:
+      pomona up --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona controller --kubeconfig ~/.kube/config
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig

@@ -13,7 +13,6 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-import cel
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
@@ -142,7 +141,7 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
 
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Errors:
     """Match as RE2 does, whose `$` is only the very end."""
-    if isinstance(value, str) and not cel.evaluate("value.matches(pattern)", {"value": value, "pattern": pattern}):
+    if isinstance(value, str) and not _evaluate("value.matches(pattern)", value=value, pattern=pattern):
         yield ValidationError("")
 
 
@@ -152,12 +151,19 @@ def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Sc
         if "oldSelf" in rule["rule"]:
             continue
         try:
-            holds = cel.evaluate(rule["rule"], {"self": value}) is True
+            holds = _evaluate(rule["rule"], self=value) is True
         except (ValueError, TypeError, RuntimeError, LookupError) as error:
             yield ValidationError(f"{rule['message']} (the rule cannot be evaluated: {error})")
         else:
             if not holds:
                 yield ValidationError(rule["message"])
+
+
+def _evaluate(expression: str, /, **variables: object) -> object:
+    # It brings a prompt for terminals along, which takes longer to import than all else: only who has rules pays.
+    import cel  # noqa: PLC0415
+
+    return cel.evaluate(expression, variables)
 
 
 def _path_of(error: ValidationError) -> Path:

@@ -37,12 +37,13 @@ from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.ledger import Ledger
 from metal_agent.metrics import Metrics
+from metal_agent.ownership import own, take_over
 from metal_agent.ports import Ports
 from metal_agent.pressure import Action
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
-from metal_agent.start import Options, StartError, find_address, identity, own
+from metal_agent.start import Options, StartError, find_address, identity
 from metal_agent.steps import Steps
 from metal_agent.supervisor import Supervisor
 from metal_agent.watchdog import Senses, Watchdog
@@ -83,6 +84,7 @@ async def run(credentials: Credentials, options: Options) -> None:
         StartError: the state folder is in use or cannot be read, address or budget cannot be found out or used, or
             another agent has this name.
     """
+    await take_over(options.folder)
     with own(options.folder):
         limits.raise_descriptors()
         address = find_address(options, credentials.server)

@@ -7,17 +7,20 @@ and an agent must not fall over it.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
 
+STANDALONE: Final = "standalone-"
+"""How the uid of a process begins that no API server knows: `pomona up` started it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One MetalProcess that is bound to this host."""
+    """One MetalProcess that is bound to this host, or what stands for one where there is no cluster."""
 
     uid: str
     namespace: str
@@ -26,6 +29,11 @@ class Assignment:
     """None when this version of the agent cannot read it; then `problem` says why."""
     problem: str = ""
     deleted: bool = False
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether it is of this machine alone, and no cluster's."""
+        return self.uid.startswith(STANDALONE)
 
     @property
     def service(self) -> tuple[str, str] | None:

@@ -81,6 +81,12 @@ def accepted(state: ProxyState) -> frozenset[str]:
     )
 
 
+def in_flight(state: ProxyState | None, uid: str) -> int | None:
+    """Count the requests that a process answers by what the proxy said; None: nobody knows."""
+    backends = [backend for service in state.services for backend in service.backends] if state else []
+    return next((backend.in_flight for backend in backends if backend.uid == uid), None)
+
+
 class Exposed:
     """What of `runners` is reachable at `address`, through `proxy` and the slices of `host`."""
 
@@ -196,9 +202,7 @@ class Exposed:
 
     def requests(self, uid: str) -> int | None:
         """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""
-        state = self._proxy.state
-        backends = [backend for service in state.services for backend in service.backends] if state else []
-        return next((backend.in_flight for backend in backends if backend.uid == uid), None)
+        return in_flight(self._proxy.state, uid)
 
     def _places(self, grouped: Mapping[Service, Collection[Runner]]) -> tuple[dict[Service, Place], dict[Service, str]]:
         """Find the place of each service, or why it has none."""

@@ -89,6 +89,14 @@ class Proxy:
             if self.process:
                 self.process.release()
 
+    async def end(self) -> None:
+        """End the proxy for good, after `run` was cancelled; what it still answers has the grace for it."""
+        self.process = None
+        self.adopt()
+        process: NativeProcess | None = self.process
+        if process:
+            await process.end(GRACE_SECONDS)
+
     async def _live(self) -> None:
         """One life of the proxy, from its start (or adoption) to its end. Raises OSError."""
         self.adopt()

@@ -1,11 +1,8 @@
-"""What must hold before an agent starts: options, a state folder of its own, an address that the cluster can use."""
+"""What must hold before an agent starts: options, and an address that the cluster can use."""
 
-import contextlib
-import fcntl
 import ipaddress
 import secrets
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,26 +31,6 @@ class Options:
     memory_budget_bytes: int | None = None
     metrics_place: tuple[str, int] | None = None
     """Address and port where the agent tells its metrics; None: nowhere."""
-
-
-@contextlib.contextmanager
-def own(folder: Path) -> Iterator[None]:
-    """Own the state folder while the context lasts; the system gives it back however the agent ends.
-
-    Raises:
-        StartError: another agent has it, or it cannot be made.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "agent.lock").open("w")
-    except OSError as error:
-        raise StartError(f"cannot use --state-dir {folder}: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StartError(f"another agent uses --state-dir {folder}: stop it, or give another folder") from error
-        yield
 
 
 def identity(folder: Path) -> str:

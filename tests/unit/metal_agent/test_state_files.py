@@ -7,10 +7,11 @@ import pytest
 from metal_agent import assignments, start
 from metal_agent.assignments import LastKnown, Memory
 from metal_agent.ledger import Ledger
+from metal_agent.ownership import own
 from metal_agent.ports import NoPortError, Ports
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
-from metal_agent.start import Options, StartError, find_address, own, usable_address
+from metal_agent.start import Options, StartError, find_address, usable_address
 from tests.serving import GIB
 
 PROCESS = {
@@ -109,7 +110,7 @@ def test_what_already_runs_is_counted_beyond_a_lowered_budget() -> None:
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with own(tmp_path), pytest.raises(StartError, match="another agent uses"), own(tmp_path):
+    with own(tmp_path), pytest.raises(StartError, match=r"another agent \(process \d+\) uses"), own(tmp_path):
         pytest.fail("two agents")
     with own(tmp_path):
         pass

@@ -1,0 +1,108 @@
+"""Who runs what is in a state folder: one agent or one `pomona up`, and how the latter makes way for the former.
+
+The lock is the system's, which gives it back however its owner ends. What is written beside it only says whom to ask: a
+`pomona up` that is asked leaves its engines running, so that an owner who joins a cluster waits for nothing twice.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import structlog
+
+from metal_agent.handle import Identity
+from metal_agent.spawn import identify
+from metal_agent.start import StartError
+
+HAND_OVER: Final = signal.SIGUSR1
+"""Asks a `pomona up` to leave everything running and to end."""
+HAND_OVER_SECONDS: Final = 20.0
+_PAUSE_SECONDS: Final = 0.05
+
+log = structlog.get_logger()
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """What the owner of a state folder writes into the lock file."""
+
+    identity: Identity
+    standalone: bool = False
+    """It is a `pomona up`, which can be asked to hand over."""
+
+
+@contextlib.contextmanager
+def own(folder: Path, *, standalone: bool = False) -> Iterator[None]:
+    """Own the state folder while the context lasts; the system gives it back however its owner ends.
+
+    Raises:
+        StartError: another has it, or it cannot be made.
+    """
+    with _open(folder) as lock:
+        if not _is_taken(lock):
+            owner = _owner(lock)
+            who = "`pomona up`" if owner and owner.standalone else "agent"
+            pid = f" (process {owner.identity.pid})" if owner else ""
+            raise StartError(f"another {who}{pid} uses --state-dir {folder}: stop it, or give another folder")
+        identity = identify(os.getpid())
+        lock.truncate(0)
+        lock.write(msgspec.json.encode(Owner(identity, standalone)) if identity else b"")
+        lock.flush()
+        yield
+
+
+async def take_over(folder: Path) -> None:
+    """Where a `pomona up` has the folder, have it hand over; anybody else is left to `own`, which refuses.
+
+    Raises:
+        StartError: the folder cannot be used, or the `pomona up` does not let go of it.
+    """
+    with _open(folder) as lock:
+        if _is_taken(lock):
+            return
+        owner = _owner(lock)
+        # What an earlier owner wrote may stand there for a moment: its pid may be anybody's now.
+        if owner is None or not owner.standalone or identify(owner.identity.pid) != owner.identity:
+            return
+        log.info("asking `pomona up` to hand over", pid=owner.identity.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(owner.identity.pid, HAND_OVER)
+        try:
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                while not _is_taken(lock):  # noqa: ASYNC110 - the system tells nobody that a lock is free
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        except TimeoutError as error:
+            raise StartError(
+                f"`pomona up` (process {owner.identity.pid}) did not hand over --state-dir {folder} within "
+                f"{HAND_OVER_SECONDS:.0f} s: end it with Ctrl-C"
+            ) from error
+
+
+def _open(folder: Path) -> IO[bytes]:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (folder / "agent.lock").open("a+b")
+    except OSError as error:
+        raise StartError(f"cannot use --state-dir {folder}: {error}") from error
+
+
+def _is_taken(lock: IO[bytes]) -> bool:
+    """Try to take the lock; it is given back when the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _owner(lock: IO[bytes]) -> Owner | None:
+    lock.seek(0)
+    try:
+        return msgspec.json.decode(lock.read(), type=Owner)
+    except msgspec.DecodeError:
+        return None

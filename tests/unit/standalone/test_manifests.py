@@ -1,0 +1,160 @@
+"""What is read from files, and how every mistake in them is told at once, with its file and line."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from controller.plan import Key
+from standalone import manifests
+from standalone.manifests import ManifestError, load, name_of, of_source
+from tests.controlplane.process import CHECKOUT
+
+MODEL = """\
+apiVersion: inference.pomona.dev/v1alpha1
+kind: Model
+metadata:
+  name: tiny
+spec:
+  source: https://models.example/tiny.gguf
+"""
+SERVICE = """\
+apiVersion: inference.pomona.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: chat
+spec:
+  modelRef: tiny
+"""
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "chat.yaml"
+    path.write_text(text)
+    with pytest.raises(ManifestError) as caught:
+        load([path])
+    return [each.removeprefix(f"{path}") for each in caught.value.problems]
+
+
+def test_the_examples_are_read_with_defaults() -> None:
+    wanted = load([CHECKOUT / "examples"])
+    assert set(wanted.models) == {Key("default", "tiny")}
+    assert set(wanted.services) == {Key("default", "tiny-host"), Key("default", "tiny-pod")}
+    assert wanted.services[Key("default", "tiny-pod")].spec.context_length == 4096
+    assert wanted.skipped == []
+
+
+def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "team.yaml"
+    path.write_text(
+        "---\n".join(each.replace("metadata:", "metadata:\n  namespace: team") for each in (MODEL, SERVICE))
+    )
+    assert set(load([path]).services) == {Key("team", "chat")}
+    path.write_text(f"{MODEL}---\n{SERVICE.replace('metadata:', 'metadata:{}'.format(chr(10) + '  namespace: team'))}")
+    with pytest.raises(ManifestError, match="Model tiny is not in these files, which have none"):
+        load([path])
+
+
+def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+    text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
+    assert problems(tmp_path, text) == [
+        ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
+        ":16: InferenceService chat: spec.contextlength: unknown field",
+        (
+            ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than or "
+            "equal to 64"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MODEL, ": no InferenceService in it: add one, or serve a Model alone with --model SOURCE"),
+        (
+            SERVICE,
+            ":6: InferenceService chat: spec.modelRef: Model tiny is not in these files, which have none",
+        ),
+        (
+            f"{MODEL}---\n{MODEL}---\n{SERVICE}",
+            ":11: Model tiny: is stated in {path}:1 already: give one of them another name",
+        ),
+        (
+            MODEL.replace("kind: Model", "kind: Modell"),
+            ":2: Modell tiny: kind 'Modell' does not exist: use Model or InferenceService",
+        ),
+        (
+            MODEL.replace("kind: Model", "kind: MetalProcess"),
+            ":2: MetalProcess tiny: is made by Pomona: state an InferenceService instead",
+        ),
+        (
+            MODEL.replace("https://models.example/tiny.gguf", "hf://tiny.gguf"),
+            ":6: Model tiny: source 'hf://tiny.gguf': an hf:// source has the form hf://ORG/REPO[@REVISION]/FILE.gguf",
+        ),
+        ("a: [", ":1: is no YAML: expected the node content, but found '<stream end>'"),
+        ("- a\n", ":1: is no YAML: not a manifest: it has no fields"),
+        (MODEL + "  source: x\n", ":7: is no YAML: 'source' is stated twice"),
+        ("a: \0", ": is no YAML: unacceptable character"),
+    ],
+    ids=["no service", "no model", "twice", "kind", "ours", "source", "broken", "list", "field twice", "binary"],
+)
+def test_a_mistake_is_told_with_the_way_out(tmp_path: Path, text: str, says: str) -> None:
+    found = problems(tmp_path, text)
+    assert len(found) == 1
+    assert found[0].startswith(says.format(path=tmp_path / "chat.yaml")), found
+
+
+def test_weights_in_the_place_of_a_file_are_told_where_they_belong(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF\xff\xfe")
+    with pytest.raises(ManifestError, match=f"is no text .*: weights are served with --model {path}"):
+        load([path])
+
+
+def test_what_is_for_a_cluster_is_named_and_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    namespace = dedent(
+        """\
+        apiVersion: v1
+        kind: Namespace
+        metadata: {name: team, labels: {since: 2026-11-21}}
+        """
+    )
+    path.write_text(f"{MODEL}---\n{namespace}---\n{SERVICE}---\n")
+    wanted = load([path])
+    assert wanted.skipped == [f"{path}:8: Namespace team: is for a cluster, and not used here"]
+    assert set(wanted.services) == {Key("default", "chat")}
+
+
+def test_one_name_for_two_services_is_refused_since_requests_name_the_model(tmp_path: Path) -> None:
+    other = SERVICE.replace("metadata:", "metadata:\n  namespace: team")
+    model = MODEL.replace("metadata:", "metadata:\n  namespace: team")
+    found = problems(tmp_path, f"{MODEL}---\n{SERVICE}---\n{model}---\n{other}")
+    assert len(found) == 1
+    assert "InferenceService chat: is stated in" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("Qwen3-8B-Q4_K_M.gguf", "qwen3-8b-q4-k-m"),
+        ("7b.gguf", "model-7b"),
+        ("x" * 60 + ".gguf", "x" * 40),
+        ("a" * 39 + "-b.gguf", "a" * 39),
+        ("größe.gguf", "gr-e"),
+        ("_.gguf", "model"),
+        ("weights", "weights"),
+    ],
+)
+def test_a_source_alone_gets_a_name_that_a_cluster_takes(file: str, name: str) -> None:
+    assert name_of(file) == name
+    _, service = of_source(f"https://models.example/{file}", token=False)
+    assert service.metadata.name == service.spec.model_ref == name
+
+
+def test_a_download_token_is_used_for_the_hub_alone() -> None:
+    model, _ = of_source("hf://org/repo/m.gguf", token=True)
+    assert model.spec.source_secret_ref is not None
+    assert model.spec.source_secret_ref.name == manifests.TOKEN_SECRET
+    model, _ = of_source("https://models.example/m.gguf", token=True)
+    assert model.spec.source_secret_ref is None
