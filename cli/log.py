@@ -9,9 +9,8 @@ import structlog
 
 
 def to_file(path: Path) -> None:
-    """Log to a file, for a command that talks to a person by itself. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    configure(stream=path.open("a", encoding="utf-8"))
+    """Log to a new file, for a command that talks to a person by itself. Raises OSError."""
+    configure(stream=path.open("w", encoding="utf-8"))
 
 
 def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:

@@ -63,7 +63,7 @@ def command(
             raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
         wanted = manifests.load(files) if files else Wanted()
         with own(folder, standalone=True):
-            log.to_file(folder / "logs" / "up.log")
+            log.to_file(folder / "up.log")
             served = asyncio.run(_up(wanted, sources, question, folder=folder, port=port, budget=memory_budget))
     except ManifestError as error:
         for problem in error.problems:

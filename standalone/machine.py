@@ -21,7 +21,7 @@ from crds.model import Model
 from devices import limits
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
-from metal_agent import spawn
+from metal_agent import daemons, spawn
 from metal_agent.ledger import Ledger
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
@@ -121,6 +121,7 @@ class Machine:
             exposure=self.exposed,
             secret=lambda _namespace, _name: options.token,
             changed=lambda _runner: self._note(),
+            daemons=daemons.of_this_machine(options.folder),
         )
 
     @property
@@ -165,8 +166,8 @@ class Machine:
         try:
             async with asyncio.TaskGroup() as group:
                 await self._serve(group)
-        except* _HandedOver:
-            log.info("handed over", processes=len(self.runners))
+        except* _Over:
+            log.info("over", handed_over=self.wishes.hand_over.is_set(), processes=len(self.runners))
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         supervisor = Supervisor(self._host, self.runners, group)
@@ -175,12 +176,12 @@ class Machine:
         self._decide(supervisor)
         inspecting = [group.create_task(self._inspect(supervisor, key)) for key in self.models]
         await _first(self.wishes.stop, self.wishes.hand_over)
-        if self.wishes.hand_over.is_set():
-            raise _HandedOver
-        await _cancel(inspecting)
-        await self._stop(supervisor)
-        await _cancel(serving)
-        await self._proxy.end()
+        if not self.wishes.hand_over.is_set():
+            await _cancel(inspecting)
+            await self._stop(supervisor)
+            await _cancel(serving)
+            await self._proxy.end()
+        raise _Over
 
     def _refuse_clusters_engines(self) -> None:
         """Refuse to stop what a cluster runs here, which the list of our files does not have."""
@@ -253,8 +254,8 @@ class Machine:
             seen = await self.changes.after(seen)
 
 
-class _HandedOver(Exception):  # noqa: N818 - no error
-    """Ends the group of tasks and leaves what they supervise."""
+class _Over(Exception):  # noqa: N818 - no error
+    """Ends what watches over engines for ever; engines that still run then go on."""
 
 
 async def _first(*events: asyncio.Event) -> None:

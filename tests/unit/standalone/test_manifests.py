@@ -61,8 +61,8 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
         ":16: InferenceService chat: spec.contextlength: unknown field",
         (
-            ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than or "
-            "equal to 64"
+            ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than "
+            "or equal to 64"
         ),
     ]
 
