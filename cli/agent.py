@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
-import os
 import signal
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -13,19 +11,13 @@ import click
 
 from cli import log
 from cli.lazy import LazyGroup
+from cli.state import default_state_folder
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
 from metal_agent.start import Options, StartError
 
 LAST_PORT: Final = 65535
-
-
-def default_state_folder() -> Path:
-    """Return where this system keeps what an application must remember."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "Pomona"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pomona"
 
 
 class PortRange(click.ParamType[tuple[int, int]]):

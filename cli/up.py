@@ -13,7 +13,7 @@ from rich.console import Console
 from artifacts.errors import ArtifactError
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.agent import default_state_folder
+from cli.state import default_state_folder
 from devices import host
 from metal_agent.ledger import Ledger
 from metal_agent.ownership import HAND_OVER, own

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from artifacts.source import without_secrets
 from artifacts.store import Store, Stored
-from cli.agent import default_state_folder
+from cli.state import default_state_folder
 from crds.size import size_text
 from metal_agent.weights import Weights
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
@@ -85,6 +85,19 @@ def in_flight(state: ProxyState | None, uid: str) -> int | None:
     """Count the requests that a process answers by what the proxy said; None: nobody knows."""
     backends = [backend for service in state.services for backend in service.backends] if state else []
     return next((backend.in_flight for backend in backends if backend.uid == uid), None)
+
+
+async def idle_seconds(proxy: ProxyClient) -> dict[str, float | None]:
+    """Ask the proxy since when each process answers nothing, by uid; None was never asked anything.
+
+    Empty when the proxy does not answer.
+    """
+    try:
+        state = await proxy.state()
+    except (ProxyUnreachableError, ProxyRefusedError) as error:
+        log.warning("not known who is idle", error=str(error))
+        return {}
+    return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
 
 
 class Exposed:
@@ -193,12 +206,7 @@ class Exposed:
 
         Empty when the proxy does not answer.
         """
-        try:
-            state = await self._proxy.client.state()
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
-            log.warning("not known who is idle", error=str(error))
-            return {}
-        return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
+        return await idle_seconds(self._proxy.client)
 
     def requests(self, uid: str) -> int | None:
         """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""

@@ -18,7 +18,7 @@ from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from gateway.proxy.config import ListenerState, ProxyState, Router
 from metal_agent.assignments import Assignment
 from metal_agent.endpoints import Service
-from metal_agent.exposure import Place, accepted, in_flight, proxy_config
+from metal_agent.exposure import Place, accepted, idle_seconds, in_flight, proxy_config
 from metal_agent.proxy import Proxy
 from metal_agent.runner import Runner
 
@@ -76,6 +76,10 @@ class Exposed:
 
     async def withdraw(self, assignment: Assignment) -> None:
         """Do nothing: nobody but the proxy leads here, and `drain` tells it."""
+
+    async def idle_seconds(self) -> dict[str, float | None]:
+        """Ask since when each process answers nothing, by uid."""
+        return await idle_seconds(self._proxy.client)
 
     def requests(self, uid: str) -> int | None:
         """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""

@@ -18,16 +18,18 @@ from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
 from controller.plan import Key
 from crds.model import Model
-from devices import limits
+from devices import limits, pressure
 from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
 from metal_agent import daemons, spawn
 from metal_agent.ledger import Ledger
+from metal_agent.pressure import Action
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.start import StartError
 from metal_agent.supervisor import Supervisor
+from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 from standalone import desired
 from standalone.ask import AskError
@@ -112,6 +114,8 @@ class Machine:
         self._reconfigure = asyncio.Event()
         self._proxy = Proxy(options.folder, self._note)
         self.exposed = Exposed(self._proxy, self.runners, options.port, wishes.hurry)
+        senses = Senses(read=pressure.read, idle_seconds=self.exposed.idle_seconds, ledger=ledger)
+        self.watchdog = Watchdog(options.folder / "pressure.json", self.runners, senses, self._pressed)
         self._host = Host(
             folder=options.folder,
             records=Records(options.folder / "processes"),
@@ -122,6 +126,7 @@ class Machine:
             secret=lambda _namespace, _name: options.token,
             changed=lambda _runner: self._note(),
             daemons=daemons.of_this_machine(options.folder),
+            hold=self.watchdog.hold,
         )
 
     @property
@@ -172,7 +177,11 @@ class Machine:
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         supervisor = Supervisor(self._host, self.runners, group)
         await supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
-        serving = [group.create_task(self._proxy.run()), group.create_task(self._expose())]
+        serving = [
+            group.create_task(self._proxy.run()),
+            group.create_task(self._expose()),
+            group.create_task(self.watchdog.run()),
+        ]
         self._decide(supervisor)
         inspecting = [group.create_task(self._inspect(supervisor, key)) for key in self.models]
         await _first(self.wishes.stop, self.wishes.hand_over)
@@ -198,9 +207,15 @@ class Machine:
         self._reconfigure.set()
         self.changes.note()
 
+    def _pressed(self, _action: Action, note: str) -> None:
+        log.warning("memory pressure", note=note)
+        self._note()
+
     def _decide(self, supervisor: Supervisor) -> None:
         """Run what is decided by what is known now."""
-        supervisor.assign(each for decision in self.decisions.values() for each in decision.assignments)
+        assigned = [each for decision in self.decisions.values() for each in decision.assignments]
+        supervisor.assign(assigned)
+        self.watchdog.keep({each.uid for each in assigned})
         self._note()
 
     async def _inspect(self, supervisor: Supervisor, key: Key) -> None:

@@ -18,6 +18,7 @@ from devices.sockets import loopback_port, unix_listener
 from devices.tools import output
 from metal_agent import spawn, start
 from metal_agent.handle import Identity
+from metal_agent.ownership import own
 from metal_agent.selftest.line import Line, known, same
 from metal_agent.spawn import NativeProcess
 
@@ -135,9 +136,9 @@ async def ownership(folder: Path) -> list[Line]:
         await _until(lambda: _last(log_path, "ready"))
         found = unix_listener(path)
     owned = folder / "owned"
-    with start.own(owned):
+    with own(owned):
         try:
-            with start.own(owned):
+            with own(owned):
                 refused = None
         except start.StartError:
             refused = "refused"
