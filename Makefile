@@ -27,7 +27,7 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast test-hosts test-cluster ## Run every test
+test: test-fast test-hosts test-cluster chaos ## Run every test
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
@@ -47,6 +47,10 @@ benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of 
 	  name=$$(basename $$path .py); test $$name = __init__ && continue; \
 	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name; \
 	done
+
+.PHONY: chaos
+chaos: setup binaries ## Break hosts at random while clients ask, for 3 minutes; SECONDS=... and SEED=... to repeat one
+	@$(SANDBOX) $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh

@@ -1,0 +1,204 @@
+"""`make chaos`: hosts break at random for a while, clients ask all the while, and in the end everything is as it was.
+
+Control plane, controller, agents, proxies and engines are the real ones. The run fails where a service does not become
+Ready again, a process is left that nobody knows, a reservation is lost or kept too long, or a request failed for a
+reason that nothing explains. Its seed is printed, and repeats the same schedule of faults.
+"""
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import structlog
+
+from kube import credentials
+from kube.client import connect
+from tests import tiny_gguf
+from tests.chaos.clients import Client
+from tests.chaos.faults import Breakage, Fault, schedule, unexplained
+from tests.chaos.machine import Machine
+from tests.cluster.main_job.cluster import GIB, Cluster
+from tests.controlplane import members
+from tests.controlplane.binaries import ensure
+from tests.controlplane.network import ADDRESS, Network
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.eventually import eventually
+from tests.web import FileServer
+
+NAMESPACE = "default"
+SERVICES = {"one": 1, "two": 2, "three": 1}
+"""Replicas by service."""
+HOSTS = ("studio-1", "studio-2")
+BUDGET_BYTES = 64 * GIB
+SETTLE_SECONDS = 120.0
+"""For everything to be well again after the last fault: a lost host's Lease, then back-off, then a new engine."""
+
+
+class Run:
+    """One run: `processes` is all that was started, for its logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.processes: list[Process] = []
+        self.plane = ControlPlane(ensure(), folder / "plane")
+        self.machines: list[Machine] = []
+        self.clients: list[Client] = []
+        self._folder = folder
+        self._start_time = 0.0
+
+    async def start(self) -> None:
+        """Start cluster, controller, node and hosts."""
+        network = Network()
+        await network.start()
+        await self.plane.start()
+        await members.install(self.plane)
+        self._begin(members.kubelet(self.plane, "cpu-1", self._folder))
+        self._begin(await members.controller(self.plane, self._folder))
+        for name in HOSTS:
+            host = await members.metal_host(self.plane, network, name, self._folder, f"--memory-budget={BUDGET_BYTES}")
+            self._begin(host.agent)
+            self.machines.append(Machine(host))
+
+    async def stop(self) -> None:
+        """End everything; what is left ends with the sandbox."""
+        await asyncio.gather(*(process.kill() for process in self.processes if process.running))
+        await self.plane.stop()
+
+    async def break_for(self, cluster: Cluster, seed: int, seconds: float) -> None:
+        """Serve, break and ask for so long."""
+        await cluster.apply(
+            cluster.model(),
+            *(
+                cluster.service(name, "metal", replicas=replicas, parallel=2, contextLength=512)
+                for name, replicas in SERVICES.items()
+            ),
+        )
+        await cluster.ready(*SERVICES)
+        say(f"{', '.join(SERVICES)} are Ready; it begins")
+        self.clients = [Client(cluster, name, seed + number) for number, name in enumerate(SERVICES)]
+        self._start_time = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(client.run()) for client in self.clients]
+            async with asyncio.TaskGroup() as breaking:
+                for machine in range(len(HOSTS)):
+                    mine = [fault for fault in schedule(seed, seconds, len(HOSTS)) if fault.host == machine]
+                    breaking.create_task(self._suffer(self.machines[machine], mine))
+                breaking.create_task(asyncio.sleep(seconds))
+            say("nothing is broken any more")
+            await self.settled(cluster)
+            for task in asking:
+                task.cancel()
+
+    async def _suffer(self, machine: Machine, faults: list[Fault]) -> None:
+        loop = asyncio.get_running_loop()
+        for fault in faults:
+            await asyncio.sleep(max(0.0, self._start_time + fault.at - loop.time()))
+            say(f"{loop.time() - self._start_time:6.1f} s  {machine.name}: {fault.kind} for {fault.seconds:.1f} s")
+            await machine.suffer(fault)
+
+    async def settled(self, cluster: Cluster) -> None:
+        """Wait until all is as it should be. Raises AssertionError with what is not."""
+        await eventually(lambda: self._all_well(cluster), SETTLE_SECONDS)
+
+    async def _all_well(self, cluster: Cluster) -> bool:
+        for service, replicas in SERVICES.items():
+            status = (await cluster.get(service)).status
+            assert (status.phase, status.ready_replicas) == ("Ready", replicas), (service, status)
+            assert await cluster.answers(service), f"{service} does not answer at each ready address"
+        bound = await cluster.processes()
+        assert Counter(each.spec.service_name for each in bound) == SERVICES
+        for machine in self.machines:
+            mine = [each for each in bound if each.spec.host_name == machine.name]
+            running = await machine.processes()
+            engines = {process.pid for process in running["engine"]}
+            assert engines == {each.status.pid for each in mine}, f"{machine.name} runs {engines}, which is not {mine}"
+            counts = {role: len(found) for role, found in running.items() if role != "engine"}
+            assert counts == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
+            status = (await cluster.host(machine.name)).status
+            assert {each.uid for each in status.processes} == {each.metadata.uid for each in mine}, status
+            reserved = sum(each.memory_bytes for each in status.processes)
+            assert status.available_bytes == BUDGET_BYTES - reserved, status
+            assert reserved == sum(each.spec.memory_bytes for each in mine), status
+        return True
+
+    @property
+    def breakages(self) -> list[Breakage]:
+        """All that was broken."""
+        return [each for machine in self.machines for each in machine.breakages]
+
+    def verdict(self) -> list[str]:
+        """Say what happened; returns what should not have."""
+        broken = Counter(each.kind for each in self.breakages)
+        say("broken: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
+        problems = []
+        for client in self.clients:
+            wrong = unexplained(client.failures, self.breakages)
+            say(
+                f"{client.service}: {client.answers} answers, {len(client.failures)} failures of which "
+                f"{len(wrong)} are not explained, {client.unserved} times no ready address"
+            )
+            problems += [f"at {each.start - self._start_time:.1f} s: {each.text}" for each in wrong]
+            if not client.answers:
+                problems.append(f"{client.service} never answered")
+        return problems
+
+    def tails(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"--- {process.name}\n{process.tail(30)}" for process in self.processes)
+
+    def _begin(self, process: Process) -> None:
+        process.start()
+        self.processes.append(process)
+
+
+def say(text: str) -> None:
+    """Tell whoever watches."""
+    print(text, flush=True)
+
+
+async def run(seed: int, seconds: float, folder: Path) -> int:
+    """Return the exit status."""
+    chaos, problems = Run(folder), list[str]()
+    served = folder / "served"
+    served.mkdir()
+    tiny_gguf.write(served / "tiny.gguf")
+    try:
+        await chaos.start()
+        async with (
+            connect(credentials.load(chaos.plane.kubeconfig())) as client,
+            FileServer(served, address=ADDRESS) as files,
+        ):
+            cluster = Cluster(chaos.plane, client, NAMESPACE, files, folder)
+            try:
+                await chaos.break_for(cluster, seed, seconds)
+            except* AssertionError as group:
+                problems += [str(error) for error in group.exceptions]
+            problems += chaos.verdict()
+        if problems:
+            say("\n".join([chaos.tails(), "what should not have happened:", *problems]))
+            say(f"repeat it with: make chaos SEED={seed} SECONDS={seconds:g}")
+        return 1 if problems else 0
+    finally:
+        await chaos.stop()
+
+
+def main() -> int:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(prog="make chaos")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=180)
+    options = parser.parse_args()
+    seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
+    say(f"seed {seed}, {options.seconds:g} s")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    # /tmp is the sandbox's own and goes with it.
+    return asyncio.run(run(seed, options.seconds, Path(tempfile.mkdtemp(prefix="chaos-"))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

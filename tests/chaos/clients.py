@@ -1,0 +1,53 @@
+"""Those who ask all the while: one address out of a service's ready ones after the other, as a cluster routes."""
+
+import asyncio
+import random
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tests.chaos.faults import Failure
+from tests.cluster.main_job.cluster import Cluster, ask
+
+PAUSE_SECONDS = 0.1
+BREAKS = frozenset({502, 503, 504})
+"""What the proxy answers when its engine is not there, or does not answer to the end."""
+
+
+class Client:
+    """Asks one service."""
+
+    def __init__(self, cluster: Cluster, service: str, seed: int) -> None:
+        self.service = service
+        self.answers = 0
+        self.unserved = 0
+        """Times that it had no ready address."""
+        self.failures: list[Failure] = []
+        self._cluster = cluster
+        self._chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        token = await self._cluster.token(self.service)
+        while True:
+            urls = await self._cluster.urls(self.service)
+            if urls:
+                await self._ask(self._chance.choice(sorted(urls)), token)
+            else:
+                self.unserved += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _ask(self, url: str, token: str) -> None:
+        loop = asyncio.get_running_loop()
+        start, text, plausible = loop.time(), "", True
+        try:
+            answer = await ask(url, self.service, token)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            text = repr(error)
+        else:
+            if answer.status == 200 and "Hello" in answer.text:
+                self.answers += 1
+                return
+            text, plausible = f"{answer.status} {answer.text[:200]}", answer.status in BREAKS
+        address = urlsplit(url).hostname or ""
+        self.failures.append(Failure(address, start, loop.time(), f"{self.service} at {url}: {text}", plausible))
