@@ -13,6 +13,7 @@ from crds.meta import MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
+from runtimes.registry import RUNTIMES
 
 _BROKEN: Final = frozenset(
     {
@@ -104,7 +105,9 @@ def _unbound(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -
         return Problem("NoHost", message, "Pending")
     capable = [room for room in rooms if runtime in room.runtimes]
     if not capable:
-        return Problem("NoHost", f"none of the {len(rooms)} live hosts can run {runtime}", "Pending")
+        hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
+        message = f"none of the {len(rooms)} live hosts can run {runtime}: {hint} on one of them"
+        return Problem("NoHost", message, "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
     left_by = {each.spec.host_name for each in siblings.displaced}
     short = [room.host for room in capable if room.short_of_memory or room.host in left_by]

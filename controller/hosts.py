@@ -110,8 +110,9 @@ def needed_secrets(host: str, processes: Iterable[Obj]) -> list[SecretKey]:
         if spec.get("hostName") == host:
             if owner := controller_of(obj):
                 found.add(SecretKey(namespace, spec["tokenSecret"], owner["uid"]))
-            if "sourceSecret" in spec:
-                found.add(SecretKey(namespace, spec["sourceSecret"], ""))
+            for each in (spec, *spec.get("furtherArtifacts", ())):
+                if "sourceSecret" in each:
+                    found.add(SecretKey(namespace, each["sourceSecret"], ""))
     return sorted(found)
 
 

@@ -14,10 +14,11 @@ import msgspec
 from artifacts.source import SourceError, parse
 from controller import jobs, weights
 from controller.jobs import Outcome, Placement, Progress
+from controller.parts import model_names, part_names
 from controller.plan import Key, Kind, Plan, Snapshot, prune, readable
 from controller.status import condition, find, transitions
 from controller.weights import MODELS_PATH, Facts, Settings
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, ServiceHardware
 from crds.meta import LABEL_MODEL, Accelerator
 from crds.model import GGUF, Cached, Model
 from crds.size import size_text
@@ -77,7 +78,7 @@ def kind(image: str, environment: Mapping[str, str]) -> Kind:
         resource=MODELS,
         decide=decide,
         owns=(JOBS, PVCS),
-        maps={PODS: _of_pod, INFERENCE_SERVICES: _of_service},
+        maps={PODS: _of_pod, INFERENCE_SERVICES: _of_service, MODELS: _beside},
     )
 
 
@@ -87,13 +88,10 @@ def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
     services = (
         obj
         for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
-        if obj["spec"]["modelRef"] == key.name and "deletionTimestamp" not in obj["metadata"]
+        if key.name in model_names(obj) and "deletionTimestamp" not in obj["metadata"]
     )
-    pods = (
-        each
-        for each in readable(services, InferenceService)
-        if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods
-    )
+    placed = (_placed(each, _served(snapshot, each) or model) for each in readable(services, InferenceService))
+    pods = (each for each in placed if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods)
     claims = snapshot.children(PVCS, model.metadata.uid)
     return Observed(
         jobs=owned,
@@ -101,6 +99,17 @@ def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
         claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
         consumers=sorted(pods, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)),
     )
+
+
+def _placed(service: InferenceService, model: Model) -> InferenceService:
+    """Return a service that says itself where it runs."""
+    hardware = ServiceHardware(accelerator=accelerator_of(service, model))
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
+
+
+def _served(snapshot: Snapshot, service: InferenceService) -> Model | None:
+    """Return the Model that a service serves, whose hardware is also that of its draft, projector and adapters."""
+    return snapshot.read(MODELS, Key(service.metadata.namespace, service.spec.model_ref), Model)
 
 
 def desired(model: Model, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -264,4 +273,11 @@ def _of_pod(_store: Store, pod: Obj) -> list[Key]:
 
 
 def _of_service(_store: Store, service: Obj) -> list[Key]:
-    return [Key(service["metadata"]["namespace"], service["spec"]["modelRef"])]
+    return [Key(service["metadata"]["namespace"], name) for name in sorted(model_names(service))]
+
+
+def _beside(store: Store, model: Obj) -> list[Key]:
+    """Return the Models that are served beside this one, which run where it runs."""
+    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
+    services = (obj for obj in store.list(INFERENCE_SERVICES, namespace) if obj["spec"]["modelRef"] == name)
+    return [Key(namespace, part) for obj in services for part in sorted(part_names(obj))]

@@ -5,11 +5,13 @@ verified, from a read-only volume, and checks the service's token by itself, so 
 """
 
 import base64
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from controller.jobs import CONTAINER_SECURITY, POD_SECURITY
+from controller.parts import Part
 from controller.plan import child, controller_of
 from controller.weights import MODELS_PATH
 from crds.inferenceservice import InferenceService
@@ -18,7 +20,7 @@ from devices.vendors import VENDORS, Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SECRETS, SERVICES, Resource
 from runtimes import llama_server
-from runtimes.serving import Listen, Serving
+from runtimes.serving import Adapter, Listen, Serving
 
 PORT: Final = 8080
 PORT_NAME: Final = "http"
@@ -66,7 +68,12 @@ def network_service(service: InferenceService) -> tuple[Resource, Obj]:
 
 
 def deployment(
-    service: InferenceService, *, accelerator: Accelerator, memory: int | str, weights: Weights
+    service: InferenceService,
+    *,
+    accelerator: Accelerator,
+    memory: int | str,
+    weights: Weights,
+    parts: Sequence[tuple[Part, Weights]] = (),
 ) -> tuple[Resource, Obj]:
     """Return the Deployment of a service whose replicas are pods.
 
@@ -75,17 +82,19 @@ def deployment(
         accelerator: what its pods run on.
         memory: the memory that each pod requests, as a Kubernetes quantity.
         weights: what it serves.
+        parts: what is served together with that.
     """
     owner = service.metadata
     vendor = VENDORS[accelerator]
     selector = {LABEL_SERVICE: owner.name}
+    mounted = [weights, *(each for _part, each in parts)]
     spec = {
         "replicas": service.spec.replicas,
         "selector": {"matchLabels": selector},
         "strategy": _strategy(vendor),
         "template": {
             "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}},
-            "spec": _pod(service, vendor, _container(service, accelerator, memory, weights), weights),
+            "spec": _pod(service, vendor, _container(service, accelerator, memory, weights, parts), mounted),
         },
     }
     return child(DEPLOYMENTS, owner.name, INFERENCE_SERVICES, owner, {}, spec=spec)
@@ -99,7 +108,12 @@ def _strategy(vendor: Vendor) -> Obj:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
-def _pod(service: InferenceService, vendor: Vendor, container: Obj, weights: Weights) -> Obj:
+def _mounts(count: int) -> list[tuple[str, str]]:
+    """Name the volumes of weights and where they are mounted, the first those of the model itself."""
+    return [("models", MODELS_PATH), *((f"part-{number}", f"/parts/{number}") for number in range(1, count))]
+
+
+def _pod(service: InferenceService, vendor: Vendor, container: Obj, mounted: Sequence[Weights]) -> Obj:
     spec = service.spec
     pod: Obj = {
         "automountServiceAccountToken": False,
@@ -110,7 +124,10 @@ def _pod(service: InferenceService, vendor: Vendor, container: Obj, weights: Wei
         "terminationGracePeriodSeconds": 30,
         "containers": [container],
         "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": weights.claim, "readOnly": True}},
+            *(
+                {"name": name, "persistentVolumeClaim": {"claimName": weights.claim, "readOnly": True}}
+                for (name, _path), weights in zip(_mounts(len(mounted)), mounted, strict=True)
+            ),
             {"name": "token", "secret": {"secretName": token_name(service.metadata.name), "defaultMode": 0o440}},
             {"name": "tmp", "emptyDir": {}},
         ],
@@ -123,9 +140,17 @@ def _pod(service: InferenceService, vendor: Vendor, container: Obj, weights: Wei
     return pod
 
 
-def _container(service: InferenceService, accelerator: Accelerator, memory: int | str, weights: Weights) -> Obj:
-    spec, vendor = service.spec, VENDORS[accelerator]
-    serving = Serving(
+def _serving(
+    service: InferenceService, vendor: Vendor, weights: Weights, parts: Sequence[tuple[Part, Weights]]
+) -> Serving:
+    """Return what the engine serves, with paths as they are in the container."""
+    spec = service.spec
+    there = [
+        (part, f"{folder}/{each.path}")
+        for (part, each), (_name, folder) in zip(parts, _mounts(len(parts) + 1)[1:], strict=True)
+    ]
+    paths = {part.role: path for part, path in there}
+    return Serving(
         service=service.metadata.name,
         model=f"{MODELS_PATH}/{weights.path}",
         context_length=spec.context_length,
@@ -134,9 +159,24 @@ def _container(service: InferenceService, accelerator: Accelerator, memory: int 
         mode=spec.mode,
         cache_type_k=spec.cache_type_k,
         cache_type_v=spec.cache_type_v,
+        draft=paths.get("draft"),
+        draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
+        projector=paths.get("projector"),
+        adapters=[Adapter(path, part.scale) for part, path in there if part.role == "adapter"],
         chat_template=spec.chat_template,
         extra=spec.extra_args,
     )
+
+
+def _container(
+    service: InferenceService,
+    accelerator: Accelerator,
+    memory: int | str,
+    weights: Weights,
+    parts: Sequence[tuple[Part, Weights]],
+) -> Obj:
+    spec, vendor = service.spec, VENDORS[accelerator]
+    serving = _serving(service, vendor, weights, parts)
     return {
         "name": "llama-server",
         "image": spec.image or llama_server.RUNTIME.images[accelerator],
@@ -150,7 +190,7 @@ def _container(service: InferenceService, accelerator: Accelerator, memory: int 
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
-            {"name": "models", "mountPath": MODELS_PATH, "readOnly": True},
+            *({"name": name, "mountPath": path, "readOnly": True} for name, path in _mounts(len(parts) + 1)),
             {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own, on an empty volume
         ],

@@ -14,18 +14,19 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller import binder
+from controller.parts import Served, runtime_of
 from controller.plan import Key, Kind, Patch, Plan, Ref, Snapshot, child
 from controller.pods import token_name
 from controller.status import find
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
+from crds.meta import Resource as CrdStruct
 from crds.metalhost import MetalHost
-from crds.metalprocess import Artifact, MetalProcess, MetalProcessSpec
+from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, Resource
 from kube.store import Store
-from runtimes import llama_server
 
 AVOID_SECONDS: Final = 300.0
 """How long a host that rejected a process is not asked again while the service still misses a replica."""
@@ -41,19 +42,14 @@ class Steps(NamedTuple):
     again_seconds: float | None = None
 
 
-def desired_spec(service: InferenceService, model: Model, memory_bytes: int) -> MetalProcessSpec:
+def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
     """Return what a host needs to serve one replica; `memory_bytes` are reserved there."""
-    spec, secret = service.spec, model.spec.source_secret_ref
+    spec, model = service.spec, served.model
     return MetalProcessSpec(
         service_name=service.metadata.name,
         model_name=model.metadata.name,
-        runtime=spec.runtime or llama_server.RUNTIME.name,
-        artifact=Artifact(
-            source=model.spec.source,
-            revision=model.status.revision,
-            sha256=model.spec.sha256 or model.status.sha256,
-            size_bytes=model.status.size_bytes,
-        ),
+        runtime=runtime_of(service, model),
+        artifact=_artifact(model),
         memory_bytes=memory_bytes,
         token_secret=token_name(service.metadata.name),
         context_length=spec.context_length,
@@ -61,11 +57,32 @@ def desired_spec(service: InferenceService, model: Model, memory_bytes: int) -> 
         mode=spec.mode,
         cache_type_k=spec.cache_type_k,
         cache_type_v=spec.cache_type_v,
+        further_artifacts=[
+            FurtherArtifact(
+                role=part.role, artifact=_artifact(part.model), scale=part.scale, source_secret=_secret(part.model)
+            )
+            for part in served.parts
+            if part.model is not None
+        ],
+        draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
         chat_template=spec.chat_template,
         extra_args=spec.extra_args,
         priority=spec.priority,
-        source_secret=secret.name if secret else None,
+        source_secret=_secret(model),
     )
+
+
+def _artifact(model: Model) -> Artifact:
+    return Artifact(
+        source=model.spec.source,
+        revision=model.status.revision,
+        sha256=model.spec.sha256 or model.status.sha256,
+        size_bytes=model.status.size_bytes,
+    )
+
+
+def _secret(model: Model) -> str | None:
+    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 
 def family(service: str, spec: MetalProcessSpec) -> str:
@@ -74,7 +91,7 @@ def family(service: str, spec: MetalProcessSpec) -> str:
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
-def _decided(spec: MetalProcessSpec | Artifact) -> Obj:
+def _decided(spec: CrdStruct) -> Obj:
     """Return what differs from the defaults, so that a field which a later version adds replaces no process.
 
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
@@ -83,8 +100,14 @@ def _decided(spec: MetalProcessSpec | Artifact) -> Obj:
     for field in msgspec.structs.fields(spec):
         value = getattr(spec, field.name)
         if value not in (field.default, None, "", []):
-            decided[field.encode_name] = _decided(value) if isinstance(value, Artifact) else value
+            decided[field.encode_name] = _plain(value)
     return decided
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return _decided(value) if isinstance(value, CrdStruct) else value
 
 
 def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:

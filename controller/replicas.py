@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from controller import binder, diagnosis, processes, requirements
+from controller.parts import Served
 from controller.plan import FIELD_MANAGER, Patch, Snapshot, readable, ref
 from controller.pods import Weights, deployment
 from controller.processes import Steps
@@ -40,16 +41,16 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(
-    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
 ) -> Replicas:
-    """Look at pods and hosts alike. Without `model` nothing new is made, and what there is counts as wanted."""
-    pods = in_pods(snapshot, service, accelerator, model, wanted)
-    if model is not None and accelerator is not None and VENDORS[accelerator].in_pods:
+    """Look at pods and hosts alike. Without `served` nothing new is made, and what there is counts as wanted."""
+    pods = in_pods(snapshot, service, accelerator, served, wanted)
+    if served is not None and accelerator is not None and VENDORS[accelerator].in_pods:
         # One of what hosts served before stays for each pod that is not ready yet.
         earlier = on_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
         hosts = msgspec.structs.replace(earlier, ready=(), problem=None)
     else:
-        hosts = on_hosts(snapshot, service, model, wanted)
+        hosts = on_hosts(snapshot, service, served, wanted)
     return Replicas(
         total=pods.total + hosts.total,
         ready=(*pods.ready, *hosts.ready),
@@ -61,17 +62,18 @@ def examine(
 
 
 def in_pods(
-    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, model: Model | None, wanted: int
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
 ) -> Replicas:
-    """Look at what serves in pods. Without `model` it is only scaled down, and what there is counts as wanted."""
+    """Look at what serves in pods. Without `served` it is only scaled down, and what there is counts as wanted."""
     observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
-    if wanted and model is not None and accelerator is not None and VENDORS[accelerator].in_pods:
+    if wanted and served is not None and accelerator is not None and VENDORS[accelerator].in_pods:
         stated = service.spec.resources.memory
-        memory = requirements.memory_bytes(service, model) if stated is None else stated
-        weights = Weights(claim_name(model.metadata.name), cache_path(model))
+        memory = requirements.memory_bytes(service, served) if stated is None else stated
+        parts = [(part, _weights(part.model)) for part in served.parts if part.model is not None]
         if memory is not None:
-            desired = (deployment(service, accelerator=accelerator, memory=memory, weights=weights),)
+            weights = _weights(served.model)
+            desired = (deployment(service, accelerator=accelerator, memory=memory, weights=weights, parts=parts),)
     if observed is None:
         return Replicas(total=0, apply=desired)
     labels = (LABEL_SERVICE, service.metadata.name)
@@ -81,15 +83,19 @@ def in_pods(
         if labels in pod["metadata"].get("labels", {}).items() and "deletionTimestamp" not in pod["metadata"]
     ]
     ready = sorted(pod["metadata"]["uid"] for pod in pods if _is_ready(pod))
-    current = _current_ready(observed, desired, len(ready)) if desired or model is None else 0
+    current = _current_ready(observed, desired, len(ready)) if desired or served is None else 0
     problems = [diagnosis.of_deployment(observed), *(diagnosis.of_pod(pod) for pod in pods if not _is_ready(pod))]
     return Replicas(
         total=observed.get("status", {}).get("replicas", 0),
         ready=tuple(ready[-current:] if current else ()),
         problem=diagnosis.gravest(problems) if desired else None,
         apply=desired,
-        patch=_scale_down(observed, wanted) if wanted and model is None else (),
+        patch=_scale_down(observed, wanted) if wanted and served is None else (),
     )
+
+
+def _weights(model: Model) -> Weights:
+    return Weights(claim_name(model.metadata.name), cache_path(model))
 
 
 def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
@@ -120,11 +126,11 @@ def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready
     return max(0, min(ready, reported) - earlier)
 
 
-def on_hosts(snapshot: Snapshot, service: InferenceService, model: Model | None, wanted: int) -> Replicas:
-    """Look at what serves on hosts, and take the next steps. Without `model` nothing new is made."""
+def on_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
+    """Look at what serves on hosts, and take the next steps. Without `served` nothing new is made."""
     children = snapshot.children(METAL_PROCESSES, service.metadata.uid)
-    memory = requirements.memory_bytes(service, model) if model is not None else None
-    spec = processes.desired_spec(service, model, memory) if model is not None and memory is not None else None
+    memory = requirements.memory_bytes(service, served) if served is not None else None
+    spec = processes.desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
         return Replicas(total=0)
     hosts = {

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller import replicas, requirements
+from controller.parts import Served, model_names, parts_of, read_parts
 from controller.plan import Event, Key, Kind, Plan, Snapshot, prune
 from controller.pods import PORT, is_token_secret, network_service, token_name, token_secret
 from controller.readiness import Endpoint, Prober, Question, ready_endpoints
@@ -152,11 +153,13 @@ def examine(snapshot: Snapshot, key: Key, service: InferenceService) -> View:
     model = snapshot.read(MODELS, Key(key.namespace, service.spec.model_ref), Model)
     accelerator = requirements.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
-    model_problem = requirements.model_problem(service, model)
-    blocker = requirements.spec_problem(service, model) or model_problem
-    if blocker is None and model is not None:
-        blocker = requirements.memory_problem(service, model)
-    usable = model if blocker is None else None
+    parts = read_parts(snapshot, service)
+    model_problem = requirements.model_problem(service, model, parts)
+    blocker = requirements.spec_problem(service, model, parts) or model_problem
+    served = Served(model, parts) if model is not None else None
+    if blocker is None and served is not None:
+        blocker = requirements.memory_problem(service, served)
+    usable = served if blocker is None else None
     slices = (
         obj
         for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
@@ -224,7 +227,8 @@ def _model_condition(view: View) -> Obj:
     problem, generation = view.model_problem, view.service.metadata.generation
     if problem is not None:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
-    message = f"Model {view.service.spec.model_ref} can be served"
+    names = [view.service.spec.model_ref, *(part.name for part in parts_of(view.service.spec))]
+    message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
     return condition(MODEL_READY, true=True, reason="ModelUsable", message=message, generation=generation)
 
 
@@ -265,7 +269,7 @@ def _of_model(store: Store, model: Obj) -> list[Key]:
     return [
         Key(namespace, obj["metadata"]["name"])
         for obj in store.list(INFERENCE_SERVICES, namespace)
-        if obj["spec"]["modelRef"] == name
+        if name in model_names(obj)
     ]
 
 

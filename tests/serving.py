@@ -20,7 +20,7 @@ from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES, Resource
+from kube.resources import DEPLOYMENTS, JOBS, METAL_PROCESSES, PVCS, Resource
 from kube.store import Store
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -180,7 +180,7 @@ def as_process(obj: Obj) -> MetalProcess:
 def store(*objects: tuple[Resource, Obj]) -> Store:
     """A store with the controller's own index."""
     known = Store()
-    for resource in (DEPLOYMENTS, METAL_PROCESSES):
+    for resource in (DEPLOYMENTS, JOBS, METAL_PROCESSES, PVCS):
         known.index(resource, OWNER_INDEX, lambda obj: [owner["uid"]] if (owner := controller_of(obj)) else [])
     for resource, obj in objects:
         known.put(resource, obj)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import binder, processes
+from controller.parts import Served
 from controller.plan import Key, Plan, Snapshot
 from controller.processes import AVOID_SECONDS, Steps, converge, desired_spec, family, release, stand
 from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
@@ -29,7 +30,7 @@ from tests.serving import (
     store,
 )
 
-SPEC = desired_spec(as_service(service()), as_model(model()), 2 * GIB)
+SPEC = desired_spec(as_service(service()), Served(as_model(model())), 2 * GIB)
 NAME = family("chat", SPEC)
 DISPLACED: Obj = {"conditions": [condition("DisruptionTarget", "True", "MemoryPressure")]}
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
@@ -84,7 +85,7 @@ def test_a_new_process_is_complete_unbound_and_holds_no_secret() -> None:
 
 def test_what_a_user_edits_is_another_family_and_what_scales_is_not() -> None:
     def named(**spec: Any) -> str:
-        return family("chat", desired_spec(as_service(service(**spec)), as_model(model()), 2 * GIB))
+        return family("chat", desired_spec(as_service(service(**spec)), Served(as_model(model())), 2 * GIB))
 
     assert named(replicas=5, suspend=True) == NAME
     assert named(contextLength=int("4096")) == NAME, "said, or left to the default"
