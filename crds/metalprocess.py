@@ -74,6 +74,11 @@ class MetalProcessSpec(Resource, frozen=True):
         Meta(max_length=10),
         described(
             "What is fetched and served together with the weights: at most one draft and one projector.",
+            rule(
+                "self.filter(each, each.role == 'draft').size() <= 1 && "
+                "self.filter(each, each.role == 'projector').size() <= 1",
+                "an engine takes one draft and one projector: remove the others",
+            ),
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []

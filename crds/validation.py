@@ -108,7 +108,12 @@ def _schema(kind: str) -> Schema:
 def _validator(kind: str) -> Draft202012Validator:
     formats = FormatChecker(formats=())
     formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
-    keywords = {"properties": _properties, "pattern": _pattern, "x-kubernetes-validations": _rules}
+    keywords = {
+        "properties": _properties,
+        "pattern": _pattern,
+        "x-kubernetes-list-map-keys": _distinct,
+        "x-kubernetes-validations": _rules,
+    }
     kubernetes: Callable[..., Draft202012Validator] = extend(Draft202012Validator, keywords)  # type: ignore[no-untyped-call]
     return kubernetes(_schema(kind), format_checker=formats)
 
@@ -137,6 +142,17 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
     for name, field in properties.items():
         if name in value:
             yield from validator.descend(value[name], field, path=name, schema_path=name)
+
+
+def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:
+    """Refuse two entries of a list that have the same key."""
+    seen: list[list[object]] = []
+    for number, entry in enumerate(_items(value)):
+        key = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
+        if key in seen:
+            shown = json.dumps(dict(zip(keys, key, strict=True)))
+            yield ValidationError(f"Duplicate value: {shown}", validator="unknown", path=[number])
+        seen.append(key)
 
 
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Errors:

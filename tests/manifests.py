@@ -111,6 +111,54 @@ BAD = {
         {"tolerations": [{"key": "a"}, {"operator": "In"}]},
         r'spec.tolerations\[1\].operator: Unsupported value: "In"',
     ),
+    "unknown runtime": Bad(INFERENCE_SERVICES, {"runtime": "vllm"}, 'spec.runtime: .*"vllm".*"mlx-lm"'),
+    "unknown mode": Bad(INFERENCE_SERVICES, {"mode": "speech"}, 'spec.mode: .*"speech".*"embeddings"'),
+    "unknown cache type": Bad(INFERENCE_SERVICES, {"cacheTypeK": "q2_k"}, 'spec.cacheTypeK: .*"q2_k".*"q8_0"'),
+    "draft that nothing chats with": Bad(
+        INFERENCE_SERVICES,
+        {"mode": "embeddings", "speculative": {"draftModelRef": "small"}},
+        "spec.speculative is for spec.mode chat: remove it, or set mode to chat",
+    ),
+    "projector that nothing chats with": Bad(
+        INFERENCE_SERVICES, {"mode": "rerank", "projectorModelRef": "eyes"}, "spec.projectorModelRef is for spec.mode"
+    ),
+    "template that nothing chats with": Bad(
+        INFERENCE_SERVICES, {"mode": "rerank", "chatTemplate": "{{ x }}"}, "spec.chatTemplate is for spec.mode chat"
+    ),
+    "speculation without a draft": Bad(
+        INFERENCE_SERVICES, {"speculative": {"maxTokens": 4}}, "spec.speculative.draftModelRef: Required value"
+    ),
+    "draft of no tokens": Bad(
+        INFERENCE_SERVICES,
+        {"speculative": {"draftModelRef": "small", "maxTokens": 0}},
+        "spec.speculative.maxTokens: .*greater than or equal to 1",
+    ),
+    "negative adapter": Bad(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": "accent", "scale": "-1"}]},
+        r"spec.adapters\[0\].scale: .*should match",
+    ),
+    "adapter twice": Bad(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": "accent"}, {"modelRef": "accent", "scale": "2"}]},
+        r"spec.adapters\[1\]: Duplicate value",
+    ),
+    "too many adapters": Bad(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": f"a{number}"} for number in range(9)]},
+        "spec.adapters: Too many: 9: must have at most 8 items",
+    ),
+    "empty template": Bad(INFERENCE_SERVICES, {"chatTemplate": ""}, "spec.chatTemplate: .*at least 1 char"),
+    "process with two drafts": Bad(
+        METAL_PROCESSES,
+        {"furtherArtifacts": [{"role": "draft", "artifact": {"source": "hf://a/b/c.gguf"}}] * 2},
+        "an engine takes one draft and one projector: remove the others",
+    ),
+    "process with an unknown part": Bad(
+        METAL_PROCESSES,
+        {"furtherArtifacts": [{"role": "voice", "artifact": {"source": "hf://a/b/c.gguf"}}]},
+        r'spec.furtherArtifacts\[0\].role: .*"voice".*"adapter"',
+    ),
     "Secret that no host's key could name": Bad(
         MODELS, {"sourceSecretRef": {"name": "s" * 181}}, "spec.sourceSecretRef.name: .*may not be more than 180"
     ),
