@@ -148,7 +148,7 @@ def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> 
     """Refuse two entries of a list that have the same key."""
     seen: list[list[object]] = []
     for number, entry in enumerate(_items(value)):
-        key = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
+        key: list[object] = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
         if key in seen:
             shown = json.dumps(dict(zip(keys, key, strict=True)))
             yield ValidationError(f"Duplicate value: {shown}", validator="unknown", path=[number])

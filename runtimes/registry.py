@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from runtimes import llama_server, mlx_lm, ollama, omlx
+from runtimes import llama_cpp_python, llama_server, mlx_lm, ollama, omlx
 from runtimes.serving import Runtime
 
 RUNTIMES: Final[Mapping[str, Runtime]] = MappingProxyType(
-    {each.name: each for each in (llama_server.RUNTIME, mlx_lm.RUNTIME, omlx.RUNTIME, ollama.RUNTIME)}
+    {each.RUNTIME.name: each.RUNTIME for each in (llama_server, mlx_lm, llama_cpp_python, omlx, ollama)}
 )
 """By name, in the order in which a host names what it has."""

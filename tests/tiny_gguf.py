@@ -102,12 +102,14 @@ def write(
     n_ctx: int = 4096,
     ftype: FileType = "f32",
     name: str = "tiny-llama",
+    pooling: gguf.PoolingType | None = None,
     seed: int = 0,
 ) -> None:
     """Write a model to `path` that answers every prompt with `text` (default SENTENCE).
 
     `loop` starts the sentence again instead of ending it, so a request runs to its max_tokens: for streams, drains and
-    cancels. `n_head_kv` may be a list with one entry per layer. The same arguments write the same bytes.
+    cancels. `n_head_kv` may be a list with one entry per layer. `pooling` makes it one for embeddings. The same
+    arguments write the same bytes.
     """
     rng = np.random.default_rng(seed)
     vocabulary, chain = vocabulary_of((text or SENTENCE).split())
@@ -129,6 +131,8 @@ def write(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(int(_FILE_TYPES[ftype]))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
     _add_tokenizer(writer, vocabulary)
 
     _add_tensor(writer, "token_embd.weight", embedding, ftype)

@@ -2,8 +2,7 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
@@ -13,18 +12,7 @@ from aiohttp import web
 from crds.serving import Mode
 from runtimes.probe import Probe, generate_token
 from tests import llama, tiny_gguf
-
-
-@asynccontextmanager
-async def serving(answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site.port}"
-    finally:
-        await runner.cleanup()
+from tests.answering import serving
 
 
 def answering(response: web.Response) -> AbstractAsyncContextManager[str]:

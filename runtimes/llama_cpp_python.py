@@ -1,0 +1,86 @@
+"""llama-cpp-python's server, `python -m llama_cpp.server`: how to start it on a host.
+
+It has no word on whether it is well, so only an answer shows that. It takes one request at a time, and by default a
+new one breaks off the one that runs. Its settings are pydantic's, which means that every one of them is also an
+environment variable of a common name (HOST, SEED, CACHE): so it gets an environment of what it needs only.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from crds.serving import CacheType
+from runtimes.serving import Listen, Process, Runtime, Serving, Wanted
+
+_CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
+    {
+        "f32": 0,
+        "f16": 1,
+        "q4_0": 2,
+        "q4_1": 3,
+        "q5_0": 6,
+        "q5_1": 7,
+        "q8_0": 8,
+        "iq4_nl": 20,
+        "bf16": 30,
+    }
+)
+"""Numbers of `enum ggml_type` in ggml.h, which is how it takes them; a test holds them against the gguf package."""
+_KEPT_ENVIRONMENT = frozenset({"PATH", "HOME", "TMPDIR", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "PYTHONPATH"})
+_ALL_LAYERS: Final = -1
+
+
+def arguments(serving: Serving, listen: Listen) -> list[str]:
+    """Render the arguments of llama_cpp.server."""
+    rendered = ["--model", serving.model, "--model_alias", serving.service]
+    rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(serving.context_length)]
+    if serving.gpu_layers is not None:
+        rendered += ["--n_gpu_layers", str(_ALL_LAYERS if serving.gpu_layers else 0)]
+    # Left alone, a request breaks off the one before it; all logits of a whole context are kept, which takes gigabytes
+    # with a large vocabulary; and the weights are locked into memory where the system allows it.
+    rendered += ["--interrupt_requests", "false", "--logits_all", "false", "--use_mlock", "false", "--cache", "false"]
+    if serving.mode == "embeddings":
+        # A text is embedded in one batch.
+        size = str(serving.context_length)
+        rendered += ["--embedding", "true", "--n_batch", size, "--n_ubatch", size]
+    if (serving.cache_type_k, serving.cache_type_v) != ("f16", "f16"):
+        rendered += ["--type_k", str(_CACHE_TYPES[serving.cache_type_k])]
+        # Quantized values need it, and unlike llama-server it does not turn it on by itself.
+        rendered += ["--type_v", str(_CACHE_TYPES[serving.cache_type_v]), "--flash_attn", "true"]
+    for adapter in serving.adapters:
+        rendered += ["--lora_path", adapter.path]
+    return [*rendered, *serving.extra]
+
+
+def command() -> list[str] | None:
+    """Return the argv prefix that starts it, or None where it is not installed."""
+    return [sys.executable, "-m", "llama_cpp.server"] if importlib.util.find_spec("llama_cpp") else None
+
+
+def child_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return of `base` only what cannot be a setting of the server."""
+    return {name: value for name, value in base.items() if name in _KEPT_ENVIRONMENT}
+
+
+def _refusal(wanted: Wanted) -> str | None:
+    if len(wanted.adapter_scales) > 1 or any(float(scale) != 1 for scale in wanted.adapter_scales):
+        return (
+            "runtime llama-cpp-python takes one adapter, with the scale that it was trained with: leave one without a "
+            "scale, or set runtime to llama.cpp"
+        )
+    return None
+
+
+RUNTIME: Final = Runtime(
+    name="llama-cpp-python",
+    formats=frozenset({"gguf"}),
+    modes=frozenset({"chat", "embeddings"}),
+    settings=frozenset({"adapters"}),
+    cache_types=frozenset(_CACHE_TYPES),
+    process=Process(command=command, arguments=arguments, environment=child_environment),
+    installed=lambda: command() is not None,
+    install_hint="install pomona[llama-cpp-python]",
+    refusal=_refusal,
+)

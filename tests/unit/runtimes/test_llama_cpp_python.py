@@ -1,0 +1,104 @@
+"""Held against a recording of llama-cpp-python's real server, for building it takes longer than all tests."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import gguf
+import pytest
+from aiohttp import web
+
+from crds.serving import TUNING_ARGUMENTS, Mode
+from runtimes import llama_cpp_python
+from runtimes.probe import Probe, generate_token
+from tests.answering import serving
+from tests.record_llama_cpp_python import CASES, rendered
+from tests.tiny_gguf import SENTENCE
+
+RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures/llama_cpp_python.json").read_text())
+SERVED = [case for case, found in RECORDING["cases"].items() if "exchanges" in found]
+FLAGS = set(re.findall(r"^  (--\w+)", RECORDING["help"], re.MULTILINE))
+
+
+def answer(case: str, path: str, number: int = 0) -> tuple[int, str]:
+    found = [each for each in RECORDING["cases"][case]["exchanges"] if each["path"] == path]
+    return found[number]["status"], found[number]["answer"]
+
+
+def content(case: str) -> str:
+    return str(json.loads(answer(case, "/v1/chat/completions")[1])["choices"][0]["message"]["content"])
+
+
+async def probe(case: str, mode: Mode) -> Probe:
+    """Ask a server that answers as the real one did."""
+
+    async def replay(request: web.BaseRequest) -> web.Response:
+        status, text = answer(case, request.path)
+        return web.Response(status=status, text=text, content_type="application/json")
+
+    async with serving(replay) as url, aiohttp.ClientSession() as session:
+        return await generate_token(session, url, model="chat", token=None, timeout_seconds=10, mode=mode)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_is_what_the_real_server_was_started_with(case: str) -> None:
+    assert rendered(case) == RECORDING["cases"][case]["arguments"], "record anew: tests/record_llama_cpp_python.py"
+
+
+def test_the_real_server_took_all_of_it() -> None:
+    assert SERVED == ["chat", "embeddings", "embeddings without pooling", "quantized cache", "adapter", "tuned"]
+    for case in SERVED:
+        assert RECORDING["cases"][case]["exit_code"] == -15, "as SIGTERM ends it"
+    assert content("quantized cache") == content("tuned") == SENTENCE
+    assert content("adapter").strip() == SENTENCE.partition("weights. ")[2]
+
+
+def test_it_serves_under_the_name_that_clients_send() -> None:
+    assert json.loads(answer("chat", "/v1/models")[1])["data"][0]["id"] == "chat"
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "says"),
+    [
+        ("missing model", 1, "ValueError: Model path does not exist: /weights/missing.gguf"),
+        ("damaged model", 1, "ValueError: Failed to load model from file: /weights/damaged.gguf"),
+        ("unknown argument", 2, "__main__.py: error: unrecognized arguments: --no_such_argument 1"),
+    ],
+)
+def test_what_it_cannot_load_ends_it_with_a_reason(case: str, code: int, says: str) -> None:
+    found = RECORDING["cases"][case]
+    assert (found["exit_code"], found["last_lines"][-1]) == (code, says)
+
+
+async def test_the_probe_knows_its_answers() -> None:
+    assert (await probe("chat", "chat")).reason == "Generated"
+    assert (await probe("embeddings", "embeddings")).reason == "Embedded"
+    refused = await probe("chat", "embeddings")
+    assert (refused.ok, refused.reason) == (False, "BadAnswer")
+    assert "must be created with embedding=True" in refused.message
+    assert (await probe("chat", "rerank")).reason == "NotFound"
+    # One list of numbers for each token is no embedding, whatever the status says.
+    assert (await probe("embeddings without pooling", "embeddings")).reason == "BadAnswer"
+
+
+def test_health_and_metrics_are_nothing_to_rely_on() -> None:
+    assert answer("chat", "/health")[0] == answer("chat", "/metrics")[0] == 404
+
+
+def test_what_a_user_may_set_exists() -> None:
+    assert set(TUNING_ARGUMENTS["llama-cpp-python"]) <= FLAGS
+
+
+def test_no_variable_that_it_gets_is_a_setting_of_it() -> None:
+    settings = {flag.removeprefix("--").upper() for flag in FLAGS}
+    assert {"HOST", "PORT", "SEED", "CACHE"} <= settings
+    child = llama_cpp_python.child_environment(dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]})
+    assert child == {"PATH": os.environ["PATH"]}
+
+
+def test_cache_types_have_ggmls_numbers() -> None:
+    for name, number in llama_cpp_python._CACHE_TYPES.items():
+        assert gguf.GGMLQuantizationType[name.upper()] == number
