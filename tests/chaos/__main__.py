@@ -119,11 +119,11 @@ class Run:
             assert engines == {each.status.pid for each in mine}, f"{machine.name} runs {engines}, which is not {mine}"
             counts = {role: len(found) for role, found in running.items() if role != "engine"}
             assert counts == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
-            status = (await cluster.host(machine.name)).status
-            assert {each.uid for each in status.processes} == {each.metadata.uid for each in mine}, status
-            reserved = sum(each.memory_bytes for each in status.processes)
-            assert status.available_bytes == BUDGET_BYTES - reserved, status
-            assert reserved == sum(each.spec.memory_bytes for each in mine), status
+            told = (await cluster.host(machine.name)).status
+            assert {each.uid for each in told.processes} == {each.metadata.uid for each in mine}, told
+            reserved = sum(each.memory_bytes for each in told.processes)
+            assert told.available_bytes == BUDGET_BYTES - reserved, told
+            assert reserved == sum(each.spec.memory_bytes for each in mine), told
         return True
 
     @property

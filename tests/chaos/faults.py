@@ -58,7 +58,7 @@ class Failure:
 def schedule(seed: int, seconds: float, hosts: int) -> list[Fault]:
     """Decide all that happens, in order."""
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    at, faults = 0.0, []
+    at, faults = 0.0, list[Fault]()
     while True:
         at += chance.uniform(*PAUSE_SECONDS)
         if at >= seconds:

@@ -38,7 +38,7 @@ class Machine:
                 arguments = process.cmdline()
             except psutil.Error:
                 continue
-            role = next((_TOKENS[each] for each in arguments if each in _TOKENS), "other")
+            role: Role = next((_TOKENS[each] for each in arguments if each in _TOKENS), "other")
             found[role].append(process)
         return found
 
