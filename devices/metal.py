@@ -53,31 +53,46 @@ def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _ask() -> dict[str, Any]:
-    """Ask Metal in this process. Raises OSError when it is not there, or has no device."""
-    ctypes.CDLL(_CORE_GRAPHICS)
-    metal, objc = ctypes.CDLL(_METAL), ctypes.CDLL(_OBJC)
-    metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
-    objc.sel_registerName.restype = ctypes.c_void_p
-    device = metal.MTLCreateSystemDefaultDevice()
-    if not device:
-        raise OSError("Metal has no device")
+class Device:
+    """Metal's default device, in this process. Raises OSError when Metal is not there, or has no device."""
 
-    def send(receiver: int, message: str, kind: Any) -> Any:
-        # objc_msgSend is called with the very types of the method it reaches.
-        call = ctypes.CFUNCTYPE(kind, ctypes.c_void_p, ctypes.c_void_p)(("objc_msgSend", objc))
-        return call(receiver, objc.sel_registerName(message.encode()))
+    def __init__(self) -> None:
+        ctypes.CDLL(_CORE_GRAPHICS)
+        metal, self._objc = ctypes.CDLL(_METAL), ctypes.CDLL(_OBJC)
+        metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
+        self._objc.sel_registerName.restype = ctypes.c_void_p
+        self._device = metal.MTLCreateSystemDefaultDevice()
+        if not self._device:
+            raise OSError("Metal has no device")
 
-    name = send(send(device, "name", ctypes.c_void_p), "UTF8String", ctypes.c_char_p)
-    return {
-        "name": name.decode(errors="replace") if name else None,
-        "workingSetBytes": send(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64),
-        "bufferBytes": send(device, "maxBufferLength", ctypes.c_uint64),
-    }
+    def describe(self) -> dict[str, Any]:
+        """Return what `parse` reads."""
+        name = self._send(self._send(self._device, "name", ctypes.c_void_p), "UTF8String", ctypes.c_char_p)
+        return {
+            "name": name.decode(errors="replace") if name else None,
+            "workingSetBytes": self._send(self._device, "recommendedMaxWorkingSetSize", ctypes.c_uint64),
+            "bufferBytes": self._send(self._device, "maxBufferLength", ctypes.c_uint64),
+        }
+
+    def hold(self, size_bytes: int) -> None:
+        """Fill a buffer that the GPU shares, and keep it until this process ends. Raises OSError."""
+        options = ctypes.c_ulong(0)  # MTLResourceStorageModeShared
+        size = ctypes.c_ulong(size_bytes)
+        buffer = self._send(self._device, "newBufferWithLength:options:", ctypes.c_void_p, size, options)
+        contents = buffer and self._send(buffer, "contents", ctypes.c_void_p)
+        if not contents:
+            raise OSError(f"Metal has no buffer of {size_bytes} bytes")
+        ctypes.memset(contents, 1, size_bytes)
+
+    def _send(self, receiver: int, message: str, kind: Any, *arguments: Any) -> Any:
+        # objc_msgSend is called with the very types of the method that it reaches.
+        types = (ctypes.c_void_p, ctypes.c_void_p, *map(type, arguments))
+        call = ctypes.CFUNCTYPE(kind, *types)(("objc_msgSend", self._objc))
+        return call(receiver, self._objc.sel_registerName(message.encode()), *arguments)
 
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(_ask()) + "\n")
+        sys.stdout.write(json.dumps(Device().describe()) + "\n")
     except OSError as error:
         sys.exit(f"Metal does not tell: {error}")

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 import psutil
 
+from devices import gpu
 from devices.footprint import footprint_bytes
 from devices.sockets import loopback_port, unix_listener
 from devices.tools import output
@@ -29,17 +30,24 @@ _PATIENCE_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _SOON_SECONDS: Final = 2.0
 
-_SERVER: Final = f"""
+_SERVER: Final = """
 import os, socket, sys
+{prepare}
 listener = socket.create_server(("127.0.0.1", 0))
 os.write(1, b"port %d stdin %d\\n" % (listener.getsockname()[1], len(sys.stdin.read())))
 connection, _ = listener.accept()
-held = bytearray({_HELD_BYTES})
-held[::4096] = b"x" * len(held[::4096])
+{hold}
 connection.sendall(b"held")
 connection.recv(1)
 """
-_WRAPPED: Final = ("/bin/sh", "-c", '"$0" -c "$1"; :', sys.executable, _SERVER)
+"""Takes its memory when it is asked to, and tells when it has."""
+_IN_PYTHON: Final = _SERVER.format(
+    prepare="", hold=f'held = bytearray({_HELD_BYTES}); held[::4096] = b"x" * len(held[::4096])'
+)
+_IN_METAL: Final = _SERVER.format(
+    prepare="from devices.metal import Device; device = Device()", hold=f"device.hold({_HELD_BYTES})"
+)
+_WRAPPED: Final = ("/bin/sh", "-c", '"$0" -c "$1"; :', sys.executable, _IN_PYTHON)
 """The server as the child of a shell, as Homebrew and others wrap theirs."""
 _LISTENER: Final = """
 import socket, sys
@@ -78,8 +86,7 @@ async def server(folder: Path) -> list[Line]:
         ]
         before = footprint_bytes(process.pid)
         async with _allocated(port):
-            after = footprint_bytes(process.pid)
-            lines.append(_growth(before, after))
+            lines.append(_growth("growth of its footprint", before, footprint_bytes(process.pid)))
             family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
             began = time.monotonic()
             await process.end(_PATIENCE_SECONDS)
@@ -90,6 +97,24 @@ async def server(folder: Path) -> list[Line]:
         known("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
         known("its children are gone too", left and "gone", "gone", needed=True),
     ]
+
+
+async def metal(folder: Path) -> list[Line]:
+    """Memory that is the GPU's, on a Mac: in a process's footprint, and in what the kernel counts of all."""
+    log_path = folder / "metal.log"
+    async with _started((sys.executable, "-P", "-c", _IN_METAL), log_path, folder) as process:
+        said = await _until(lambda: _last(log_path, "port"))
+        before, all_before = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
+        async with _allocated(said.split()[1] if said else None):
+            after, all_after = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
+        return [
+            _growth("growth by a buffer of Metal", before, after),
+            known(
+                "growth of the GPU's memory",
+                f"{((all_after.used_bytes or 0) - (all_before.used_bytes or 0)) / _MIB:.0f} MiB",
+                f"{_HELD_BYTES // _MIB} MiB, if nothing else uses the GPU and a buffer counts before its first use",
+            ),
+        ]
 
 
 async def ends(folder: Path) -> list[Line]:
@@ -213,10 +238,10 @@ async def _allocated(port: str | None) -> AsyncIterator[None]:
                 await writer.wait_closed()
 
 
-def _growth(before: int | None, after: int | None) -> Line:
+def _growth(name: str, before: int | None, after: int | None) -> Line:
     grown = None if before is None or after is None else after - before
     return known(
-        "growth of its footprint",
+        name,
         None if grown is None else f"{grown / _MIB:.0f} MiB",
         f"{_HELD_BYTES // _MIB} MiB or a little more",
         holds=grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES,

@@ -1,6 +1,7 @@
 """Runs all of the self test; whatever fails is a line of it, and stops nothing else."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from metal_agent.selftest.line import Line
 _PARTS: Final[tuple[tuple[str, Callable[[Path], Awaitable[list[Line]]]], ...]] = (
     ("facts", lambda _: asyncio.to_thread(facts.lines)),
     ("a server", native.server),
+    *((("Metal's memory", native.metal),) if sys.platform == "darwin" else ()),
     ("ends", native.ends),
     ("adoption", native.adoption),
     ("ownership", native.ownership),
