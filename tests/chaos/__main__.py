@@ -121,7 +121,7 @@ class Run:
             assert counts == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
             told = (await cluster.host(machine.name)).status
             assert {each.uid for each in told.processes} == {each.metadata.uid for each in mine}, told
-            reserved = sum(each.memory_bytes for each in told.processes)
+            reserved = sum(each.memory_bytes or 0 for each in told.processes)
             assert told.available_bytes == BUDGET_BYTES - reserved, told
             assert reserved == sum(each.spec.memory_bytes for each in mine), told
         return True
