@@ -7,13 +7,14 @@ settings has it loaded anew, and it is listed under the name that it was loaded 
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from tests.daemons.stand_in import StandIn, completion
+from tests.daemons.stand_in import StandIn, completion, serve
 
 _DETAILS = {
     "parent_model": "",
@@ -239,3 +240,7 @@ async def _stream(request: web.Request, lines: list[dict[str, Any]]) -> web.Stre
         await response.write(json.dumps(line).encode() + b"\n")
     await response.write_eof()
     return response
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(OllamaStandIn(int(sys.argv[1]))))

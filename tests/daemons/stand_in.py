@@ -1,5 +1,6 @@
 """What the stand-ins of shared daemons have in common: they are started, killed and come back at one port."""
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -61,3 +62,10 @@ def completion(model: str) -> dict[str, object]:
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
     }
+
+
+async def serve(daemon: StandIn) -> None:
+    """Run as a process of its own, until it is killed."""
+    async with daemon:
+        print(f"serving on {daemon.url}", flush=True)
+        await asyncio.Event().wait()

@@ -1,0 +1,67 @@
+"""A service in a daemon that the owner of a host runs: applied, asked, and there again whoever was killed."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster.conftest import StartMetalHost
+from tests.cluster.main_job.cluster import GIB, Cluster, condition
+from tests.controlplane.members import MetalHost
+from tests.controlplane.process import Process
+from tests.eventually import eventually
+
+
+@pytest_asyncio.fixture
+async def host(metal_host: StartMetalHost, monkeypatch: pytest.MonkeyPatch) -> MetalHost:
+    """The host `studio-1`, whose owner says where his Ollama listens."""
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:11434")
+    return await metal_host("studio-1", f"--memory-budget={64 * GIB}")
+
+
+@pytest_asyncio.fixture
+async def ollama(host: MetalHost, tmp_path: Path) -> AsyncIterator[Process]:
+    """The owner's Ollama on that host."""
+    argv = [*host.host.exec, sys.executable, "-m", "tests.daemons.ollama", "11434"]
+    daemon = Process("ollama", argv, tmp_path / "ollama.log")
+    daemon.start()
+    yield daemon
+    if daemon.running:
+        await daemon.kill()
+
+
+async def test_a_service_lives_in_the_ollama_of_a_host(cluster: Cluster, host: MetalHost, ollama: Process) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "metal", runtime="ollama", extraArgs=[]))
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+    assert (await cluster.ask("chat", token="wrong")).status == 401
+    process = await cluster.process("chat")
+    assert (process.status.phase, process.status.pid) == ("Ready", None)
+
+    await host.agent.kill()
+    assert await cluster.answers("chat")
+    host.agent.start()
+    await eventually(lambda: "adopted" in host.agent.log.read_text())
+    assert await cluster.answers("chat")
+    assert (await cluster.process("chat")).status.started_at == process.status.started_at
+
+    await ollama.kill()
+    told = await cluster.told("chat", "Progressing", "DaemonNotRunning")
+    assert "ollama serve" in condition(told).message
+    assert await cluster.urls("chat") == []
+
+    async def runs_no_ollama() -> bool:
+        return "ollama" not in (await cluster.host(host.name)).status.runtimes
+
+    await eventually(runs_no_ollama)
+    ollama.start()
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+
+
+async def test_a_service_in_pods_is_told_that_a_daemon_is_none(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", runtime="ollama", extraArgs=[]))
+    told = await cluster.told("chat", "Failed", "InvalidSpec")
+    assert "set hardware.accelerator to metal" in condition(told).message
