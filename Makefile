@@ -9,7 +9,7 @@ BIN     := $(VENV)/bin
 UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
-ON_MACS := artifacts cli crds devices fitness gateway kube metal_agent runtimes
+ON_MACS := artifacts cli crds devices fitness gateway kube metal_agent runtimes standalone
 # Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
 # A machine behind a proxy has that certificate in its own store.

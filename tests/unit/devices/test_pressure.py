@@ -1,11 +1,12 @@
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices import pressure, proc
+from devices import libsystem, pressure, proc
 from devices.pressure import Level, Reading
 
 GIB = 2**30
@@ -80,6 +81,24 @@ def test_a_kernel_that_says_nothing_is_unknown_and_not_empty(tmp_path: Path, sai
 def test_no_swap_is_none_in_use_and_known(tmp_path: Path) -> None:
     memory = "MemTotal: 65843172 kB\nMemAvailable: 30408704 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
     assert pressure._linux(kernel(tmp_path, None, memory)) == Reading("normal", 0, 30408704 * 1024)
+
+
+def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libsystem, "sysctl_int", {"kern.memorystatus_vm_pressure_level": 2}.get)
+    found = pressure._macos()
+    assert found.level == "warn"
+    assert found.available_bytes
+    assert found.swap_used_bytes is not None
+
+
+def test_a_mac_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("host_statistics64 failed")
+
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(psutil, "swap_memory", refuse)
+    monkeypatch.setattr(libsystem, "sysctl_int", lambda _: None)
+    assert pressure._macos() == Reading(None, None, None)
 
 
 def test_this_machine() -> None:
