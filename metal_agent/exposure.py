@@ -26,6 +26,8 @@ from metal_agent.runner import Runner
 
 WITHDRAW_SECONDS: Final = 5.0
 """For a withdrawal that the API server does not answer; what was to stop then stops, and requests fail at the proxy."""
+LINGER_SECONDS: Final = 2.0
+"""For who still sends requests here to hear of the withdrawal; kube-proxy takes changes at most once a second."""
 _PORTS_TRIED: Final = 8
 """In one go; what is taken then too is tried later, and the other services need not wait for it."""
 _ABSENT = frozenset({"Rejected", "Stopped"})
@@ -42,9 +44,15 @@ class Place:
 
 
 def proxy_config(
-    address: str, grouped: Mapping[Service, Collection[Runner]], places: Mapping[Service, Place]
+    address: str,
+    grouped: Mapping[Service, Collection[Runner]],
+    places: Mapping[Service, Place],
+    closed: Collection[str] = (),
 ) -> ProxyConfig:
-    """The whole configuration: a service without a place, for its port or token is not known, is not served."""
+    """The whole configuration: a service without a place, for its port or token is not known, is not served.
+
+    What is in `closed`, by uid, gets nothing new.
+    """
     return ProxyConfig(
         tuple(
             ServiceListener(
@@ -56,7 +64,7 @@ def proxy_config(
                     Backend(
                         runner.assignment.uid,
                         runner.url,
-                        draining=runner.state.phase == "Stopping",
+                        draining=runner.assignment.uid in closed,
                         concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
                         model=runner.model,
                         api_key=runner.api_key,
@@ -119,6 +127,7 @@ class Exposed:
         """Known here and missing in the fresh list: about to be removed, and served elsewhere."""
         self.accepted: frozenset[str] | None = None
         """What the proxy serves; None before its first answer: then slices stay as an earlier agent left them."""
+        self._closed: set[str] = set()
         self._problems: dict[Service, str] = {}
         self._host = host
         self._address = address
@@ -155,10 +164,12 @@ class Exposed:
         """
         async with self._configuring:
             before = self.accepted, self._problems
+            stopping = {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
+            self._closed &= stopping
             for _ in range(_PORTS_TRIED):
                 grouped = self.services()
                 places, problems = self._places(grouped)
-                state = await self._proxy.client.configure(proxy_config(self._address, grouped, places))
+                state = await self._proxy.client.configure(proxy_config(self._address, grouped, places, self._closed))
                 taken = [service.name for service in state.services if service.taken]
                 # A port that another program holds is given up for the next one of the range.
                 for name in taken:
@@ -194,6 +205,10 @@ class Exposed:
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Give the process nothing new and wait until it answers nothing, for a bounded time."""
+        service = self._runners[uid].assignment.service
+        if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ("", ""), ())):
+            await asyncio.sleep(LINGER_SECONDS)
+        self._closed.add(uid)
         try:
             await self.configure()
             if not await self._proxy.client.wait_idle(uid, timeout_seconds):

@@ -1,5 +1,6 @@
 """What is served where: ports that others hold, addresses that are gone, disks that are full, proxies that are down."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -8,6 +9,7 @@ import pytest
 
 from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
 from kube.client import Client
+from metal_agent import exposure
 from metal_agent.assignments import Assignment
 from metal_agent.exposure import Exposed
 from metal_agent.lifecycle import State
@@ -26,10 +28,15 @@ class Answering:
         self.answers = True
         self.error, self.taken = "", False
         self.asked: list[ProxyConfig] = []
+        self.waited: list[str] = []
 
     @property
     def client(self) -> "Answering":
         return self
+
+    async def wait_idle(self, uid: str, _timeout_seconds: float) -> bool:
+        self.waited.append(uid)
+        return True
 
     async def configure(self, config: ProxyConfig) -> ProxyState:
         self.asked.append(config)
@@ -107,3 +114,34 @@ async def test_a_proxy_that_is_down_is_told(exposed: Exposed, proxy: Answering) 
     assert exposed.problem(CHAT) == "", "nothing is known before its first answer"
     await exposed.configure()
     assert "proxy of this host does not run" in exposed.problem(CHAT)
+
+
+async def test_what_stops_takes_requests_until_the_cluster_can_have_heard_of_it(
+    exposed: Exposed, proxy: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draining() -> dict[str, bool]:
+        return {each.uid: each.draining for service in proxy.asked[-1].services for each in service.backends}
+
+    runner = exposed._runners["u1"]
+    monkeypatch.setattr(Runner, "url", "http://127.0.0.1:1")
+    monkeypatch.setattr(exposure, "LINGER_SECONDS", 0.2)
+    runner.state = State(phase="Stopping")
+    drained = asyncio.create_task(exposed.drain("u1", 1))
+    await asyncio.sleep(0)
+    await exposed.configure()
+    assert draining() == {"u1": False, "u2": False}
+    await drained
+    assert draining() == {"u1": True, "u2": False}
+    assert proxy.waited == ["u1"]
+
+    runner.state = State(phase="Ready")
+    await exposed.configure()
+    assert draining() == {"u1": False, "u2": False}, "it was evicted, and is back"
+
+
+async def test_what_stops_beside_one_that_serves_is_closed_at_once(exposed: Exposed, proxy: Answering) -> None:
+    cast("dict[str, Runner]", exposed._runners)["u3"] = exposed._runners["u1"]
+    exposed._runners["u1"].state = State(phase="Ready")
+    async with asyncio.timeout(exposure.LINGER_SECONDS / 2):
+        await exposed.drain("u3", 1)
+    assert proxy.waited == ["u3"]
