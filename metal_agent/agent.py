@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import time
 from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -31,7 +32,7 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, daemons, metrics, registration
+from metal_agent import assignments, claims, daemons, metrics, registration
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
@@ -136,6 +137,8 @@ class Agent:
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._told: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         self._runners: dict[str, Runner] = {}
+        self._claims_end: float | None = None
+        """Until then (monotonic seconds) the cluster may claim what a `pomona up` left running here."""
         self._doubted = False
         """The host was out of touch since engines were last known to answer."""
         self._exposed = Exposed(
@@ -264,7 +267,7 @@ class Agent:
             return
         self._queue.add(_PROXY)
         self._queue.add(_REPORT)
-        if assignment.service:
+        if assignment.service and not assignment.is_standalone:
             self._queue.add(("slice", *assignment.service))
         if runner.state.phase == "Stopped":
             self._queue.add(_ASSIGN)
@@ -287,7 +290,7 @@ class Agent:
     async def _reconcile(self, key: Key) -> float | None:
         match key:
             case ("assign",):
-                self._assign()
+                return self._assign()
             case ("regain",):
                 await self._regain()
             case ("proxy",):
@@ -309,16 +312,20 @@ class Agent:
                 return _REPORT_SECONDS
         return None
 
-    def _assign(self) -> None:
-        """Run what the API assigns; only a whole list counts."""
+    def _assign(self) -> float | None:
+        """Run what the API assigns; only a whole list counts. Answers when to look again, without anything new."""
         if not (self._synced.is_set() and self._renewed_once.is_set()):
-            return
+            return None
         processes = self._store.list(METAL_PROCESSES)
-        self._supervisor.assign(assignments.read(obj) for obj in processes)
+        now = time.monotonic()
+        self._claims_end = self._claims_end or now + claims.CLAIM_SECONDS
+        open_seconds = self._claims_end - now
+        self._supervisor.assign(map(assignments.read, processes), keep_unclaimed=open_seconds > 0)
         self._known = assignments.LastKnown(processes, self._tokens())
         self._memory.save(processes, self._known.secret)
         self._watchdog.keep({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({"/".join(service) for service in self._exposed.services()})
+        return open_seconds if open_seconds > 0 and self._supervisor.unclaimed() else None
 
     async def _regain(self) -> None:
         """After a gap: see what is still assigned, then make endpoints for that again, and write what could not be."""

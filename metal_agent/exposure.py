@@ -147,7 +147,8 @@ class Exposed:
         grouped: defaultdict[Service, list[Runner]] = defaultdict(list)
         for runner in self._runners.values():
             service = runner.assignment.service
-            if service and runner.state.phase not in _ABSENT:
+            # What no cluster has claimed serves nobody, and its namespace is none of a cluster's.
+            if service and runner.state.phase not in _ABSENT and not runner.assignment.is_standalone:
                 grouped[service].append(runner)
         return grouped
 

@@ -41,6 +41,10 @@ def status(
     `daemons` are the runtimes whose shared daemon runs here.
     """
     booted_at = facts.booted_at_seconds
+    assigned = [each for each in assignments if each.uid in ledger.reserved]
+    # What a `pomona up` left is given up where the cluster needs its memory.
+    unclaimed_bytes = sum(ledger.reserved[each.uid] for each in assigned if each.is_standalone)
+    available_bytes = min(ledger.budget_bytes, ledger.available_bytes + unclaimed_bytes)
     return MetalHostStatus(
         address=address,
         chip=facts.chip or "",
@@ -63,14 +67,14 @@ def status(
         power_source=state.power.source or "",
         battery_percent=state.power.battery_percent,
         budget_bytes=ledger.budget_bytes,
-        available_bytes=ledger.available_bytes,
-        available=size_text(ledger.available_bytes),
+        available_bytes=available_bytes,
+        available=size_text(available_bytes),
         agent_version=metadata.version("pomona"),
         runtimes=[*engine.installed(), *daemons],
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
-            for each in assignments
-            if each.uid in ledger.reserved
+            for each in assigned
+            if not each.is_standalone
         ],
     )
 

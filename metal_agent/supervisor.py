@@ -1,13 +1,15 @@
 """Keeps one runner for each process that this host is to run, and takes over what an earlier agent left running."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
+from msgspec import structs
 
 from crds.metalprocess import MetalProcessSpec
-from metal_agent import logs, spawn
+from metal_agent import claims, logs, spawn
 from metal_agent.assignments import Assignment
 from metal_agent.handle import Handle
 from metal_agent.lifecycle import STABLE_SECONDS, backoff_seconds
@@ -27,6 +29,7 @@ class Supervisor:
         self.runners = runners
         self._host = host
         self._group = group
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._assigned = False
         """Whether a whole list was seen: before, what has no runner may still be wanted."""
 
@@ -41,8 +44,13 @@ class Supervisor:
         daemons.subscribe(self._daemon_changed)
         await daemons.look()
         self._group.create_task(daemons.run())
-        for uid, record in self._host.records.load().items():
-            engine = self._adopt(record)
+        taken = set()
+        records = self._host.records.load()
+        # An engine that was handed over may have two records: that of the cluster is the later one.
+        for uid, record in sorted(records.items(), key=lambda each: each[1].assignment.is_standalone):
+            what = (record.identity, record.spec.runtime, record.model)
+            engine = None if what in taken else self._adopt(record)
+            taken.add(what)
             if engine is None:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
@@ -61,11 +69,25 @@ class Supervisor:
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
 
-    def assign(self, assignments: Iterable[Assignment]) -> None:
-        """Make `assignments`, a fresh and whole list, all that this host runs: what it lacks is stopped."""
+    def assign(self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False) -> None:
+        """Make `assignments`, a fresh and whole list, all that this host runs: what it lacks is stopped.
+
+        What a `pomona up` left running is taken over by an assignment of the same engine. With `keep_unclaimed` the
+        rest of it stays, unless something that is assigned needs its memory, and then waits until that is free.
+        """
         wanted = {assignment.uid: assignment for assignment in assignments}
+        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
+        for uid, assignment in claims.match(left, new).items():
+            if self._hand_over(uid, assignment):
+                del left[uid]
+                new.remove(assignment)
+        if left and keep_unclaimed and claims.needs_room(new, self._host.ledger.available_bytes):
+            keep_unclaimed = False
+            for assignment in new:
+                del wanted[assignment.uid]
         for uid, runner in list(self.runners.items()):
-            if uid in wanted:
+            if uid in wanted or (keep_unclaimed and uid in left):
                 continue
             if runner.state.phase == "Stopped":
                 del self.runners[uid]
@@ -74,6 +96,47 @@ class Supervisor:
         self.add(wanted.values())
         self._assigned = True
         self._clear_up()
+
+    def unclaimed(self) -> dict[str, MetalProcessSpec]:
+        """Return by uid what a `pomona up` runs, or left running here, with an engine."""
+        return {
+            uid: runner.assignment.spec
+            for uid, runner in self.runners.items()
+            if runner.assignment.is_standalone and runner.record and runner.assignment.spec and not runner.state.leaving
+        }
+
+    def _hand_over(self, uid: str, assignment: Assignment) -> bool:
+        """Have the engine of `uid` serve for `assignment`; False where it is gone, or cannot be written down."""
+        runner = self.runners[uid]
+        if runner.record is None or assignment.spec is None:
+            return False
+        record = structs.replace(
+            runner.record,
+            uid=assignment.uid,
+            namespace=assignment.namespace,
+            name=assignment.name,
+            spec=assignment.spec,
+        )
+        try:
+            engine = self._adopt(record)
+            if engine is None:
+                return False
+            # Two records of one engine are better than none: `recover` takes the first of them.
+            self._host.records.write(record)
+        except OSError as error:
+            log.warning("not handed over", process=f"{record.namespace}/{record.name}", error=str(error))
+            return False
+        self._tasks[uid].cancel()
+        del self.runners[uid]
+        successor = Runner(assignment, self._host, record, engine)
+        with contextlib.suppress(OSError):
+            runner.log_path.rename(successor.log_path)  # which the engine has open
+        self._host.records.remove(uid)
+        self._host.ledger.release(uid)
+        self._host.ledger.take_over(assignment.uid, assignment.spec.memory_bytes)
+        log.info("handed over", process=f"{record.namespace}/{record.name}", of=uid, pid=engine.pid)
+        self._start(successor)
+        return True
 
     def _daemon_changed(self, runtime: str) -> None:
         """Have what waits for this daemon tried at once when it is back, and what it still has of ours cleared up."""
@@ -102,8 +165,10 @@ class Supervisor:
             await asyncio.sleep(logs.LOOK_SECONDS)
 
     def _start(self, runner: Runner) -> None:
-        self.runners[runner.assignment.uid] = runner
-        self._group.create_task(self._supervise(runner))
+        uid = runner.assignment.uid
+        self.runners[uid] = runner
+        task = self._tasks[uid] = self._group.create_task(self._supervise(runner))
+        task.add_done_callback(lambda _: self._tasks.pop(uid, None))
 
     async def _supervise(self, runner: Runner) -> None:
         """See it to its end. A defect in one ends no other, and not its own engine: the next runner takes that over."""

@@ -15,6 +15,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller import requirements
 from controller.jobs import Answer
+from controller.parts import Served, parts_of
 from controller.plan import Key
 from controller.processes import desired_spec, family
 from controller.requirements import Problem
@@ -49,13 +50,17 @@ def decide(service: InferenceService, models: Mapping[Key, Model]) -> Decision:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
         return Decision(problem=Problem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
     model = models.get(Key(metadata.namespace, service.spec.model_ref))
-    problem = requirements.spec_problem(here, model) or requirements.model_problem(here, model)
-    if problem is None and model is not None:
-        problem = requirements.memory_problem(here, model)
-    memory = requirements.memory_bytes(here, model) if model is not None else None
-    if problem is not None or model is None or memory is None:
+    parts = tuple(
+        part._replace(model=models.get(Key(metadata.namespace, part.name))) for part in parts_of(service.spec)
+    )
+    problem = requirements.spec_problem(here, model, parts) or requirements.model_problem(here, model, parts)
+    served = Served(model, parts) if model is not None else None
+    if problem is None and served is not None:
+        problem = requirements.memory_problem(here, served)
+    memory = requirements.memory_bytes(here, served) if problem is None and served is not None else None
+    if served is None or memory is None:
         return Decision(problem=problem)
-    spec = desired_spec(here, model, memory)
+    spec = desired_spec(here, served, memory)
     name = family(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(wanted))
     return Decision(tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names))

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from artifacts.source import SourceError, parse
+from artifacts.source import Source, SourceError, parse
+from controller.parts import parts_of
 from controller.plan import Key
 from crds import validation
 from crds.inferenceservice import InferenceService
@@ -115,7 +116,7 @@ def of_source(source: str, *, token: bool) -> tuple[Model, InferenceService]:
     Raises:
         SourceError: it is no source.
     """
-    name = name_of(parse(source).file)
+    name = name_of(parse(source))
     spec: dict[str, Any] = {"source": source}
     if token and source.startswith("hf://"):
         spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
@@ -125,9 +126,10 @@ def of_source(source: str, *, token: bool) -> tuple[Model, InferenceService]:
     return accepted(model, Model), accepted(service, InferenceService)
 
 
-def name_of(file: str) -> str:
-    """Return a service's name for a file of weights: `Qwen3-8B-Q4_K_M.gguf` is `qwen3-8b-q4-k-m`."""
-    stem = file.rpartition(".")[0] or file
+def name_of(source: Source) -> str:
+    """Return a service's name for what it serves: `Qwen3-8B-Q4_K_M.gguf` is `qwen3-8b-q4-k-m`."""
+    folder = (source.path.strip("/") or source.repo).rpartition("/")[2]
+    stem = folder if source.is_folder else source.file.removesuffix(".gguf")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"model-{name}".rstrip("-")
@@ -235,11 +237,12 @@ def _dangling(documents: Sequence[Document]) -> Iterator[str]:
     for each in documents:
         if each.manifest["kind"] != "InferenceService":
             continue
-        key = Key(each.key.namespace, each.manifest["spec"]["modelRef"])
-        if key not in models:
-            there = ", ".join(sorted(model.name for model in models if model.namespace == key.namespace)) or "none"
-            problem = f"spec.modelRef: Model {key.name} is not in these files, which have {there}"
-            yield each.say(problem, ("spec", "modelRef"))
+        spec = accepted(each.manifest, InferenceService).spec
+        there = ", ".join(sorted(name for namespace, name in models if namespace == each.key.namespace)) or "none"
+        for field_name, name in [("modelRef", spec.model_ref), *((part.field, part.name) for part in parts_of(spec))]:
+            if Key(each.key.namespace, name) not in models:
+                problem = f"spec.{field_name}: Model {name} is not in these files, which have {there}"
+                yield each.say(problem, ("spec", *field_name.split(".")))
 
 
 def _line(node: yaml.Node, path: validation.Path) -> int:

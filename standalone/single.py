@@ -8,6 +8,7 @@ from msgspec import structs
 from artifacts.inspect import inspect
 from artifacts.source import parse
 from controller import requirements
+from controller.parts import Served
 from controller.plan import Key
 from crds.inferenceservice import InferenceService
 from crds.model import Model
@@ -40,9 +41,9 @@ def _located(text: str) -> str:
         return text
     path = Path(text).expanduser()
     if not path.exists():
-        form = "hf://ORG/REPO/FILE.gguf, https://HOST/FILE.gguf, or the path of a file"
+        form = "hf://ORG/REPO/FILE.gguf, https://HOST/FILE.gguf, or the path of a file or folder"
         raise ManifestError([f"--model {text}: no such file: give {form}"])
-    return f"file://{quote(str(path.resolve()))}"
+    return f"file://{quote(str(path.resolve()))}{'/' if path.is_dir() else ''}"
 
 
 async def _with_memory(model: Model, service: InferenceService, options: Options) -> Model:
@@ -50,7 +51,7 @@ async def _with_memory(model: Model, service: InferenceService, options: Options
     found = await inspect(
         parse(model.spec.source), token=None, endpoint=options.endpoint, file_root=FILE_ROOT, sha256=None
     )
-    needed = requirements.memory_bytes(service, desired.inspected(model, found))
+    needed = requirements.memory_bytes(service, Served(desired.inspected(model, found)))
     if needed is None:
         problem = "its header does not tell how much memory it takes: state a Model with spec.memoryBytes in a file"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])

@@ -7,6 +7,7 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
+from controller.parts import Served
 from controller.plan import Key
 from controller.processes import desired_spec
 from controller.requirements import memory_bytes
@@ -49,9 +50,9 @@ def test_a_replica_is_what_the_controller_would_have_a_host_serve() -> None:
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
     decision = decide(wanted, {KEY: known})
     assert decision.problem is None
-    needed = memory_bytes(wanted, known)
+    needed = memory_bytes(wanted, Served(known))
     assert needed is not None
-    assert [each.spec for each in decision.assignments] == [desired_spec(wanted, known, needed)] * 2
+    assert [each.spec for each in decision.assignments] == [desired_spec(wanted, Served(known), needed)] * 2
     artifact = decision.assignments[0].spec.artifact if decision.assignments[0].spec else None
     assert artifact is not None
     assert (artifact.revision, artifact.sha256, artifact.size_bytes) == ("r1", "b" * 64, GIB)

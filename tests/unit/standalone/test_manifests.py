@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import pytest
 
+from artifacts.source import parse
 from controller.plan import Key
 from standalone import manifests
 from standalone.manifests import ManifestError, load, name_of, of_source
@@ -135,21 +136,24 @@ def test_one_name_for_two_services_is_refused_since_requests_name_the_model(tmp_
 
 
 @pytest.mark.parametrize(
-    ("file", "name"),
+    ("source", "name"),
     [
-        ("Qwen3-8B-Q4_K_M.gguf", "qwen3-8b-q4-k-m"),
-        ("7b.gguf", "model-7b"),
-        ("x" * 60 + ".gguf", "x" * 40),
-        ("a" * 39 + "-b.gguf", "a" * 39),
-        ("größe.gguf", "gr-e"),
-        ("_.gguf", "model"),
-        ("weights", "weights"),
+        ("hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", "qwen3-8b-q4-k-m"),
+        ("hf://mlx-community/Qwen3-0.6B-4bit", "qwen3-0-6b-4bit"),
+        ("file:///m/My%20Model/", "my-model"),
+        ("https://models.example/7b.gguf", "model-7b"),
+        (f"https://models.example/{'x' * 60}.gguf", "x" * 40),
+        (f"https://models.example/{'a' * 39}-b.gguf", "a" * 39),
+        ("https://models.example/gr%C3%B6%C3%9Fe.gguf", "gr-e"),
+        ("https://models.example/_.gguf", "model"),
+        ("https://models.example/weights", "weights"),
     ],
 )
-def test_a_source_alone_gets_a_name_that_a_cluster_takes(file: str, name: str) -> None:
-    assert name_of(file) == name
-    _, service = of_source(f"https://models.example/{file}", token=False)
-    assert service.metadata.name == service.spec.model_ref == name
+def test_a_source_alone_gets_a_name_that_a_cluster_takes(source: str, name: str) -> None:
+    assert name_of(parse(source)) == name
+    if not source.startswith("file://"):
+        _, service = of_source(source, token=False)
+        assert service.metadata.name == service.spec.model_ref == name
 
 
 def test_a_download_token_is_used_for_the_hub_alone() -> None:

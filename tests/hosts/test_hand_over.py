@@ -1,0 +1,84 @@
+"""What runs on a machine without a cluster goes on when the machine joins one: the same process, under another name."""
+
+from msgspec import structs
+
+from metal_agent.assignments import STANDALONE
+from metal_agent.records import Records
+from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment, engines, ready
+from tests.serving import GIB
+
+ALONE = f"{STANDALONE}1"
+
+
+async def left_running(machine: Machine, assignment: MakeAssignment) -> int:
+    """Start an engine as `pomona up` does, and have an agent find it there."""
+    machine.supervisor.assign([assignment(ALONE)])
+    pid = await ready(machine, ALONE)
+    await machine.stop()
+    await machine.start()
+    assert machine.runners[ALONE].state.pid == pid
+    return pid
+
+
+async def test_an_engine_is_taken_over_by_what_the_cluster_calls_it(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    pid = await left_running(machine, assignment)
+    machine.supervisor.assign(
+        [assignment("u1", service_name="talk", memory_bytes=GIB, token_secret="talk-token")], keep_unclaimed=True
+    )
+    assert list(machine.runners) == ["u1"]
+    assert await ready(machine) == pid
+    assert machine.ledger.reserved == {"u1": GIB}
+    assert [record.uid for record in Records(machine.folder / "processes").load().values()] == ["u1"]
+    assert len(engines(machine)) == 1
+
+    # The next agent knows it by its new name alone, and its log went with it.
+    await machine.stop()
+    await machine.start()
+    assert await ready(machine) == pid
+    assert "listening on" in machine.runners["u1"].log_path.read_text()
+    machine.supervisor.assign([])
+    await eventually(lambda: machine.runners["u1"].state.phase == "Stopped")
+    assert engines(machine) == []
+
+
+async def test_an_agent_that_died_while_it_took_over_has_the_engine_once(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    pid = await left_running(machine, assignment)
+    records = Records(machine.folder / "processes")
+    await machine.stop()
+    records.write(structs.replace(records.load()[ALONE], uid="u1", name="chat-u1"))
+    await machine.start()
+    assert {uid: runner.state.pid for uid, runner in machine.runners.items()} == {"u1": pid}
+    assert list(records.load()) == ["u1"]
+
+
+async def test_what_nothing_claims_stays_for_a_while_and_then_goes(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    pid = await left_running(machine, assignment)
+    machine.supervisor.assign([assignment("u1", parallel=2)], keep_unclaimed=True)
+    other = await ready(machine)
+    assert other != pid
+    assert machine.runners[ALONE].state.phase == "Ready"
+    machine.supervisor.assign([assignment("u1", parallel=2)])
+    await eventually(lambda: machine.runners[ALONE].state.phase == "Stopped")
+    assert [process.pid for process in engines(machine)] == [other]
+    assert (ALONE, True) not in machine.exposure.calls
+
+
+async def test_what_nothing_claims_makes_room_and_only_then_the_other_starts(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    await left_running(machine, assignment)
+    machine.ledger.budget_bytes = GIB
+    wanted = [assignment("u1", parallel=2, memory_bytes=GIB)]
+    machine.supervisor.assign(wanted, keep_unclaimed=True)
+    assert "u1" not in machine.runners
+    await eventually(lambda: machine.runners[ALONE].state.phase == "Stopped")
+    machine.supervisor.assign(wanted, keep_unclaimed=True)
+    await ready(machine)
+    assert list(machine.runners) == ["u1"]
