@@ -384,12 +384,15 @@ class Runner:
         """Look once at the Ready engine; `before` is its processor time at the last look."""
         url, pid, spec = self.url, self.state.pid, self.assignment.spec
         assert url and pid and spec, "only what is Ready is looked at"  # noqa: S101, PT018 - for the type checker
-        asked = None
-        if liveness.should_ask(self._host.exposure.requests(self.assignment.uid), before, await cpu_seconds(pid)):
+        requests = self._host.exposure.requests(self.assignment.uid)
+        asked, after = None, await cpu_seconds(pid) if requests else None
+        if liveness.should_ask(requests, before, after):
             pulse = RUNTIMES[spec.runtime].pulse
             model = engine.served_name(spec)
             asked = await liveness.ask(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
-        look = Look(asked, before, await cpu_seconds(pid))
+            # Of one that rests and answers nobody needs to know it: that is most of all looks.
+            after = await cpu_seconds(pid) if asked.silent or requests else None
+        look = Look(asked, before, after)
         if look.alive and not self.proven:
             self.proven = True
             self._host.changed(self)

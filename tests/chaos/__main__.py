@@ -142,6 +142,8 @@ class Run:
                 f"{client.service}: {client.answers} answers, {len(client.failures)} failures of which "
                 f"{len(wrong)} are not explained, {client.unserved} times no ready address"
             )
+            for text, count in Counter(each.text for each in client.failures).most_common(4):
+                say(f"  {count} times {text}")
             problems += [f"at {each.start - self._start_time:.1f} s: {each.text}" for each in wrong]
             if not client.answers:
                 problems.append(f"{client.service} never answered")
