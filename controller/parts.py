@@ -3,15 +3,15 @@
 Each of them is inspected, verified and cached as any Model is, so that a service only names them.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from artifacts.source import SourceError, parse
-from controller.plan import Key, Snapshot
+from controller.plan import Key
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.model import Model
 from crds.serving import Role, RuntimeName
 from kube.client import Obj
-from kube.resources import MODELS
 from runtimes.serving import Format, default_runtime
 
 
@@ -45,12 +45,10 @@ def parts_of(spec: InferenceServiceSpec) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def read_parts(snapshot: Snapshot, service: InferenceService) -> tuple[Part, ...]:
-    """Return a service's parts with their Models, as far as these exist."""
+def read_parts(find: Callable[[Key], Model | None], service: InferenceService) -> tuple[Part, ...]:
+    """Return a service's parts with their Models, as far as `find` has these."""
     namespace = service.metadata.namespace
-    return tuple(
-        part._replace(model=snapshot.read(MODELS, Key(namespace, part.name), Model)) for part in parts_of(service.spec)
-    )
+    return tuple(part._replace(model=find(Key(namespace, part.name))) for part in parts_of(service.spec))
 
 
 def part_names(service: Obj) -> set[str]:

@@ -150,10 +150,14 @@ def _read(snapshot: Snapshot, key: Key) -> InferenceService | None:
 
 def examine(snapshot: Snapshot, key: Key, service: InferenceService) -> View:
     """Gather what a decision about this service is made of."""
-    model = snapshot.read(MODELS, Key(key.namespace, service.spec.model_ref), Model)
+
+    def find(key: Key) -> Model | None:
+        return snapshot.read(MODELS, key, Model)
+
+    model = find(Key(key.namespace, service.spec.model_ref))
     accelerator = requirements.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
-    parts = read_parts(snapshot, service)
+    parts = read_parts(find, service)
     model_problem = requirements.model_problem(service, model, parts)
     blocker = requirements.spec_problem(service, model, parts) or model_problem
     served = Served(model, parts) if model is not None else None

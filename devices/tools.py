@@ -6,12 +6,16 @@ import subprocess
 _TIMEOUT_SECONDS = 5.0
 
 
-def output(*argv: str) -> str:
-    """Run `argv`, with a full path and no locale, and return what it prints. Raises OSError when it does not tell."""
+def output(*argv: str, with_errors: bool = False) -> str:
+    """Run `argv`, with a full path and no locale, and return what it prints. Raises OSError when it does not tell.
+
+    `with_errors` takes what it says on standard error too: some tools tell their version there.
+    """
     try:
         result = subprocess.run(
             argv,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
             text=True,
             errors="replace",
             timeout=_TIMEOUT_SECONDS,

@@ -4,9 +4,12 @@ Metal's own allocator keeps what was freed for the next use, so the peak stays: 
 ever.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from crds.model import Layout
+from crds.serving import CacheType
 from fitness.parts import Parts, Settings
 
 _STEP: Final = 256
@@ -15,6 +18,8 @@ _PREFILL: Final = 2048
 """Tokens of a prompt that are computed at once (`--prefill-step-size`)."""
 _BYTES: Final = 2
 """Of an element of the cache and of intermediate results: bfloat16 or float16."""
+_CACHE_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"f16": 32, "q8_0": 17, "q4_0": 9})
+"""Of two elements of a cache; a quantized group of 64 has two halves beside it (`--kv-bits`)."""
 _PROCESS_BYTES: Final = 400 * 2**20
 """Python with mlx, mlx-lm and transformers."""
 _TOKEN_BYTES: Final = 1200
@@ -28,12 +33,15 @@ def parts(layout: Layout, settings: Settings) -> Parts:
     for layers in layout.layers:
         # A window is kept in a ring, with the part of the prompt that is being computed beside it.
         tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
-        cache += layers.count * (tokens * (layers.key_elements + layers.value_elements) * _BYTES + layers.state_bytes)
+        elements = tokens * (layers.key_elements + layers.value_elements)
+        cache += layers.count * (
+            elements * _CACHE_BITS.get(settings.cache_type_k, _CACHE_BITS["f16"]) // 16 + layers.state_bytes
+        )
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache * settings.parallel,
-        # Conversations that have ended are kept in the same way, up to as many bytes.
-        checkpoints_bytes=cache,
+        # As many conversations that have ended are kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
+        checkpoints_bytes=cache * settings.parallel,
         compute_bytes=_compute_bytes(layout, settings),
         further_bytes=settings.further_bytes,
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,

@@ -1,5 +1,6 @@
 """Decides whether this host runs a process at all, before anything is fetched, and reserves its memory."""
 
+import asyncio
 from collections.abc import Collection
 
 from artifacts.errors import ArtifactError
@@ -10,6 +11,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Admitted, Failed, Refused
 from metal_agent.weights import Weights
+from runtimes.registry import RUNTIMES
 
 _FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
 
@@ -24,11 +26,16 @@ async def admit(
     spec = assignment.spec
     if spec is None:
         return Refused("Unsupported", assignment.problem)
-    runtimes = [*engine.installed(), *daemons]
+    runtimes = [*await asyncio.to_thread(engine.installed), *daemons]
     if spec.runtime not in runtimes:
-        has = ", ".join(runtimes) or "none: install pomona[llama] or llama-server"
-        return Refused("Unsupported", f"spec.runtime {spec.runtime!r} is not installed on this host; it has {has}")
+        has = ", ".join(runtimes) or "none"
+        hint = RUNTIMES[spec.runtime].install_hint if spec.runtime in RUNTIMES else "a newer pomona may know it"
+        message = f"spec.runtime {spec.runtime!r} is not installed on this host, which has {has}: {hint}"
+        return Refused("Unsupported", message)
     try:
+        unable = engine.inability(spec)
+        if unable:
+            return Refused("Unsupported", unable)
         layout = await weights.layout(spec.artifact)
     except ArtifactError as error:
         return refusal(spec.artifact.source, error)

@@ -32,7 +32,7 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, claims, daemons, metrics, registration
+from metal_agent import assignments, claims, daemons, engine, metrics, registration
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
@@ -371,8 +371,8 @@ class Agent:
             runner.remember()
         state = await asyncio.to_thread(host.state)
         assigned = (runner.assignment for runner in self._runners.values())
-        usable = self._host.daemons.usable()
-        wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, daemons=usable)
+        runtimes = [*await asyncio.to_thread(engine.installed), *self._host.daemons.usable()]
+        wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, runtimes=runtimes)
         await registration.report(self._client, self._name, wanted, [self._watchdog.condition()])
 
     async def _report_process(self, uid: str) -> None:

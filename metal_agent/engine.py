@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from artifacts.source import parse
 from crds.metalprocess import FurtherArtifact, MetalProcessSpec
 from devices.sockets import LOOPBACK
 from devices.vendors import VENDORS
 from runtimes.registry import RUNTIMES
-from runtimes.serving import Adapter, Listen, Process, Serving
+from runtimes.serving import Adapter, Listen, Process, Serving, Wanted, refusal
 
 _LISTEN = Listen(LOOPBACK, 0)
 
@@ -62,10 +63,29 @@ def environment(spec: MetalProcessSpec) -> dict[str, str]:
     return _process(spec).environment(os.environ)
 
 
-def served_name(spec: MetalProcessSpec) -> str:
-    """Return what the engine wants as `model` in a request."""
+def served_name(spec: MetalProcessSpec) -> str | None:
+    """Return what the engine wants as `model` in a request; None: the service's name."""
     runtime = RUNTIMES[spec.runtime]
-    return (runtime.process and runtime.process.served_name) or spec.service_name
+    return runtime.process.served_name if runtime.process else None
+
+
+def inability(spec: MetalProcessSpec) -> str | None:
+    """Return why the runtime cannot serve this, with the way out; None when it can. Raises SourceError."""
+    further = spec.further_artifacts
+    wanted = Wanted(
+        format="mlx" if parse(spec.artifact.source).is_folder else "gguf",
+        accelerator="metal",
+        in_pods=False,
+        mode=spec.mode,
+        parallel=spec.parallel,
+        cache_types=(spec.cache_type_k, spec.cache_type_v),
+        draft=any(each.role == "draft" for each in further),
+        projector=any(each.role == "projector" for each in further),
+        adapter_scales=[each.scale for each in further if each.role == "adapter"],
+        chat_template=spec.chat_template is not None,
+        extra=spec.extra_args,
+    )
+    return refusal(RUNTIMES[spec.runtime], wanted)
 
 
 def _process(spec: MetalProcessSpec) -> Process:

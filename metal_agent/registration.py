@@ -17,7 +17,6 @@ from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
 from kube.resources import METAL_HOSTS
 from kube.time import rfc3339
-from metal_agent import engine
 from metal_agent.assignments import Assignment
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.ledger import Ledger
@@ -34,11 +33,11 @@ def status(
     ledger: Ledger,
     assignments: Iterable[Assignment],
     *,
-    daemons: Iterable[str] = (),
+    runtimes: Iterable[str] = (),
 ) -> MetalHostStatus:
     """Say what this host is and how it fares; `processes` lists exactly what `available_bytes` has left out.
 
-    `daemons` are the runtimes whose shared daemon runs here.
+    `runtimes` are those that can serve here.
     """
     booted_at = facts.booted_at_seconds
     assigned = [each for each in assignments if each.uid in ledger.reserved]
@@ -70,7 +69,7 @@ def status(
         available_bytes=available_bytes,
         available=size_text(available_bytes),
         agent_version=metadata.version("pomona"),
-        runtimes=[*engine.installed(), *daemons],
+        runtimes=list(runtimes),
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
             for each in assigned

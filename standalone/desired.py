@@ -15,7 +15,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller import requirements
 from controller.jobs import Answer
-from controller.parts import Served, parts_of
+from controller.parts import Served, read_parts
 from controller.plan import Key
 from controller.processes import desired_spec, family
 from controller.requirements import Problem
@@ -50,9 +50,7 @@ def decide(service: InferenceService, models: Mapping[Key, Model]) -> Decision:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
         return Decision(problem=Problem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
     model = models.get(Key(metadata.namespace, service.spec.model_ref))
-    parts = tuple(
-        part._replace(model=models.get(Key(metadata.namespace, part.name))) for part in parts_of(service.spec)
-    )
+    parts = read_parts(models.get, service)
     problem = requirements.spec_problem(here, model, parts) or requirements.model_problem(here, model, parts)
     served = Served(model, parts) if model is not None else None
     if problem is None and served is not None:

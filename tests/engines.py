@@ -32,7 +32,7 @@ class Started:
         return await generate_token(
             self._session,
             self.url,
-            model=engine.served_name(self._spec),
+            model=engine.served_name(self._spec) or self._spec.service_name,
             token=None,
             timeout_seconds=30,
             mode=self._spec.mode,
@@ -55,7 +55,7 @@ class Started:
             return await response.text()
 
     async def ask(self, path: str, **body: Any) -> Any:
-        question = {"model": engine.served_name(self._spec), **body}
+        question = {"model": engine.served_name(self._spec) or self._spec.service_name, **body}
         async with self._session.post(f"{self.url}{path}", json=question) as response:
             return await response.json()
 

@@ -180,7 +180,7 @@ async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machin
         (
             {"runtime": "quantum"},
             "Unsupported",
-            "spec.runtime 'quantum' is not installed on this host; it has llama.cpp",
+            "spec.runtime 'quantum' is not installed on this host, which has llama.cpp",
         ),
         ({"memory_bytes": 1}, "InsufficientMemory", "raise spec.memoryBytes of Model tiny"),
         ({"artifact": Artifact(source="file:///etc/hostname")}, "FileNotAllowed", "--file-root"),

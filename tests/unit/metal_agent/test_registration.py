@@ -40,7 +40,7 @@ def test_what_is_known_of_a_mac_is_told() -> None:
 def test_what_is_not_known_is_absent() -> None:
     found = body(HostFacts(), HostState())
     assert found.keys() == {
-        "address", "agentVersion", "availableBytes", "available", "budgetBytes", "runtimes",
+        "address", "agentVersion", "availableBytes", "available", "budgetBytes",
     }  # fmt: skip
 
 

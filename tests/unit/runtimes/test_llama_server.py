@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from runtimes import llama_launcher, llama_server
 from runtimes.serving import Listen, Serving
 
@@ -62,7 +64,8 @@ def test_the_owners_environment_does_not_reach_the_server() -> None:
 
 def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> None:
     installed = tmp_path / "llama-server"
-    installed.touch(mode=0o755)
+    installed.write_text("#!/bin/sh\necho 'version: 1 (0c1e570)' >&2\n")
+    installed.chmod(0o755)
     on_path = {"PATH": str(tmp_path)}
     assert llama_server.command(on_path | {"LLAMA_SERVER_BIN": "/opt/llama-server"}) == ["/opt/llama-server"]
     assert llama_server.command(on_path) == [str(installed)]
@@ -71,3 +74,24 @@ def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Pat
         "-m",
         "runtimes.llama_launcher",
     ]
+
+
+@pytest.mark.parametrize(
+    ("says", "is_used"),
+    [
+        ("version: 99999999 (0c1e570)", True),
+        ("version: b99999999", True),
+        ("version: 4000 (0c1e570)", False),
+        ("a version of its own", True),
+        ("", False),
+    ],
+)
+def test_a_binary_on_path_that_is_older_than_the_wheel_or_cannot_run_is_passed_over(
+    tmp_path: Path, says: str, *, is_used: bool
+) -> None:
+    installed = tmp_path / "llama-server"
+    installed.write_text(f"#!/bin/sh\n/bin/echo '{says}' >&2\n" if says else "#!/no/such/interpreter\n")
+    installed.chmod(0o755)
+    command = llama_server.command({"PATH": str(tmp_path)})
+    assert command is not None
+    assert (command == [str(installed)]) is is_used
