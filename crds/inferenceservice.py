@@ -95,7 +95,13 @@ class InferenceServiceSpec(Resource, frozen=True):
     ] = []
     chat_template: ChatTemplate = None
     extra_args: ExtraArguments = []
-    priority: Annotated[Priority, described("Which service is placed first when hosts are scarce.")] = "normal"
+    priority: Annotated[
+        Priority,
+        described(
+            "Which service is placed first when hosts are scarce, and leaves last when its host is short of memory: "
+            "critical only while that is critical, and after all others."
+        ),
+    ] = "normal"
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
         described("Container image with llama-server as its entry point; absent is llama.cpp's own."),

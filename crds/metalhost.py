@@ -56,7 +56,7 @@ class MetalHostStatus(Resource, frozen=True):
     boot_id: Annotated[str, described("Identity of this boot: it changes when the host is restarted.")] = ""
     booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
     memory_pressure: Annotated[
-        str, described("How short of memory the host is: normal, warn or critical. At critical, services are evicted.")
+        str, described("How short of memory the host is: normal, warn or critical, as seen last.")
     ] = ""
     swap_used_bytes: Annotated[int | None, described("Swap in use, in steps of about 1 GiB.", format="int64")] = None
     gpu_used_bytes: Annotated[

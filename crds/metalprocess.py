@@ -85,7 +85,10 @@ class MetalProcessSpec(Resource, frozen=True):
     draft_max_tokens: DraftTokens = None
     chat_template: ChatTemplate = None
     extra_args: ExtraArguments = []
-    priority: Annotated[Priority, described("Which process is placed first when hosts are scarce.")] = "normal"
+    priority: Annotated[
+        Priority,
+        described("Which process is placed first when hosts are scarce, and leaves last when its host has no memory."),
+    ] = "normal"
     source_secret: Annotated[
         SecretName | None, described("Name of the Secret with the download token, where the source needs one.")
     ] = None

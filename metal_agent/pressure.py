@@ -25,8 +25,11 @@ CRITICAL_SECONDS: Final = 2.0
 """Of critical until it counts: long enough for a moment, short beside the tens of seconds until a Mac hangs."""
 MOVE_SECONDS: Final = 30.0
 """Of warn until one is asked to move; what caused it is often over by then."""
-PLACE_SECONDS: Final = 180.0
-"""How long one that is asked to move has for it, below critical; then the next is asked: it may fit elsewhere."""
+PLACE_SECONDS: Final = 1800.0
+"""How long one that is asked to move has for it, below critical; then the next is asked: it may fit elsewhere.
+
+As long as large weights may take to arrive and load there; nobody is without an answer meanwhile.
+"""
 CRITICAL_PLACE_SECONDS: Final = 15.0
 """The same while the pressure is critical; then it is evicted, place or not."""
 SETTLE_SECONDS: Final = 15.0

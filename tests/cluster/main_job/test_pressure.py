@@ -6,6 +6,7 @@ import aiohttp
 
 from controller.status import find
 from crds.metalprocess import MetalProcess
+from kube.client import Client
 from kube.resources import EVENTS
 from tests.background import running
 from tests.cluster.conftest import StartMetalHost
@@ -50,12 +51,12 @@ async def pressed(cluster: Cluster, host: MetalHost, status: str) -> None:
     await eventually(reached)
 
 
-async def told(cluster: Cluster, *reasons: str) -> None:
-    """Wait until Events in the namespace have these reasons."""
+async def told(client: Client, namespace: str, *reasons: str, about: str = "") -> None:
+    """Wait until Events in the namespace, about that object where it is named, have these reasons."""
 
     async def all_told() -> bool:
-        events = (await cluster.client.list(EVENTS, cluster.namespace)).items
-        return set(reasons) <= {event["reason"] for event in events}
+        events = (await client.list(EVENTS, namespace)).items
+        return set(reasons) <= {event["reason"] for event in events if about in {"", event["regarding"]["name"]}}
 
     await eventually(all_told)
 
@@ -98,13 +99,15 @@ async def test_a_service_moves_from_a_host_that_is_short_of_memory_without_a_fai
     assert len(await cluster.engines("chat")) == 1
     await pressed(cluster, first, "True")
     await pressed(cluster, second, "False")
-    await told(cluster, "Displacing")
+    await told(cluster.client, cluster.namespace, "Displacing")
+    await told(cluster.client, "default", "MemoryPressure", about=first.name)
 
     await cluster.apply(cluster.service("other", "metal"))
     await cluster.ready("other")
     assert (await cluster.process("other")).spec.host_name == second.name, "nothing new goes where memory is short"
     first.level.write_text("normal")
     await pressed(cluster, first, "False")
+    await told(cluster.client, "default", "MemoryPressureOver", about=first.name)
 
 
 async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_and_returns(
@@ -116,7 +119,7 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
     host.level.write_text("critical")
     found = await cluster.told("chat", "Pending", "MemoryPressure")
     assert "studio-1 is short of memory" in condition(found).message
-    await told(cluster, "Evicted")
+    await told(cluster.client, cluster.namespace, "Evicted")
     assert await cluster.engines("chat") == []
     evicted = await at_home(cluster, before)
     assert (evicted.status.phase, evicted.status.reason) == ("Pending", "MemoryPressure")
@@ -141,7 +144,7 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
     await cluster.ready("chat")
     assert (await cluster.process("chat")).metadata.uid == before.metadata.uid, "it kept its place"
     assert await cluster.answers("chat")
-    await told(cluster, "Returning")
+    await told(cluster.client, cluster.namespace, "Returning")
     await pressed(cluster, host, "False")
 
 

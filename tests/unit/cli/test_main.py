@@ -57,3 +57,18 @@ def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
     installed = packages_distributions()
     clashes = {name: installed[name] for name in ours if set(installed.get(name, [])) - {"pomona"}}
     assert clashes == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("127.0.0.1:17999", ("127.0.0.1", 17999)), ("[::1]:80", ("::1", 80)), ("off", None)],
+)
+def test_a_place_is_an_address_and_a_port_or_none(text: str, place: tuple[str, int] | None) -> None:
+    assert agent.Place().convert(text, None, None) == place
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "localhost:80", "127.0.0.1:0", "127.0.0.1:65536", ":80", "on"])
+def test_what_is_no_place_is_refused_with_an_example(text: str) -> None:
+    result = CliRunner().invoke(main, ["agent", "--name", "studio-1", "--metrics-address", text])
+    assert result.exit_code == 2
+    assert "127.0.0.1:17999" in result.output

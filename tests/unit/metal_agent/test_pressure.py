@@ -201,7 +201,8 @@ def test_two_seconds_of_critical_ask_and_fifteen_more_evict() -> None:
 
 def test_warn_moves_and_never_ends_what_answers() -> None:
     machine = hosted(Process("a", idle_seconds=5), Process("b", idle_seconds=9), Process("top", "critical"))
-    machine.play(["warn"] * 3600)
+    machine.every_seconds = 5
+    machine.play(["warn"] * int(3 * pressure.PLACE_SECONDS / 5))
     # Each is asked in turn, for another may fit elsewhere; the protected one is not.
     assert machine.did(Ask, Keep) == [Ask("b"), Keep("b"), Ask("a"), Keep("a")]
     assert machine.did(Evict) == []
