@@ -14,7 +14,7 @@ import msgspec
 from artifacts.source import SourceError, parse
 from controller import jobs, weights
 from controller.jobs import Outcome, Placement, Progress
-from controller.parts import model_names, part_names
+from controller.parts import format_of, model_names, part_names
 from controller.plan import Key, Kind, Plan, Snapshot, prune, readable
 from controller.status import condition, find, transitions
 from controller.weights import MODELS_PATH, Facts, Settings
@@ -91,7 +91,11 @@ def observe(snapshot: Snapshot, key: Key, model: Model) -> Observed:
         if key.name in model_names(obj) and "deletionTimestamp" not in obj["metadata"]
     )
     placed = (_placed(each, _served(snapshot, each) or model) for each in readable(services, InferenceService))
-    pods = (each for each in placed if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods)
+    pods = (
+        each
+        for each in placed
+        if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods and format_of(model) != "mlx"
+    )
     claims = snapshot.children(PVCS, model.metadata.uid)
     return Observed(
         jobs=owned,

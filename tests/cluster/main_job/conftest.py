@@ -21,8 +21,11 @@ from tests.web import FileServer
 
 
 @pytest_asyncio.fixture
-async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
-    """A file server that pods and hosts reach: tiny.gguf, other.gguf with another answer, loop.gguf, hostile.gguf."""
+async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FileServer]:
+    """A file server that pods and hosts reach, and their hub.
+
+    It has tiny.gguf, other.gguf with another answer, loop.gguf, hostile.gguf.
+    """
     root = tmp_path / "served"
     root.mkdir()
     tiny_gguf.write(root / "tiny.gguf")
@@ -31,13 +34,14 @@ async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
     # Claims 2**62 metadata entries, and ends.
     (root / "hostile.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little"))
     async with FileServer(root, address=ADDRESS) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 
 
 @pytest.fixture(autouse=True)
-def parts(node: Process, controller: Process) -> None:
+def parts(node: Process, files: FileServer, controller: Process) -> None:
     """What every test here has beside the control plane; hosts are up to the test."""
-    del node, controller  # they run
+    del node, files, controller  # they run, and the controller knows its hub
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from crds.meta import LABEL_SERVICE
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES, MODELS, PODS
+from tests import tiny_mlx
 from tests.cluster.main_job.cluster import PATHS, Cluster, condition
 from tests.controlplane.members import MetalHost
 
@@ -27,6 +28,33 @@ async def test_two_files_are_applied_and_both_paths_answer_who_has_the_token(clu
     assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
     assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
     assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+
+
+async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
+    cluster: Cluster, host: MetalHost
+) -> None:
+    folder = cluster.files.root / "acme" / "tiny-mlx"
+    tiny_mlx.write(folder)
+    (folder / "modeling.py").write_text("raise SystemExit('code that came with the weights was run')")
+    settings = {"modelRef": "mlx", "extraArgs": []}
+    await cluster.apply(
+        cluster.model("mlx", source="hf://acme/tiny-mlx"),
+        cluster.service("chat", "metal", **settings),
+        cluster.service("pods", "cpu", **settings),
+    )
+    await cluster.ready("chat")
+
+    assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
+    assert [each.spec.runtime for each in await cluster.processes()] == ["mlx-lm"]
+    model = await cluster.client.get(MODELS, "mlx", cluster.namespace)
+    assert model["status"]["gguf"]["architecture"] == "llama"
+    assert model["status"]["layout"]["layers"]
+    assert not cluster.files.seen("modeling.py")
+    refused = condition(await cluster.told("pods", "Failed", "InvalidSpec"))
+    assert "hardware.accelerator to metal" in refused.message
+    fetched = list((host.state_folder / "weights" / "objects").iterdir())
+    assert len(fetched) == 1
+    assert (fetched[0] / "model.safetensors").exists()
 
 
 @pytest.mark.usefixtures("gpu_node")
