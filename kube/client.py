@@ -82,6 +82,10 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
+    async def reconnect(self) -> None:
+        """Use new connections from now on: those of an address that this host has no more would fail only by time."""
+        await self._transport.reconnect()
+
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         """Read one object."""
         return await self._call("get", resource, namespace, name, Request("GET", resource.path(namespace, name)))

@@ -61,6 +61,9 @@ class Transport(Protocol):
     def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
         """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
 
+    async def reconnect(self) -> None:
+        """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
+
     async def close(self) -> None:
         """Close all connections."""
 
@@ -73,9 +76,7 @@ class AiohttpTransport:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=CONNECTIONS),
-        )
+        self._session = self._open()
 
     async def request(self, request: Request) -> Response:
         """Send and read the whole answer; raises Unreachable."""
@@ -90,9 +91,18 @@ class AiohttpTransport:
         async with self._answer(request, limits) as answer:
             yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
 
+    async def reconnect(self) -> None:
+        """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
+        old, self._session = self._session, self._open()
+        await old.close()
+
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=self._credentials.tls or True, limit=CONNECTIONS)
+        return aiohttp.ClientSession(connector=connector)
 
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:

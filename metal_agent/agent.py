@@ -33,6 +33,7 @@ from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
 from metal_agent import assignments, claims, daemons, engine, metrics, registration
+from metal_agent.address import follow
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
@@ -95,7 +96,15 @@ async def run(credentials: Credentials, options: Options) -> None:
             raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")
         async with connect(credentials) as client, aiohttp.ClientSession() as session:
             try:
-                agent = Agent(client, session, options, address=address, host_facts=known, ledger=Ledger(budget_bytes))
+                agent = Agent(
+                    client,
+                    session,
+                    options,
+                    server=credentials.server,
+                    address=address,
+                    host_facts=known,
+                    ledger=Ledger(budget_bytes),
+                )
             except OSError as error:
                 raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
             try:
@@ -115,13 +124,15 @@ class Agent:
         session: aiohttp.ClientSession,
         options: Options,
         *,
+        server: str,
         address: str,
         host_facts: HostFacts,
         ledger: Ledger,
     ) -> None:
         self._client = client
+        self._options = options
         self._name = options.name
-        self._address = address
+        self._server = server
         self._facts = host_facts
         self._ledger = ledger
         self._store = Store()
@@ -171,7 +182,7 @@ class Agent:
 
     async def run(self) -> None:
         """Adopt what runs, then follow the API for ever."""
-        log.info("agent starts", host=self._name, address=self._address, budget_bytes=self._ledger.budget_bytes)
+        log.info("agent starts", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes)
         self._store.subscribe(self._heard)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
@@ -190,6 +201,7 @@ class Agent:
                     synced=self._synced,
                 )
             )
+            group.create_task(follow(self._options, self._server, self._exposed.address, self._moved))
             group.create_task(self._renew())
             group.create_task(self._watchdog.run())
             if self._metrics_place:
@@ -252,6 +264,14 @@ class Agent:
         if self._exposed.freshness.renewed(clocks()):
             self._doubted = self._doubted or known
             self._queue.add(_REGAIN)
+
+    async def _moved(self, address: str) -> None:
+        """Be reached at another address: the old one is withdrawn at once, the new one ready when it is served."""
+        self._exposed.move(address)
+        await self._client.reconnect()
+        self._publish_all()
+        for key in (_PROXY, _REPORT):
+            self._queue.add(key)
 
     def _proxy_changed(self) -> None:
         if self._proxy.answers:
@@ -372,7 +392,8 @@ class Agent:
         state = await asyncio.to_thread(host.state)
         assigned = (runner.assignment for runner in self._runners.values())
         runtimes = [*await asyncio.to_thread(engine.installed), *self._host.daemons.usable()]
-        wanted = registration.status(self._facts, state, self._address, self._ledger, assigned, runtimes=runtimes)
+        address = self._exposed.address
+        wanted = registration.status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
         await registration.report(self._client, self._name, wanted, [self._watchdog.condition()])
 
     async def _report_process(self, uid: str) -> None:

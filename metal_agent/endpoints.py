@@ -23,7 +23,7 @@ from crds.meta import (
     slice_name,
 )
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Invalid, NotFound
 from kube.resources import ENDPOINT_SLICES
 
 FIELD_MANAGER: Final = "pomona-metal-agent"
@@ -125,9 +125,19 @@ class Endpoints:
             if wanted is None:
                 await self._remove(service)
             else:
-                await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
+                await self._apply(service, wanted)
                 log.info("endpoint", service="/".join(service), conditions=wanted["endpoints"][0]["conditions"])
             self._applied[service] = wanted
+
+    async def _apply(self, service: Service, wanted: Obj) -> None:
+        try:
+            await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
+        except Invalid as error:
+            # A slice is of IPv4 or IPv6 for ever: a host that changed from one to the other needs a new one.
+            if all(field != "addressType" for field, _ in error.causes):
+                raise
+            await self._remove(service)
+            await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
 
     async def _remove(self, service: Service) -> None:
         namespace, name = service

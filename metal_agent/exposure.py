@@ -78,12 +78,12 @@ def proxy_config(
     )
 
 
-def accepted(state: ProxyState) -> frozenset[str]:
-    """The uids to which the proxy sends new requests."""
+def accepted(state: ProxyState, address: str) -> frozenset[str]:
+    """The uids to which the proxy sends new requests that come to `address`."""
     return frozenset(
         backend.uid
         for service in state.services
-        if not service.error
+        if not service.error and service.address == address
         for backend in service.backends
         if not backend.draining
     )
@@ -130,13 +130,18 @@ class Exposed:
         self._closed: set[str] = set()
         self._problems: dict[Service, str] = {}
         self._host = host
-        self._address = address
+        self.address = address
         self._proxy = proxy
         self._ports = ports
         self._runners = runners
         self._secret = secret
         self._configuring = asyncio.Lock()
         self.endpoints = Endpoints(client, host, self._slice)
+
+    def move(self, address: str) -> None:
+        """Serve at another address from now on, where nothing is ready before the proxy listens there."""
+        self.address = address
+        self.accepted = frozenset()
 
     def port(self, service: Service) -> int | None:
         """Return the port of `service` on the host's address."""
@@ -170,7 +175,7 @@ class Exposed:
             for _ in range(_PORTS_TRIED):
                 grouped = self.services()
                 places, problems = self._places(grouped)
-                state = await self._proxy.client.configure(proxy_config(self._address, grouped, places, self._closed))
+                state = await self._proxy.client.configure(proxy_config(self.address, grouped, places, self._closed))
                 taken = [service.name for service in state.services if service.taken]
                 # A port that another program holds is given up for the next one of the range.
                 for name in taken:
@@ -178,7 +183,7 @@ class Exposed:
                     self._ports.refuse(name)
                 if not taken:
                     break
-            self.accepted = accepted(state)
+            self.accepted = accepted(state, self.address)
             errors = {listener.name: listener.error for listener in state.services if listener.error}
             unbound = {service: errors["/".join(service)] for service in places if "/".join(service) in errors}
             self._problems = problems | unbound
@@ -256,7 +261,7 @@ class Exposed:
             )
             for runner in self.services().get(service, [])
         ]
-        return desired(service, self._host, self._address, self.port(service), members)
+        return desired(service, self._host, self.address, self.port(service), members)
 
 
 def clocks() -> Clocks:

@@ -11,6 +11,8 @@ import structlog
 
 from artifacts import durable
 
+_ADDRESS = "address.json"
+
 log = structlog.get_logger()
 
 
@@ -67,18 +69,27 @@ def find_address(options: Options, server: str) -> str:
     """
     if options.address:
         return usable_address(options.address)
-    path = options.folder / "address.json"
     try:
-        address = route_address(server)
+        return find_route(options, server)
     except StartError as error:
-        last = durable.read(path, str)
+        last = durable.read(options.folder / _ADDRESS, str)
         if last is None:
             raise
         log.warning("starting with the last known address", address=last, error=str(error))
         return usable_address(last)
-    usable_address(address)
+
+
+def find_route(options: Options, server: str) -> str:
+    """Find the address of this host on the route to `server`, and remember it. Blocks while a name is resolved.
+
+    Raises:
+        StartError: there is no route now, or its address is not one that the cluster can use.
+    """
+    address = usable_address(route_address(server))
+    path = options.folder / _ADDRESS
     try:
-        durable.write(path, address)
+        if durable.read(path, str) != address:
+            durable.write(path, address)
     except OSError as error:
         log.warning("cannot remember this host's address", address=address, error=str(error))
     return address

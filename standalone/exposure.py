@@ -58,7 +58,7 @@ class Exposed:
             )
             before = self.router, self.accepted
             state = await self._proxy.client.configure(config)
-            ready = accepted(state)
+            ready = accepted(state, LOOPBACK)
             self.router = state.router
             self.accepted = frozenset(
                 service

@@ -85,6 +85,9 @@ class FaultyTransport:
             chunks = _cut(stream.chunks) if fault is Fault.CUT else stream.chunks
             yield Stream(stream.status, chunks, stream.retry_after_seconds)
 
+    async def reconnect(self) -> None:
+        await self._inner.reconnect()
+
     async def close(self) -> None:
         await self._inner.close()
 

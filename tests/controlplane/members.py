@@ -119,7 +119,6 @@ async def metal_host(
         f"--name={name}",
         f"--kubeconfig={kubeconfig}",
         f"--state-dir={state_folder}",
-        f"--address={host.address}",
         f"--file-root={file_root}",
         *arguments,
     ]

@@ -32,6 +32,9 @@ class Recording:
 
         yield Stream(200, chunks())
 
+    async def reconnect(self) -> None:
+        pass
+
     async def close(self) -> None:
         self.requests = -1
 

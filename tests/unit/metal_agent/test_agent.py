@@ -38,6 +38,9 @@ class Empty:
     def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
         raise NotImplementedError
 
+    async def reconnect(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 
@@ -52,7 +55,13 @@ async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
     options = Options("studio-1", tmp_path / "state")
     async with aiohttp.ClientSession() as session:
         yield Agent(
-            Client(api), session, options, address="10.77.1.1", host_facts=host.read(), ledger=Ledger(100 * GIB)
+            Client(api),
+            session,
+            options,
+            server="http://10.77.0.1",
+            address="10.77.1.1",
+            host_facts=host.read(),
+            ledger=Ledger(100 * GIB),
         )
 
 
