@@ -107,7 +107,7 @@ class Watchdog:
         """Look once, and do what follows."""
         reading = await asyncio.to_thread(self._senses.read)
         if reading.level != self.level:
-            log.info("memory pressure", level=reading.level, available_bytes=reading.available_bytes)
+            log.info("memory pressure", pressure=reading.level, available_bytes=reading.available_bytes)
         self.level = reading.level
         self._known = self._known or reading.level is not None
         calm = reading.level in {None, "normal"}

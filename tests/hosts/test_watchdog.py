@@ -10,7 +10,7 @@ import pytest
 
 from artifacts import durable
 from metal_agent import pressure
-from metal_agent.pressure import Action, Ask, Evict, Hold, Release, Return
+from metal_agent.pressure import Action, Ask, Evict, Hold, Keep, Release, Return
 from metal_agent.watchdog import Remembered
 from tests.eventually import eventually
 from tests.machine import Machine, MakeAssignment, engines, phase, ready
@@ -112,6 +112,22 @@ async def test_an_eviction_that_was_only_written_down_is_done_by_the_next_agent(
     await machine.start()
     await phase(machine, "Pending", "MemoryPressure")
     assert not psutil.pid_exists(pid)
+
+
+async def test_the_next_agent_goes_on_asking_for_another_place(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    machine.level = "warn"
+    await eventually(lambda: machine.steps == [Hold(), Ask("u1")])
+    await machine.stop()
+
+    machine.level = None
+    await machine.start()
+    assert machine.watchdog.disruption(machine.runners["u1"])
+    machine.level = "normal"
+    await eventually(lambda: machine.steps == [Keep("u1"), Release()])
+    assert machine.watchdog.disruption(machine.runners["u1"]) is None
+    assert await ready(machine) == pid
 
 
 async def test_one_that_is_taken_away_while_it_is_evicted_is_forgotten(
