@@ -16,7 +16,7 @@ from artifacts.errors import ArtifactError
 from artifacts.origin import Answer, Origin, RangeRefused, connect
 from artifacts.part import Part, Verified, hash_file, locked, open_part, read_verified, storage_faults, write_verified
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.source import Source
+from artifacts.source import Source, refuse_library
 from crds.size import size_text
 
 Progress = Callable[[int, int | None], None]
@@ -74,6 +74,7 @@ async def fetch(
         ArtifactError: with a reason and whether to try again later.
 
     """
+    refuse_library(source)
     if source.scheme == "file":
         return await _verify_local(source, file_root, sha256, on_progress)
     path = destination_dir / source.file

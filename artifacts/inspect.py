@@ -11,7 +11,7 @@ from artifacts.folder import WEIGHTS, Folder, refuse_digest
 from artifacts.layout import layout_of
 from artifacts.origin import Answer, Origin, RangeRefused, connect
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.source import Source
+from artifacts.source import Source, refuse_library
 from artifacts.summary import summarize
 from crds.model import GGUF, Layout
 
@@ -93,6 +93,7 @@ async def inspect(
         ArtifactError: with a reason and whether to try again later.
 
     """
+    refuse_library(source)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
             if source.is_folder:

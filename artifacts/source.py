@@ -1,4 +1,4 @@
-"""What a user writes as a source, parsed once: `hf://`, `http(s)://` and `file://`, down to one file or one folder."""
+"""What a user writes as a source, parsed once: down to one file, one folder, or one model of Ollama's library."""
 
 import dataclasses
 import hashlib
@@ -8,13 +8,15 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError
 
-Scheme = Literal["hf", "http", "https", "file"]
+Scheme = Literal["hf", "http", "https", "file", "ollama"]
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
+# With its tag, without which Ollama takes what is the latest then.
+_LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 # Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too.
 _MAX_NAME_BYTES = 240
 _KEY_DIGITS = 16
@@ -29,7 +31,7 @@ class SourceError(ArtifactError):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One file somewhere, or one folder of them.
+    """One file somewhere, or one folder of them, or a model by its name in Ollama's library.
 
     Attributes:
         scheme: how it is reached.
@@ -37,7 +39,8 @@ class Source:
         file: its name, safe to use as a name in a folder; empty for a folder.
         repo: ORG/REPO of an hf:// source, else empty.
         revision: branch, tag or commit of an hf:// source (default main), else empty.
-        path: path in the repository (empty: all of it), absolute path of a file://, or the whole URL.
+        path: path in the repository (empty: all of it), absolute path of a file://, name of an ollama:// model, or the
+            whole URL.
 
     """
 
@@ -54,6 +57,11 @@ class Source:
         return not self.file
 
     @property
+    def is_library(self) -> bool:
+        """Whether only an Ollama can fetch it, by its name."""
+        return self.scheme == "ollama"
+
+    @property
     def display(self) -> str:
         """Text for messages: a query may be a signature, so it is left out."""
         return without_secrets(self.text)
@@ -64,6 +72,16 @@ class Source:
             return self.path
         at = quote(revision or self.revision, safe="")
         return f"{endpoint.rstrip('/')}/{self.repo}/resolve/{at}/{quote(self.path)}"
+
+
+def refuse_library(source: Source) -> None:
+    """Raise ArtifactError for what only an Ollama fetches."""
+    if source.is_library:
+        raise ArtifactError(
+            "SourceInvalid",
+            f"{source.display}: only an Ollama fetches from its library: serve it with runtime ollama, on a host where "
+            "Ollama runs",
+        )
 
 
 def cache_key(text: str, revision: str) -> str:
@@ -92,6 +110,8 @@ def parse(text: str) -> Source:
     scheme = text.partition("://")[0]
     if scheme == "hf":
         return _hugging_face(text)
+    if scheme == "ollama":
+        return _library(text)
     try:
         parts = urlsplit(text)
         host = parts.hostname
@@ -102,7 +122,7 @@ def parse(text: str) -> Source:
         return _web(text, parts, host)
     if scheme == "file":
         return _local(text, parts, host)
-    raise SourceError(text, f"has to start with hf://, https://, http:// or file://, for example {_HF_FORM}")
+    raise SourceError(text, f"has to start with hf://, https://, http://, file:// or ollama://, for example {_HF_FORM}")
 
 
 def _hugging_face(text: str) -> Source:
@@ -117,6 +137,15 @@ def _hugging_face(text: str) -> Source:
         return Source("hf", f"hf://{repo}@{revision}", "", repo, revision, "")
     canonical = f"hf://{repo}@{revision}/{path}"
     return Source("hf", canonical, _file_name(text, path), repo, revision, path)
+
+
+def _library(text: str) -> Source:
+    match = _LIBRARY.fullmatch(text)
+    if not match:
+        raise SourceError(
+            text, "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
+        )
+    return Source("ollama", text, match["name"], "", "", match["path"])
 
 
 def _web(text: str, parts: SplitResult, host: str | None) -> Source:

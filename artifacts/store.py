@@ -28,7 +28,7 @@ from artifacts.fetch import Fetched, Progress, fetch
 from artifacts.folder import Folder, refuse_digest
 from artifacts.part import storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Patience
-from artifacts.source import Source, cache_key
+from artifacts.source import Source, cache_key, refuse_library
 from crds.size import size_text
 
 SPARE_SHARE: Final = 0.02
@@ -141,6 +141,7 @@ class Store:
         Raises:
             ArtifactError: with a reason and whether to try again later.
         """
+        refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":

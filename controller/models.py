@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.source import SourceError, parse
+from artifacts.source import Source, SourceError, parse
 from controller import jobs, weights
 from controller.jobs import Outcome, Placement, Progress
 from controller.parts import format_of, model_names, part_names
@@ -127,8 +127,8 @@ def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) 
     except SourceError as error:
         told = _condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; edit spec.source")
         return Verdict(phase="Failed", conditions=[told])
-    if source.scheme == "file":
-        return _hosts_only(model)
+    if source.scheme in {"file", "ollama"}:
+        return _hosts_only(model, source)
     work = weights.inspection(model, settings)
     if _is_inspected(model):
         progress = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
@@ -151,9 +151,14 @@ def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) 
     )
 
 
-def _hosts_only(model: Model) -> Verdict:
+def _hosts_only(model: Model, source: Source) -> Verdict:
     ready = "only a host that has the file can read it: its agent inspects it and rejects it when it does not fit"
-    cached = "pods cannot read a file:// source: serve it with accelerator metal, or use an hf:// or https:// source"
+    if source.is_library:
+        ready = "a host where Ollama runs pulls it there"
+    cached = (
+        f"pods cannot read a {source.scheme}:// source: serve it with accelerator metal, or use an hf:// or https:// "
+        "source"
+    )
     return Verdict(
         phase="Ready",
         conditions=[

@@ -67,9 +67,10 @@ def model_names(service: Obj) -> set[str]:
 def format_of(model: Model) -> Format:
     """Return what the weights of a Model are; a source that nobody can read is told of elsewhere."""
     try:
-        return "mlx" if parse(model.spec.source).is_folder else "gguf"
+        source = parse(model.spec.source)
     except SourceError:
         return "gguf"
+    return "ollama" if source.is_library else "mlx" if source.is_folder else "gguf"
 
 
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:

@@ -129,7 +129,7 @@ def _contradiction(
 ) -> str | None:
     spec, vendor = service.spec, VENDORS[accelerator]
     for each in (model, *(part.model for part in parts)):
-        if vendor.in_pods and each is not None and each.spec.source.startswith("file://"):
+        if vendor.in_pods and each is not None and each.spec.source.startswith(("file://", "ollama://")):
             return (
                 f"accelerator {accelerator} runs pods, which cannot read {each.spec.source} of Model "
                 f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "

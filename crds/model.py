@@ -49,11 +49,12 @@ class ModelSpec(Resource, frozen=True):
 
     source: Annotated[
         str,
-        Meta(max_length=2048, pattern=r"^(hf|https?|file)://[^\s]+$"),
+        Meta(max_length=2048, pattern=r"^(hf|https?|file|ollama)://[^\s]+$"),
         described(
             "Where the weights are: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf, or "
             "file:///PATH.gguf, which only hosts can serve, from below their agent's --file-root. A folder of MLX "
-            "weights, for hosts: hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end."
+            "weights, for hosts: hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of "
+            "Ollama's library, for hosts where Ollama runs and pulls it: ollama://NAME:TAG."
         ),
     ]
     sha256: Annotated[
@@ -70,8 +71,9 @@ class ModelSpec(Resource, frozen=True):
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         described(
-            "Memory that serving this Model takes, in bytes. Required for file:// (nothing in the cluster can read the "
-            "file); otherwise it is computed from the artifact's own header and this field overrides it.",
+            "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// (nothing in the "
+            "cluster can read the file); otherwise it is computed from the artifact's own header and this field "
+            "overrides it.",
             format="int64",
         ),
     ] = None
@@ -201,6 +203,15 @@ class Model(Resource, frozen=True):
             rule(
                 "!self.source.startsWith('file://') || !has(self.sourceSecretRef)",
                 "a file:// source takes no spec.sourceSecretRef: remove it",
+            ),
+            rule(
+                "!self.source.startsWith('ollama://') || has(self.memoryBytes)",
+                "an ollama:// source needs spec.memoryBytes: only Ollama knows its size, which `ollama ps` shows",
+            ),
+            rule(
+                "!self.source.startsWith('ollama://') || !(has(self.sourceSecretRef) || has(self.sha256))",
+                "an ollama:// source takes no spec.sourceSecretRef and no spec.sha256: Ollama pulls and verifies it by "
+                "itself; remove them",
             ),
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,12 +13,13 @@ import structlog
 from msgspec import structs
 
 from artifacts.errors import ArtifactError
+from artifacts.source import parse
 from crds.metalprocess import LastExit, MetalProcessSpec, MetalProcessStatus, Progress
 from kube.time import rfc3339
 from metal_agent import engine, lifecycle, liveness, logs, spawn
 from metal_agent.admission import admit, refusal
 from metal_agent.assignments import Assignment
-from metal_agent.daemons import Daemons
+from metal_agent.daemons import Daemons, SharedDaemon
 from metal_agent.handle import Handle
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
@@ -258,17 +259,24 @@ class Runner:
             if name and token is None:
                 return lifecycle.Failed("SecretUnknown", f"the token in Secret {name} has not arrived here")
         try:
-            fetched = await self._host.weights.fetch(spec, tokens, self._on_progress)
+            if self._daemon and parse(spec.artifact.source).is_library:
+                await self._bring(self._daemon, spec, spec.artifact.source)
+            else:
+                self._pin(await self._host.weights.fetch(spec, tokens, self._on_progress))
+                if self._daemon and self._weights:
+                    await self._bring(self._daemon, spec, str(self._weights.model))
         except ArtifactError as error:
             return refusal(spec.artifact.source, error)
-        self._pin(fetched)
-        try:
-            if self._daemon:
-                serving = engine.serving(spec, fetched.model, fetched.further)
-                await self._daemon.bring(self._daemon.name(spec), serving, self._on_progress)
         except DaemonError as error:
             return lifecycle.Failed(error.reason, str(error))
         return lifecycle.Fetched()
+
+    async def _bring(self, shared: SharedDaemon, spec: MetalProcessSpec, model: str) -> None:
+        """Have the daemon know the model, a path or what it pulls by itself. Raises DaemonError."""
+        serving = replace(engine.serving(spec, Path()), model=model)
+        await shared.bring(shared.name(spec), serving, self._on_progress)
+        if shared.daemon.copies:
+            self._pin(None)
 
     def _pin(self, weights: Pinned | None) -> None:
         """Hold these weights in place of others; an engine that has them holds them by itself."""
@@ -285,10 +293,11 @@ class Runner:
     def _spawn(self, group: asyncio.TaskGroup) -> Event:
         """Start the engine and write it down; between the two it is marked, and a later agent clears it up."""
         spec = self.assignment.spec
-        if spec is None or self._weights is None or not self._weights.exists:
+        there = self._daemon or (self._weights and self._weights.exists)
+        if spec is None or not there:
             return lifecycle.Failed("WeightsMissing", "the weights are gone, and are fetched again")
         try:
-            started = self._start(spec, self._weights)
+            started = self._start(spec)
         except (OSError, ValueError) as error:
             # ValueError: arguments that no process can have, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
@@ -309,10 +318,12 @@ class Runner:
             )
         return lifecycle.Spawned(started.pid)
 
-    def _start(self, spec: MetalProcessSpec, weights: Pinned) -> Handle:
+    def _start(self, spec: MetalProcessSpec) -> Handle:
         """Start a process, or the loading into a daemon. Raises OSError and ValueError."""
         if self._daemon:
             return self._daemon.start(self._daemon.name(spec))
+        weights = self._weights
+        assert weights, "no process is started without weights"  # noqa: S101 - for the type checker
         if self.log_path.exists():
             self.log_path.replace(logs.previous(self.log_path))
         argv = engine.argv(spec, weights.model, weights.further)

@@ -60,6 +60,9 @@ class Daemon(Protocol):
     url: str
     """Where it answers OpenAI's API, on loopback."""
 
+    copies: bool
+    """Whether what was brought stays in a store of its own, so that our copy of the weights may go."""
+
     @property
     def api_key(self) -> str | None:
         """What it wants to be asked with, as its owner has it now. Never logged."""
@@ -74,7 +77,10 @@ class Daemon(Protocol):
         """List what it has in memory, the owner's models too: name and bytes."""
 
     async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
-        """Make the weights at `serving.model` known under `name`, with these settings; quick when they are."""
+        """Make the weights at `serving.model` known under `name`, with these settings; quick when they are.
+
+        Where it has a library of its own, `serving.model` may be a source in that.
+        """
 
     async def load(self, name: str) -> None:
         """Load it, to stay until it is unloaded; returns when it is in memory."""

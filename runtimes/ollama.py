@@ -36,6 +36,7 @@ _START: Final = "start it with `ollama serve`, or open the Ollama app"
 _LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
 _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
+_LIBRARY: Final = "ollama://"
 _STAY: Final = -1
 _LEAVE: Final = 0
 
@@ -54,10 +55,13 @@ class Ollama:
     """The Ollama of this machine: a `Daemon`."""
 
     runtime: RuntimeName = "ollama"
+    copies = True
     api_key: str | None = None
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
+        self._of_library: dict[str, str] = {}
+        """What of ours was made of which model of the library."""
         # On loopback, whatever address it listens on: one of another machine does not use the memory of this one.
         self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
@@ -77,20 +81,32 @@ class Ollama:
         return [(model.name, model.size) for model in await self._listed("/api/ps")]
 
     async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
-        """Copy the GGUF into Ollama's store, unless it is there, and create the model with its context length."""
+        """Have the weights in Ollama's store, copied or pulled, and create the model with its context length.
+
+        What is pulled only for us goes again by its own name; ours keeps the weights.
+        """
         client = await self._library()
+        parameters = {"num_ctx": serving.context_length}
+        base = serving.model.removeprefix(_LIBRARY) if serving.model.startswith(_LIBRARY) else None
         with self._told(f"create {name}"):
-            if name in {model.name for model in await self._listed("/api/tags")}:
+            known = {model.name for model in await self._listed("/api/tags")}
+            if base is not None:
+                self._of_library[name] = base
+            if name in known:
                 return
-            digest = await self._store(Path(serving.model), on_progress)
-            parameters = {"num_ctx": serving.context_length}
-            steps = await client.create(name, files={"model.gguf": digest}, parameters=parameters, stream=True)
-            async for _ in steps:
-                pass
+            if base is None:
+                files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
+                await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
+                return
+            if base not in known:
+                await self._pull(base, on_progress)
+            await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
+            if base not in known:
+                await client.delete(base)
 
     async def load(self, name: str) -> None:
         """Load it for good; a request without a prompt does that."""
-        await self._refuse_same_weights(name)
+        await self._refuse_to_evict(name)
         client = await self._library()
         with self._told(f"load {name}"):
             await client.generate(name, keep_alive=_STAY)
@@ -120,12 +136,27 @@ class Ollama:
             await self._client.close()  # type: ignore[no-untyped-call]  # so it is in the library
         self._session = self._client = None
 
-    async def _refuse_same_weights(self, name: str) -> None:
-        """Refuse what would evict its sibling: Ollama keeps one copy of a file, and loads it anew for other settings.
+    async def _pull(self, base: str, on_progress: Progress) -> None:
+        """Have Ollama fetch a model of its library, and tell how far its largest file is, which are the weights."""
+        client = await self._library()
+        largest_bytes = 0
+        async for step in await client.pull(base, stream=True):
+            if step.total and step.total >= largest_bytes:
+                largest_bytes = step.total
+                on_progress(step.completed or 0, step.total)
+
+    async def _refuse_to_evict(self, name: str) -> None:
+        """Refuse what would evict another: Ollama keeps one copy of a file, and loads it anew for other settings.
 
         Raises DaemonError.
         """
         for other, _ in await self.loaded():
+            if other == self._of_library.get(name):
+                raise DaemonError(
+                    "OwnersModelLoaded",
+                    f"the owner of this host has {other} loaded, and Ollama keeps a file in memory once: it is served "
+                    f"when that is unloaded, for example by `ollama stop {other}`",
+                )
             if other != name and other.startswith("pomona-") and _weights(other) == _weights(name):
                 raise DaemonError(
                     "SameWeightsLoaded",
@@ -198,6 +229,12 @@ class Ollama:
             raise DaemonError(_reason(status), f"Ollama at {self.url} did not {what}: {_text(error)}") from error
 
 
+async def _finish(steps: AsyncIterator[object]) -> None:
+    """Read a stream of steps to its end; a step that is an error raises."""
+    async for _ in steps:
+        pass
+
+
 def _port(host: str) -> int:
     """Read the port out of OLLAMA_HOST, which has one of the forms that Ollama takes: [scheme://][host][:port]."""
     parts = urlsplit(host if "//" in host else f"//{host}")
@@ -242,7 +279,7 @@ def _installed(environment: Mapping[str, str] = os.environ) -> bool:
 
 RUNTIME: Final = Runtime(
     name="ollama",
-    formats=frozenset({"gguf"}),
+    formats=frozenset({"gguf", "ollama"}),
     modes=frozenset({"chat"}),
     process=None,
     installed=_installed,

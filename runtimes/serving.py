@@ -12,8 +12,8 @@ from typing import Final, Literal, NamedTuple
 from crds.meta import Accelerator
 from crds.serving import TUNING_ARGUMENTS, CacheType, Mode, RuntimeName
 
-Format = Literal["gguf", "mlx"]
-"""Of an artifact: a GGUF file, or a folder of MLX (Hugging Face) weights."""
+Format = Literal["gguf", "mlx", "ollama"]
+"""Of an artifact: a GGUF file, a folder of MLX (Hugging Face) weights, or a model that Ollama pulls."""
 Setting = Literal["draft", "projector", "adapters", "chat template", "parallel"]
 """What not every runtime can do; of cache types a runtime lists those that it has."""
 
@@ -128,12 +128,17 @@ _FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
         "parallel": "parallel",
     }
 )
-_FORMAT_NAMES: Final[Mapping[Format, str]] = MappingProxyType({"gguf": "a GGUF file", "mlx": "a folder of MLX weights"})
+_FORMAT_NAMES: Final[Mapping[Format, str]] = MappingProxyType(
+    {"gguf": "a GGUF file", "mlx": "a folder of MLX weights", "ollama": "a model of Ollama's library"}
+)
+_DEFAULTS: Final[Mapping[Format, RuntimeName]] = MappingProxyType(
+    {"gguf": "llama.cpp", "mlx": "mlx-lm", "ollama": "ollama"}
+)
 
 
 def default_runtime(artifact_format: Format) -> RuntimeName:
     """Return the runtime of a service that names none."""
-    return "llama.cpp" if artifact_format == "gguf" else "mlx-lm"
+    return _DEFAULTS[artifact_format]
 
 
 def refusal(runtime: Runtime, wanted: Wanted) -> str | None:

@@ -223,7 +223,7 @@ class Machine:
         failures = 0
         while True:
             try:
-                self.models[key] = desired.inspected(self.models[key], await self._read(self.models[key]))
+                self.models[key] = await self._inspected(self.models[key])
             except ArtifactError as error:
                 self.models[key] = desired.failed(self.models[key], error)
                 log.warning("model not inspected", model="/".join(key), reason=error.reason, error=error.message)
@@ -235,6 +235,12 @@ class Machine:
                 return
             failures += 1
             await asyncio.sleep(backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS))
+
+    async def _inspected(self, model: Model) -> Model:
+        """Return the Model with what can be known of it; of Ollama's library that is what its owner states."""
+        if parse(model.spec.source).is_library:
+            return desired.stated(model)
+        return desired.inspected(model, await self._read(model))
 
     async def _read(self, model: Model) -> Inspection:
         token = self._options.token if model.spec.source_secret_ref else None

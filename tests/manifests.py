@@ -77,6 +77,14 @@ BAD = {
     "folder of a host with a sha256": Bad(
         MODELS, {"source": "file:///mlx/", "memoryBytes": 1, "sha256": "0" * 64}, "pin a commit with @REVISION"
     ),
+    "ollama:// without memoryBytes": Bad(
+        MODELS, {"source": "ollama://qwen3:8b"}, "spec: Invalid value: .*an ollama:// source needs spec.memoryBytes"
+    ),
+    "ollama:// with a digest": Bad(
+        MODELS,
+        {"source": "ollama://qwen3:8b", "memoryBytes": 1, "sha256": "0" * 64},
+        "Ollama pulls and verifies it by itself",
+    ),
     "scheme that nobody fetches": Bad(MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"),
     "no source": Bad(MODELS, {"source": None}, "spec.source: Required value"),
     "source that is no string": Bad(MODELS, {"source": 7}, "spec.source: .*must be of type string"),

@@ -415,6 +415,47 @@ async def test_copying_into_ollamas_store_is_told(ollama: Served) -> None:
     assert (progress.bytes, progress.total_bytes) == (size, size)
 
 
+async def test_ollama_pulls_what_is_in_its_library_and_keeps_it_for_us_alone(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.registry["qwen3:8b"] = b"weights" * 1000
+    of_library = Artifact(source="ollama://qwen3:8b")
+    machine.supervisor.assign([make(artifact=of_library, memory_bytes=GIB)])
+    model = await ollama.ready()
+    progress = machine.runners["u1"].progress
+    assert progress
+    assert (progress.bytes, progress.total_bytes) == (7000, 7000)
+    assert set(daemon.stored) == {model}
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    await eventually(lambda: daemon.blobs == {})
+
+
+async def test_a_model_that_the_owner_has_pulled_stays_the_owners(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.own("qwen3:8b", size=GIB)
+    of_library = make(artifact=Artifact(source="ollama://qwen3:8b"), memory_bytes=GIB, context_length=8192)
+    machine.supervisor.assign([of_library])
+    assert "ollama stop qwen3:8b" in await phase(machine, "Failed", "OwnersModelLoaded")
+    assert daemon.names() == {"qwen3:8b"}
+    daemon.evict("qwen3:8b")
+    model = await ollama.ready()
+    assert ("POST", "/api/pull") not in daemon.asked
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    await eventually(lambda: model not in daemon.stored)
+    assert set(daemon.stored) == {"qwen3:8b"}
+
+
+async def test_a_name_that_ollamas_library_has_not_says_so(ollama: Served) -> None:
+    machine, _, make = ollama
+    machine.supervisor.assign([make(artifact=Artifact(source="ollama://nobody/none:1b"), memory_bytes=GIB)])
+    assert "file does not exist" in await phase(machine, "Failed", "DaemonRefused")
+
+
 async def test_no_key_of_the_owners_environment_reaches_ollama(ollama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_API_KEY", "sk-of-ollama-com")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.source import SourceError, cache_key, parse
+from artifacts.source import SourceError, cache_key, parse, refuse_library
 
 
 def test_hub_source_without_revision_means_main() -> None:
@@ -44,8 +44,23 @@ def test_a_folder_has_no_file(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [("ollama://qwen3:8b", "qwen3:8b"), ("ollama://hf.co/org/model:Q4_K_M", "hf.co/org/model:Q4_K_M")],
+)
+def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None:
+    source = parse(text)
+    assert (source.is_library, source.is_folder, source.path) == (True, False, name)
+    with pytest.raises(ArtifactError, match="runtime ollama"):
+        refuse_library(source)
+    assert not parse("hf://a/b").is_library
+
+
+@pytest.mark.parametrize(
     ("text", "hint"),
     [
+        ("ollama://qwen3", "NAME:TAG"),
+        ("ollama://../x:y", "NAME:TAG"),
+        ("ollama://registry.example/a/b/c:d", "NAME:TAG"),
         ("", "hf://"),
         ("model.gguf", "hf://"),
         ("s3://bucket/x.gguf", "hf://"),
