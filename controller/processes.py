@@ -168,13 +168,15 @@ def stand(name: str | None, wanted: int, observed: Iterable[MetalProcess], hosts
     return standing
 
 
-def _preference(process: MetalProcess) -> tuple[bool, bool, bool, str, int, str]:
+def _preference(process: MetalProcess) -> tuple[bool, bool, bool, bool, str, int, str]:
     """Sorts what is most worth keeping to the front."""
     name, phase = process.metadata.name, process.status.phase
     return (
         phase != "Ready",
         process.spec.host_name is None,
         phase == "Failed",
+        # One that its host had held back, and whose successor is on its way elsewhere, has nothing that is worth more.
+        phase == "Pending",
         process.metadata.creation_timestamp,
         len(name),
         name,

@@ -177,6 +177,18 @@ def test_one_that_was_evicted_and_fits_nowhere_is_kept_for_its_return() -> None:
     assert deleted(steps(1, returned, waiting)) == {f"{NAME}-1"}
 
 
+def test_a_successor_that_is_on_its_way_is_not_given_up_for_one_that_would_begin_anew() -> None:
+    hosts = [host("studio-1"), host("studio-2")]
+    returning = process(f"{NAME}-0", host="studio-1", phase="Pending")
+    assert deleted(steps(1, returning, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-0"
+    }
+    answers = process(f"{NAME}-0", host="studio-1", phase="Ready")
+    assert deleted(steps(1, answers, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-1"
+    }
+
+
 def test_one_of_two_that_has_to_move_leaves_the_other_alone() -> None:
     both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
     both[0]["status"] |= DISPLACED
