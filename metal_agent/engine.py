@@ -83,7 +83,8 @@ def inability(spec: MetalProcessSpec) -> str | None:
         projector=any(each.role == "projector" for each in further),
         adapter_scales=[each.scale for each in further if each.role == "adapter"],
         chat_template=spec.chat_template is not None,
-        extra=spec.extra_args,
+        # The API server holds which arguments there are; a newer one may know more, and the engine here too.
+        extra=(),
     )
     return refusal(RUNTIMES[spec.runtime], wanted)
 
