@@ -36,7 +36,8 @@ DRAIN_SECONDS: Final = 30.0
 PROGRESS_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 60.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
-_LAST_PAUSE_SECONDS: Final = 1.0
+_LAST_PAUSE_SECONDS: Final = 0.2
+"""An engine that has loaded for long is known to be ready so much later at most."""
 
 log = structlog.get_logger()
 
@@ -352,10 +353,13 @@ class Runner:
         problem, pause = "it does not listen yet", _FIRST_PAUSE_SECONDS
         spec = self.assignment.spec
         assert spec, "only what was admitted is started"  # noqa: S101 - for the type checker
+        url: str | None = None
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    if self._engine and (url := self._engine.url()):
+                    # Who listens has been found once: to ask the kernel again takes longer than to ask the engine.
+                    url = url or (self._engine.url() if self._engine else None)
+                    if self._engine and url:
                         found = await generate_token(
                             self._host.session,
                             url,
@@ -370,6 +374,8 @@ class Runner:
                         if found.reason == "Broken":
                             return lifecycle.Failed("EngineBroken", found.message)
                         problem = found.message
+                        if found.reason == "Unreachable":
+                            url = None
                     await asyncio.sleep(pause)
                     pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
         except TimeoutError:
