@@ -18,7 +18,7 @@ from devices import host
 from metal_agent.ledger import Ledger
 from metal_agent.ownership import HAND_OVER, own
 from metal_agent.start import StartError
-from standalone import manifests, single, view
+from standalone import desired, manifests, single, view
 from standalone.ask import AskError, ask
 from standalone.machine import Machine, Options, Wishes
 from standalone.manifests import ManifestError, Wanted
@@ -89,6 +89,8 @@ async def _up(
     options = Options(folder, port, outcome.endpoint(), outcome.token())
     for source in sources:
         await single.add(wanted, source, options)
+    for note in (*wanted.skipped, *desired.notes(wanted.services.values())):
+        print(note, file=sys.stderr)
     async with aiohttp.ClientSession() as session:
         machine = Machine(wanted, options, session, Ledger(budget_bytes), wishes)
         console = Console(stderr=question is not None)

@@ -214,8 +214,12 @@ class Machine:
     def _decide(self, supervisor: Supervisor) -> None:
         """Run what is decided by what is known now."""
         assigned = [each for decision in self.decisions.values() for each in decision.assignments]
-        supervisor.assign(assigned)
-        self.watchdog.keep({each.uid for each in assigned})
+        if any(model.status.phase == "Pending" for model in self.models.values()):
+            # What an earlier run left may be what is decided once that Model is known.
+            supervisor.add(assigned)
+        else:
+            supervisor.assign(assigned)
+            self.watchdog.keep({each.uid for each in assigned})
         self._note()
 
     async def _inspect(self, supervisor: Supervisor, key: Key) -> None:

@@ -1,0 +1,248 @@
+"""`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and an end that waits."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, MODELS
+from metal_agent import spawn
+from tests import tiny_gguf
+from tests.controlplane.process import Process
+from tests.eventually import eventually
+from tests.manifests import made
+from tests.serving import GIB
+from tests.web import COMMIT, FileServer
+
+CALL = aiohttp.ClientTimeout(total=30)
+
+
+class Up:
+    """One `pomona up`, its output and its state folder."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.state = folder / "state"
+        argv = [sys.executable, "-m", "cli.main", "up", *arguments, f"--state-dir={self.state}"]
+        self.process = Process("up", argv, folder / "up.log")
+
+    @property
+    def said(self) -> str:
+        return self.process.tail(200)
+
+    async def url(self) -> str:
+        """Start, and wait for the endpoint."""
+        self.process.start()
+
+        def found() -> str:
+            assert self.process.running, self.said
+            match = re.search(r"(http://127\.0\.0\.1:\d+)/v1 is the endpoint", self.said)
+            return match[1] if match else ""
+
+        return await eventually(found)
+
+    async def says(self, text: str) -> None:
+        await eventually(lambda: text in self.said)
+
+    async def ends(self) -> int:
+        return await self.process.wait(30)
+
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Make a `pomona up` with these arguments; it, its proxy and its engines end with the test."""
+    made_here: list[Up] = []
+
+    def make(*arguments: str, port: int = 0) -> Up:
+        up = Up(tmp_path, *arguments, f"--port={port}")
+        made_here.append(up)
+        return up
+
+    yield make
+    for up in made_here:
+        if up.process.running:
+            await up.process.kill()
+    await spawn.kill_strays(tmp_path / "state", ())
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf.write(path)
+    return path
+
+
+def manifest(path: Path, *objects: Obj) -> str:
+    path.write_text(yaml.safe_dump_all(objects, allow_unicode=True))
+    return str(path)
+
+
+def service(name: str, model: str, **spec: Any) -> Obj:
+    return made(INFERENCE_SERVICES, name=name, modelRef=model, extraArgs=["-t", "1"], contextLength=512, **spec)
+
+
+async def ask(url: str, model: str, **body: object) -> tuple[int, str]:
+    question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **body}
+    async with (
+        aiohttp.ClientSession(timeout=CALL) as session,
+        session.post(f"{url}/v1/chat/completions", json=question) as response,
+    ):
+        said = await response.json()
+        return response.status, said["choices"][0]["message"]["content"] if response.status == 200 else json.dumps(said)
+
+
+async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: Start, tmp_path: Path) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "one.gguf", text="First speaks.")
+    tiny_gguf.write(root / "two.gguf", text="Second speaks.")
+    async with FileServer(root) as files:
+        up = start(
+            manifest(
+                tmp_path / "all.yaml",
+                made(MODELS, name="one", source=f"{files.url}/one.gguf"),
+                service("first", "one", hardware={"accelerator": "cpu"}, resources={"memory": "4Gi"}),
+                made(MODELS, name="two", source=f"{files.url}/two.gguf"),
+                service("second", "two"),
+                service("idle", "two", suspend=True),
+            )
+        )
+        url = await up.url()
+        for name in ("first", "second"):
+            await up.says(f"{name}: Ready")
+        assert await ask(url, "first") == (200, "First speaks.")
+        assert await ask(url, "second") == (200, "Second speaks.")
+        status, said = await ask(url, "third")
+        assert status == 404
+        assert "third" in said
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+            assert {each["id"] for each in (await response.json())["data"]} >= {"first", "second"}
+        await up.says("idle: Suspended - spec.suspend is true")
+        await up.says("first: resources: about pods, and not used here")
+    assert await up.process.stop(30) == 0
+    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
+
+
+async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "loop.gguf"
+    tiny_gguf.write(path, loop=True)
+    loop = made(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop")))
+    url = await up.url()
+    await up.says("loop: Ready")
+    question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "stream": True}
+    async with aiohttp.ClientSession(timeout=CALL) as session:
+        async with session.post(f"{url}/v1/chat/completions", json=question) as response:
+            lines = [await anext(response.content)]
+            os.kill(up.process.pid, signal.SIGINT)
+            await up.says("loop: Stopping")
+            lines += [line async for line in response.content]
+        assert sum(line.startswith(b"data: {") for line in lines) >= 400
+        assert lines[-2:] == [b"data: [DONE]\n", b"\n"]
+        assert await up.ends() == 0
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(f"{url}/v1/models")
+
+
+async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights), "--ask", "Who are you?")
+    up.process.start()
+    assert await up.ends() == 0, up.said
+    assert tiny_gguf.SENTENCE in up.said
+    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
+
+
+async def test_who_starts_again_after_a_crash_has_the_same_engine(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights))
+    await up.url()
+    await up.says("tiny: Ready")
+    before = [each for each in psutil.process_iter() if _is_of(each, up.state)]
+    await up.process.kill()
+    up.process.log.write_text("")
+    url = await up.url()
+    await up.says("tiny: Ready")
+    assert (await ask(url, "tiny"))[0] == 200
+    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == before
+
+
+async def test_a_hub_is_asked_with_the_token_of_the_environment(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "served"
+    (root / "org" / "repo").mkdir(parents=True)
+    tiny_gguf.write(root / "org" / "repo" / "tiny.gguf")
+    async with FileServer(root) as files:
+        files.token = "hub-token"
+        monkeypatch.setenv("HF_ENDPOINT", files.url)
+        monkeypatch.setenv("HF_TOKEN", "hub-token")
+        up = start("--model", "hf://org/repo/tiny.gguf", "--ask", "Hi")
+        up.process.start()
+        assert await up.ends() == 0, up.said
+        assert any(each.authorization == "Bearer hub-token" and COMMIT in each.path for each in files.requests)
+    kept = "".join(
+        path.read_text(errors="replace") for path in up.state.rglob("*") if path.is_file() and path.suffix != ".gguf"
+    )
+    assert "hub-token" not in kept + up.said
+
+
+async def test_what_does_not_fit_says_by_how_much(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights), f"--memory-budget={GIB // 64}", "--ask", "Hi")
+    up.process.start()
+    assert await up.ends() == 1
+    assert re.search(r"pomona up: tiny: needs .* of this host's budget of 16.0 MiB", up.said)
+
+
+async def test_a_port_of_another_program_is_told_with_the_way_out(start: Start, weights: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        up = start("--model", str(weights), "--ask", "Hi", port=port)
+        up.process.start()
+        assert await up.ends() == 1
+        assert re.search(rf"no endpoint: .*{port}.*; give another with --port", up.said)
+
+
+async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    up = start(manifest(path, made(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=65)))
+    up.process.start()
+    assert await up.ends() == 2
+    assert re.search(rf"{path}:\d+: Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
+    assert "spec.parallel: Invalid value: 65" in up.said
+    assert not up.state.exists()
+
+
+async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights))
+    await up.url()
+    await up.says("tiny: Ready")
+    await up.process.kill()
+    (record,) = (up.state / "processes").glob("*.json")
+    known = json.loads(record.read_text())
+    record.with_name("u1.json").write_text(json.dumps({**known, "uid": "u1"}))
+    record.unlink()
+    up.process.start()
+    assert await up.ends() == 1
+    assert "runs here for a cluster: start `pomona agent` again" in up.said
+    assert psutil.pid_exists(known["identity"]["pid"])
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.environ().get(spawn.MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
