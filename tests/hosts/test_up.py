@@ -146,7 +146,7 @@ async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) ->
     question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "stream": True}
     async with aiohttp.ClientSession(timeout=CALL) as session:
         async with session.post(f"{url}/v1/chat/completions", json=question) as response:
-            lines = [await anext(response.content)]
+            lines = [await response.content.readline()]
             os.kill(up.process.pid, signal.SIGINT)
             await up.says("loop: Stopping")
             lines += [line async for line in response.content]
