@@ -371,7 +371,8 @@ class Runner:
                         if found.ok:
                             self._remember_url(url)
                             return lifecycle.Answered()
-                        if found.reason == "Broken":
+                        # A process that listens and does not know our question never will; a daemon may be loading.
+                        if found.reason == "Broken" or (found.reason == "NotFound" and self.state.pid is not None):
                             return lifecycle.Failed("EngineBroken", found.message)
                         problem = found.message
                         if found.reason == "Unreachable":

@@ -9,11 +9,12 @@ import pytest
 
 from tests import tiny_gguf, tiny_parts
 from tests.engines import Started, started
+from tests.machine import Machine, MakeAssignment, phase
 from tests.tiny_gguf import SENTENCE
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     tiny_gguf.write(path)
     return path
@@ -28,17 +29,17 @@ async def metric(engine: Started, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
-async def test_a_chat_is_answered_and_its_context_is_what_was_asked(tmp_path: Path, model: Path) -> None:
-    async with started(tmp_path, model, contextLength=512, parallel=2) as engine:
+async def test_a_chat_is_answered_and_its_context_is_what_was_asked(tmp_path: Path, tiny: Path) -> None:
+    async with started(tmp_path, tiny, contextLength=512, parallel=2) as engine:
         assert (await engine.ready()).reason == "Generated"
         assert await engine.says() == SENTENCE
         slots = json.loads(await engine.get("/slots"))
     assert [slot["n_ctx"] for slot in slots] == [512, 512]
 
 
-async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, model: Path) -> None:
+async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: Path) -> None:
     extra = ["-t", "1", "--pooling", "mean"]
-    async with started(tmp_path, model, mode="embeddings", contextLength=1024, extraArgs=extra) as engine:
+    async with started(tmp_path, tiny, mode="embeddings", contextLength=1024, extraArgs=extra) as engine:
         assert (await engine.ready()).reason == "Embedded"
         # One token for each byte: more than the 512 that llama-server takes of a text by default.
         answer = await engine.ask("/v1/embeddings", input=["x" * 1000, "y"])
@@ -47,22 +48,30 @@ async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, model: 
     assert first != second
 
 
-async def test_a_model_that_cannot_embed_says_so_at_once(tmp_path: Path, model: Path) -> None:
-    async with started(tmp_path, model, mode="embeddings") as engine:
+async def test_a_model_that_cannot_embed_says_so_at_once(tmp_path: Path, tiny: Path) -> None:
+    async with started(tmp_path, tiny, mode="embeddings") as engine:
         found = await engine.ready()
     assert found.reason == "Broken"
     assert "answered 400: Pooling type 'none' is not OAI compatible" in found.message
 
 
-async def test_documents_are_ranked(tmp_path: Path, model: Path) -> None:
-    async with started(tmp_path, model, mode="rerank") as engine:
+async def test_such_a_model_fails_at_once_with_the_engines_own_words(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment(mode="embeddings")])
+    told = await phase(machine, "Failed", "EngineBroken")
+    assert "Pooling type 'none' is not OAI compatible" in told
+
+
+async def test_documents_are_ranked(tmp_path: Path, tiny: Path) -> None:
+    async with started(tmp_path, tiny, mode="rerank") as engine:
         assert (await engine.ready()).reason == "Ranked"
         answer = await engine.ask("/v1/rerank", query="Hi", documents=["Hi", "Ho", "Hu"])
     assert sorted(each["index"] for each in answer["results"]) == [0, 1, 2]
 
 
-async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, model: Path) -> None:
-    async with started(tmp_path, model, [model], furtherArtifacts=[further("draft")], draftMaxTokens=4) as engine:
+async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, tiny: Path) -> None:
+    async with started(tmp_path, tiny, [tiny], furtherArtifacts=[further("draft")], draftMaxTokens=4) as engine:
         await engine.ready()
         assert await engine.says() == SENTENCE
         answer = await engine.chat(max_tokens=40)
@@ -73,31 +82,31 @@ async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, model: Path
 
 @pytest.mark.parametrize(("scale", "says"), [("1", "It was written"), ("0.25", "Hello from")])
 async def test_an_adapter_changes_the_answer_as_strongly_as_was_asked(
-    tmp_path: Path, model: Path, scale: str, says: str
+    tmp_path: Path, tiny: Path, scale: str, says: str
 ) -> None:
     adapter = tmp_path / "adapter.gguf"
     tiny_parts.write_adapter(adapter, first=8)
     parts = [further("adapter", scale=scale)]
-    async with started(tmp_path, model, [adapter], furtherArtifacts=parts) as engine:
+    async with started(tmp_path, tiny, [adapter], furtherArtifacts=parts) as engine:
         await engine.ready()
         assert (await engine.says()).strip().startswith(says)
 
 
-async def test_two_adapters_are_applied_together(tmp_path: Path, model: Path) -> None:
+async def test_two_adapters_are_applied_together(tmp_path: Path, tiny: Path) -> None:
     adapters = [tmp_path / "weak.gguf", tmp_path / "strong.gguf"]
     for path, first in zip(adapters, (3, 8), strict=True):
         tiny_parts.write_adapter(path, first=first)
     parts = [further("adapter", scale="0.5"), further("adapter", scale="1.5")]
-    async with started(tmp_path, model, adapters, furtherArtifacts=parts) as engine:
+    async with started(tmp_path, tiny, adapters, furtherArtifacts=parts) as engine:
         await engine.ready()
         assert (await engine.says()).strip().startswith("It was written")
         scales = [each["scale"] for each in json.loads(await engine.get("/lora-adapters"))]
     assert scales == [0.5, 1.5]
 
 
-async def test_a_chat_template_makes_the_prompt(tmp_path: Path, model: Path) -> None:
+async def test_a_chat_template_makes_the_prompt(tmp_path: Path, tiny: Path) -> None:
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    async with started(tmp_path, model, chatTemplate=template) as engine:
+    async with started(tmp_path, tiny, chatTemplate=template) as engine:
         await engine.ready()
         answer = await engine.ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
     assert answer["prompt"] == "<Hi>"
@@ -113,7 +122,7 @@ async def test_the_cache_has_the_types_that_were_asked_for(tmp_path: Path) -> No
         assert "V (q4_0)" in engine.log
 
 
-async def test_a_projector_lets_it_see(tmp_path: Path, model: Path) -> None:
+async def test_a_projector_lets_it_see(tmp_path: Path, tiny: Path) -> None:
     projector = tmp_path / "projector.gguf"
     tiny_parts.write_projector(projector)
     image = base64.b64encode(tiny_parts.png()).decode()
@@ -121,7 +130,7 @@ async def test_a_projector_lets_it_see(tmp_path: Path, model: Path) -> None:
         {"type": "text", "text": "Hi"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
     ]
-    async with started(tmp_path, model, [projector], furtherArtifacts=[further("projector")]) as engine:
+    async with started(tmp_path, tiny, [projector], furtherArtifacts=[further("projector")]) as engine:
         await engine.ready()
         blind, sighted = await engine.chat("Hi", max_tokens=1), await engine.chat(seen, max_tokens=1)
     # 28 by 28 pixels in patches of 14 are four tokens.
