@@ -84,7 +84,7 @@ _CACHE_TYPE = "Type of the {} in the KV cache of each token; smaller than f16 sa
 CacheTypeK = Annotated[CacheType, described(_CACHE_TYPE.format("keys"))]
 CacheTypeV = Annotated[CacheType, described(_CACHE_TYPE.format("values"))]
 ChatTemplate = Annotated[
-    Annotated[str, Meta(min_length=1, max_length=32_768)] | None,
+    Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
     described("Jinja template that makes a prompt of messages; absent is the model's own."),
 ]
 DraftTokens = Annotated[

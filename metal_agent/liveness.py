@@ -7,6 +7,7 @@ where it has one, and else for a token: with a single slot a token would cost th
 
 import asyncio
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 import aiohttp
@@ -79,6 +80,8 @@ async def ask(session: aiohttp.ClientSession, url: str, *, pulse: str | None, mo
     try:
         async with asyncio.timeout(ANSWER_SECONDS), session.get(f"{url}{pulse}", allow_redirects=False) as response:
             await response.read()
+            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                return Asked(f"{url}{pulse} answered {response.status:d}")
     except TimeoutError:
         return Asked(f"{url}{pulse} did not answer within {ANSWER_SECONDS:g} s", silent=True)
     except (aiohttp.ClientError, OSError) as error:

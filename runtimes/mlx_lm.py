@@ -43,7 +43,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     for adapter in serving.adapters:
         rendered += ["--adapter-path", adapter.path]
     if serving.chat_template is not None:
-        rendered += ["--chat-template", serving.chat_template]
+        # As one argument, for a template may begin with a dash.
+        rendered += [f"--chat-template={serving.chat_template}"]
     # At level DEBUG it would log prompts.
     return [*rendered, "--log-level", "INFO", *serving.extra]
 
@@ -85,6 +86,8 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat"}),
     settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
+    # It says 503 once the thread that generates is dead. A token would cost the last conversation its cached prompt.
+    pulse="/health",
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
     installed=lambda: command() is not None,
     install_hint="install pomona[mlx]",

@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from metal_agent import liveness
+from runtimes.registry import RUNTIMES
 from tests import tiny_mlx
 from tests.engines import started
 from tests.tiny_gguf import SENTENCE
@@ -53,6 +56,10 @@ async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that
             f"{engine.url} answered 404: generation thread died",
         )
         assert "Traceback" in engine.log
+        # A Ready one whose thread died later is found out by its pulse.
+        async with aiohttp.ClientSession() as session:
+            asked = await liveness.ask(session, engine.url, pulse=RUNTIMES["mlx-lm"].pulse, model="chat")
+        assert asked.problem.endswith("/health answered 503")
 
 
 async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, model: Path) -> None:

@@ -27,7 +27,7 @@ def test_settings_are_rendered_only_where_they_are_asked_for() -> None:
         assert flag not in plain
     assert "--kv-bits 4 --quantized-kv-start 0" in render(cache_type_k="q4_0", cache_type_v="q4_0")
     assert "--draft-model /d --num-draft-tokens 3" in render(draft="/d", draft_max_tokens=3)
-    assert "--adapter-path /a --chat-template {{x}}" in render(adapters=[Adapter("/a")], chat_template="{{x}}")
+    assert "--adapter-path /a --chat-template={{x}}" in render(adapters=[Adapter("/a")], chat_template="{{x}}")
 
 
 def test_it_can_fetch_nothing_and_has_none_of_the_owners_tokens() -> None:
