@@ -6,6 +6,7 @@ SHELL := /bin/bash
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
+RUN     := .venv-run
 UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
@@ -21,6 +22,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(RUN)/.installed ## Serve a tiny model on this machine alone; MODEL=hf://... for a real one, ONCE=1 for one question, PORT=...
+	@$(if $(MODEL),,$(RUN)/bin/python examples/tiny.py build/run/tiny.gguf)
+	@$(RUN)/bin/pomona up --model '$(or $(MODEL),build/run/tiny.gguf)' $(if $(ONCE),--ask 'Who are you?') \
+	  --port $(or $(PORT),$(if $(ONCE),0,8080))
 
 .PHONY: demo
 demo: setup binaries ## Serve one model from a pod and from a host process; MODEL=hf://... for a real one, KEEP=1 to stay
@@ -83,19 +90,30 @@ lock: ## Refresh requirements.lock from pyproject.toml
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left; the cache of binaries stays
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(RUN) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: setup
 setup: $(VENV)/.installed ## Install the virtual environment
 
-$(VENV)/.installed: requirements.lock pyproject.toml
+# Makes a virtual environment with uv in it; its first argument is the folder.
+define venv
 	@command -v $(PYTHON) >/dev/null || { echo "pomona: $(PYTHON) is missing: install Python 3.11 or later, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pomona: %s is Python %s, 3.11 or later is needed: run make PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "pomona: $(PYTHON) has no ensurepip: install the package python3-venv" >&2; exit 1; }
-	@echo "installing Python packages into $(VENV) (once)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+	@echo "installing Python packages into $(1) (once)" >&2
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+endef
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(call venv,$(VENV))
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+# What a machine that serves needs, in the same versions, and nothing for developers.
+$(RUN)/.installed: requirements.lock pyproject.toml
+	$(call venv,$(RUN))
+	@$(RUN)/bin/uv pip install --quiet --python $(RUN)/bin/python --constraint requirements.lock --editable '.[llama]'
 	@touch $@
