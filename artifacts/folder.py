@@ -22,6 +22,8 @@ from artifacts.source import Source, parse
 from crds.size import size_text
 
 CONFIG: Final = "config.json"
+_ADAPTER_CONFIG: Final = "adapter_config.json"
+"""What a folder has in its place whose weights are a LoRA adapter."""
 WEIGHTS: Final = ".safetensors"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _LISTING_BYTES: Final = 8 << 20
@@ -49,6 +51,12 @@ class Listing:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a LoRA adapter, which is served on top of a model only."""
+        names = {entry.name for entry in self.entries}
+        return _ADAPTER_CONFIG in names and CONFIG not in names
 
 
 class _Lfs(msgspec.Struct):
@@ -100,7 +108,7 @@ class Folder:
             url = f"{self.endpoint.rstrip('/')}/api/models/{self.source.repo}/revision/{at}?blobs=true"
             listing = _parse(self.source, await self._read(url, _LISTING_BYTES))
         names = {entry.name for entry in listing.entries}
-        if CONFIG not in names or not any(name.endswith(WEIGHTS) for name in names):
+        if names.isdisjoint({CONFIG, _ADAPTER_CONFIG}) or not any(name.endswith(WEIGHTS) for name in names):
             raise ArtifactError(
                 "SourceNotFound",
                 f"{self.source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of MLX weights; "
@@ -109,7 +117,7 @@ class Folder:
         return listing
 
     async def config(self, listing: Listing) -> bytes:
-        """Return the text of its configuration.
+        """Return the text of its configuration; an adapter has none.
 
         Raises:
             ArtifactError: with a reason and whether to try again later.

@@ -57,15 +57,15 @@ async def _folder(
 ) -> Inspection:
     folder = Folder(source=source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
     listing = await folder.listing(None)
-    config = configuration.parse(await folder.config(listing))
     tensor_bytes = sum(entry.size_bytes for entry in listing.entries if entry.name.endswith(WEIGHTS))
+    config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
     return Inspection(
         size_bytes=listing.size_bytes,
         revision=listing.revision,
         file="",
         sha256=None,
-        gguf=configuration.summarize(config),
-        layout=configuration.layout_of(config, tensor_bytes),
+        gguf=configuration.summarize(config) if config else GGUF(architecture="lora"),
+        layout=configuration.layout_of(config, tensor_bytes) if config else None,
         tensor_bytes=tensor_bytes,
     )
 

@@ -7,17 +7,20 @@ from typing import Any
 import aiohttp
 import pytest
 
+from crds.metalprocess import Artifact, FurtherArtifact
 from metal_agent import liveness
 from runtimes.registry import RUNTIMES
 from tests import tiny_mlx
 from tests.engines import started
+from tests.machine import Machine, MakeAssignment, ready
+from tests.serving import GIB
 from tests.tiny_gguf import SENTENCE
 
 MLX: dict[str, Any] = {"runtime": "mlx-lm"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     # Quantization of the cache works on groups of 64 values of one head.
     tiny_mlx.write(folder, n_embd=128, n_head=2, n_head_kv=1)
@@ -28,8 +31,8 @@ def further(role: str) -> dict[str, Any]:
     return {"role": role, "artifact": {"source": "file:///of-the-test"}}
 
 
-async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, model: Path) -> None:
-    async with started(tmp_path, model, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
+async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, tiny: Path) -> None:
+    async with started(tmp_path, tiny, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
         found = await engine.ready()
         assert (found.reason, found.message) == ("Generated", f"{engine.url} generated a token")
         assert await engine.says() == SENTENCE
@@ -37,17 +40,17 @@ async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, 
         assert answer["usage"]["prompt_tokens"] == 50
         # It keeps a conversation for each slot, and no more.
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
-        assert str(model) in await engine.get("/v1/models")
+        assert str(tiny) in await engine.get("/v1/models")
         assert "Hi" not in engine.log
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that_it_is_well(
-    tmp_path: Path, model: Path
+    tmp_path: Path, tiny: Path
 ) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (broken / name).write_bytes((model / name).read_bytes())
+        (broken / name).write_bytes((tiny / name).read_bytes())
     os.truncate(broken / "model.safetensors", 1000)
     async with started(tmp_path, broken, **MLX) as engine:
         found = await engine.ready()
@@ -62,11 +65,11 @@ async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that
         assert asked.problem.endswith("/health answered 503")
 
 
-async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, model: Path) -> None:
+async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, tiny: Path) -> None:
     async with started(
         tmp_path,
-        model,
-        [model],
+        tiny,
+        [tiny],
         **MLX,
         furtherArtifacts=[further("draft")],
         draftMaxTokens=3,
@@ -77,9 +80,34 @@ async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, model: Path) 
         assert await engine.says() == SENTENCE
 
 
-async def test_an_adapter_changes_the_answer(tmp_path: Path, model: Path) -> None:
-    adapter = tmp_path / "adapter"
-    tiny_mlx.write_adapter(adapter, n_embd=128, n_head=2, n_head_kv=1)
-    async with started(tmp_path, model, [adapter], **MLX, furtherArtifacts=[further("adapter")]) as engine:
-        await engine.ready()
-        assert await engine.says() != SENTENCE
+async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    tiny_mlx.write(machine.file_root / "mlx")
+    tiny_mlx.write_adapter(machine.file_root / "adapter")
+    sources = [Artifact(source=f"file://{machine.file_root}/{name}/") for name in ("mlx", "adapter")]
+    machine.supervisor.assign(
+        [
+            assignment(
+                runtime="mlx-lm",
+                artifact=sources[0],
+                further_artifacts=[FurtherArtifact(role="adapter", artifact=sources[1])],
+                memory_bytes=4 * GIB,
+                extra_args=[],
+            )
+        ]
+    )
+    await ready(machine)
+    runner = machine.runners["u1"]
+    assert runner.url
+    # Any other name would have it load something else, so this is what the proxy asks it for.
+    assert runner.model == "default_model"
+    question = {"model": runner.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{runner.url}/v1/chat/completions", json=question) as response,
+    ):
+        said = (await response.json())["choices"][0]["message"]["content"]
+    # What the adapter makes of the sentence is noise.
+    assert said
+    assert not SENTENCE.startswith(said)

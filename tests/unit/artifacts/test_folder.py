@@ -13,6 +13,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
 from crds.model import Layers
+from tests import tiny_mlx
 from tests.web import COMMIT, FileServer
 
 WEIGHTS_BYTES = 50_000
@@ -64,6 +65,15 @@ async def test_a_local_folder_is_inspected_in_place(server: FileServer, tmp_path
     assert found.layout
     assert found.layout.tensor_bytes == WEIGHTS_BYTES
     assert not server.requests
+
+
+async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileServer, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    tiny_mlx.write_adapter(folder)
+    found = await look(f"file://{folder}/", server=server, file_root=tmp_path)
+    assert (found.gguf.architecture, found.layout) == ("lora", None)
+    assert found.size_bytes == sum(path.stat().st_size for path in folder.glob("*"))
+    assert found.tensor_bytes == (folder / "adapters.safetensors").stat().st_size
 
 
 async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
