@@ -15,7 +15,7 @@ from artifacts.source import SourceError
 from cli import log, outcome
 from cli.state import default_state_folder
 from devices import host
-from metal_agent.ledger import Ledger
+from metal_agent.ledger import Ledger, budget_bytes
 from metal_agent.ownership import HAND_OVER, own
 from metal_agent.start import StartError
 from standalone import desired, manifests, single, view
@@ -83,8 +83,8 @@ async def _up(
     wishes = Wishes()
     _listen(wishes)
     known = await asyncio.to_thread(host.read)
-    budget_bytes = budget or known.model_memory_bytes
-    if budget_bytes is None:
+    allowed_bytes = budget_bytes(known, budget)
+    if allowed_bytes is None:
         raise StartError("the memory of this machine cannot be found out: give --memory-budget in bytes")
     options = Options(folder, port, outcome.endpoint(), outcome.token())
     for source in sources:
@@ -92,7 +92,7 @@ async def _up(
     for note in (*wanted.skipped, *desired.notes(wanted.services.values())):
         print(note, file=sys.stderr)
     async with aiohttp.ClientSession() as session:
-        machine = Machine(wanted, options, session, Ledger(budget_bytes), wishes)
+        machine = Machine(wanted, options, session, Ledger(allowed_bytes, memory_bytes=known.memory_bytes), wishes)
         console = Console(stderr=question is not None)
         on_terminal = console.is_terminal and question is None
         shown = view.live(machine, console, _hint) if on_terminal else view.lines(machine, console.file)

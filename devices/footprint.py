@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from devices import libsystem
 
@@ -17,13 +17,30 @@ _PROC: Final = Path("/proc")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
+class Footprint(NamedTuple):
+    """What a process, with all that it started, takes."""
+
+    bytes: int
+    unavailable_bytes: int
+    """What of it the system does not count as available: on Linux not the pages of files, which it can read again."""
+
+
 def footprint_bytes(pid: int) -> int | None:
     """Measure process `pid` and all that it started; None when there is none, or the system does not tell.
 
     Blocks for less than a millisecond.
     """
+    found = footprint(pid)
+    return found.bytes if found else None
+
+
+def footprint(pid: int) -> Footprint | None:
+    """Measure as `footprint_bytes` does, and tell what of it cannot be had back."""
     own = _one(pid)
-    return None if own is None else own + sum(_one(child) or 0 for child in descendants(pid))
+    if own is None:
+        return None
+    family = [own, *(found for child in descendants(pid) if (found := _one(child)))]
+    return Footprint(sum(each.bytes for each in family), sum(each.unavailable_bytes for each in family))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -38,20 +55,24 @@ def descendants(pid: int) -> Iterator[int]:
                 yield child
 
 
-def _one(pid: int) -> int | None:
+def _one(pid: int) -> Footprint | None:
     if sys.platform == "darwin":
-        return libsystem.footprint_bytes(pid)
+        measured = libsystem.footprint_bytes(pid)
+        return None if measured is None else Footprint(measured, measured)
     try:
         return parse_statm((_PROC / str(pid) / "statm").read_text())
     except OSError:
         return None
 
 
-def parse_statm(text: str) -> int | None:
-    """Read the resident size, in bytes, from /proc/PID/statm; a zombie has none."""
-    fields = text.split()
-    resident = fields[1] if len(fields) > 1 else ""
-    return int(resident) * _PAGE_BYTES or None if resident.isascii() and resident.isdecimal() else None
+def parse_statm(text: str) -> Footprint | None:
+    """Read the resident size, and what of it is no file's, from /proc/PID/statm; a zombie has none."""
+    _, _, rest = text.partition(" ")
+    resident, _, rest = rest.partition(" ")
+    shared = rest.partition(" ")[0].strip()
+    if not all(number.isascii() and number.isdecimal() for number in (resident, shared)) or not int(resident):
+        return None
+    return Footprint(int(resident) * _PAGE_BYTES, max(0, int(resident) - int(shared)) * _PAGE_BYTES)
 
 
 def _children(pid: int) -> list[int]:

@@ -5,11 +5,12 @@ from collections.abc import Collection
 
 from artifacts.errors import ArtifactError
 from crds.size import size_text
-from fitness.memory import estimate, settings_of
+from fitness.memory import estimate, settings_of, way_out
 from metal_agent import engine
 from metal_agent.assignments import Assignment
 from metal_agent.ledger import Ledger
 from metal_agent.lifecycle import Admitted, Failed, Refused
+from metal_agent.peaks import Peaks
 from metal_agent.weights import Weights
 from runtimes.registry import RUNTIMES
 
@@ -17,11 +18,12 @@ _FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNot
 
 
 async def admit(
-    assignment: Assignment, weights: Weights, ledger: Ledger, daemons: Collection[str] = ()
+    assignment: Assignment, weights: Weights, ledger: Ledger, peaks: Peaks, daemons: Collection[str] = ()
 ) -> Admitted | Refused | Failed:
     """Look at everything that can be known now; on Admitted its memory is reserved under its uid.
 
-    `daemons` are the runtimes whose shared daemon runs here.
+    What is reserved is the larger of the spec's word and what the same was seen to take here. `daemons` are the
+    runtimes whose shared daemon runs here.
     """
     spec = assignment.spec
     if spec is None:
@@ -39,16 +41,27 @@ async def admit(
         layout = await weights.layout(spec.artifact)
     except ArtifactError as error:
         return refusal(spec.artifact.source, error)
-    needed = estimate(layout, settings_of(spec, runtime=spec.runtime))
+    settings = settings_of(spec, runtime=spec.runtime)
+    needed = estimate(layout, settings)
     if needed is not None and needed.total_bytes > spec.memory_bytes:
         return Refused(
-            "InsufficientMemory",
+            "MemoryUnderstated",
             f"the file's own header says that serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but "
             f"only {size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
             f"{needed.total_bytes} or lower the context",
         )
-    problem = ledger.reserve(assignment.uid, spec.memory_bytes)
-    return Refused("InsufficientMemory", problem) if problem else Admitted()
+    needed_bytes = peaks.needed_bytes(spec)
+    problem = ledger.reserve(assignment.uid, needed_bytes)
+    if not problem:
+        return Admitted()
+    seen = ", which is what it was seen to take here before" if needed_bytes > spec.memory_bytes else ""
+    # What was seen beside the estimate would come on top of any other context, too.
+    limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
+    return Refused(
+        "InsufficientMemory",
+        f"{problem}{seen}; {way_out(layout, settings, limit_bytes)}, or free memory there",
+        needed_bytes,
+    )
 
 
 def refusal(source: str, error: ArtifactError) -> Refused | Failed:

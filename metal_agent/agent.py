@@ -37,9 +37,10 @@ from metal_agent.address import follow
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
 from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
-from metal_agent.ledger import Ledger
+from metal_agent.ledger import Ledger, budget_bytes
 from metal_agent.metrics import Metrics
 from metal_agent.ownership import own, take_over
+from metal_agent.peaks import Peaks
 from metal_agent.ports import Ports
 from metal_agent.pressure import Action
 from metal_agent.proxy import Proxy
@@ -48,6 +49,7 @@ from metal_agent.runner import Host, Runner
 from metal_agent.start import Options, StartError, find_address, identity
 from metal_agent.steps import Steps
 from metal_agent.supervisor import Supervisor
+from metal_agent.usage import Usage
 from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 
@@ -91,8 +93,8 @@ async def run(credentials: Credentials, options: Options) -> None:
         limits.raise_descriptors()
         address = find_address(options, credentials.server)
         known = await asyncio.to_thread(host.read)
-        budget_bytes = options.memory_budget_bytes or known.model_memory_bytes
-        if budget_bytes is None:
+        allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
+        if allowed_bytes is None:
             raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")
         async with connect(credentials) as client, aiohttp.ClientSession() as session:
             try:
@@ -103,7 +105,7 @@ async def run(credentials: Credentials, options: Options) -> None:
                     server=credentials.server,
                     address=address,
                     host_facts=known,
-                    ledger=Ledger(budget_bytes),
+                    ledger=Ledger(allowed_bytes, memory_bytes=known.memory_bytes),
                 )
             except OSError as error:
                 raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
@@ -166,6 +168,14 @@ class Agent:
         self._metrics = Metrics(ledger, self._runners, self._watchdog)
         self._metrics_place = options.metrics_place
         self._steps = Steps(client, self._recorder, options.name, self._runners)
+        peaks = Peaks(options.folder / "peaks.json")
+        self._usage = Usage(
+            self._runners,
+            ledger,
+            peaks,
+            read=pressure.read,
+            changed=lambda: self._queue.add(_REPORT),
+        )
         self._host = Host(
             folder=options.folder,
             records=Records(options.folder / "processes"),
@@ -177,6 +187,8 @@ class Agent:
             changed=self._changed,
             hold=self._watchdog.hold,
             daemons=daemons.of_this_machine(options.folder),
+            peaks=peaks,
+            look=self._usage.look,
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
 
@@ -204,6 +216,7 @@ class Agent:
             group.create_task(follow(self._options, self._server, self._exposed.address, self._moved))
             group.create_task(self._renew())
             group.create_task(self._watchdog.run())
+            group.create_task(self._usage.run())
             if self._metrics_place:
                 group.create_task(metrics.serve(self._metrics_place, self._metrics_text))
             await self._await_api()

@@ -26,10 +26,12 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This host can never run it as it is."""
+    """This host cannot run it as it is."""
 
     reason: str
     message: str
+    needed_bytes: int | None = None
+    """Memory that it is refused for the lack of: with so much free it is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,21 @@ class Failed:
     reason: str
     message: str
     permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """The host has as much memory free as it was refused for the lack of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another engine of this host loads: this one has not been started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """No other engine loads any more: this one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +128,10 @@ class Released:
 Event = (
     Admitted
     | Refused
+    | Freed
     | Fetched
+    | Busy
+    | Turn
     | Failed
     | Spawned
     | Answered
@@ -137,7 +157,15 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start the engine: Spawned or Failed, before any other event is looked at. Exited follows Spawned some day."""
+    """Start the engine: Spawned, Busy or Failed, before any other event is looked at.
+
+    Exited follows Spawned some day.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Wait until no other engine of this host loads, the most important one first: Turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +202,7 @@ class End:
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Exited follows."""
 
 
-Action = Check | Fetch | Spawn | Probe | Attend | Wait | Withdraw | Drain | End
+Action = Check | Fetch | Spawn | Queue | Probe | Attend | Wait | Withdraw | Drain | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +224,10 @@ class State:
     last_exit: LastExit | None = None
     hold: Held | None = None
     """Why no engine may be started now."""
+    needed_bytes: int | None = None
+    """Rejected for the lack of so much memory."""
+    queued: bool = False
+    """Pending for nothing but its turn to load."""
     waits: bool = False
     """Pending for nothing but Released; its memory stays reserved."""
     evicting: bool = False
@@ -240,8 +272,10 @@ def step(state: State, event: Event, now: float) -> Step:
             return _exited(state, event, now)
         case Failed():
             return _failed(state, event)
-        case Refused() if state.phase in {"Pending", "Fetching"} and not state.waits:
-            return replace(state, phase="Rejected", reason=event.reason, message=event.message), ()
+        case Admitted() | Refused() | Freed():
+            return _judged(state, event)
+        case Busy() | Turn():
+            return _in_turn(state, event)
         case Spawned() if state.phase == "Starting" and not state.exists:
             return replace(state, exists=True, pid=event.pid), (Probe(),)
         case Answered() if state.phase == "Starting" and state.exists and not state.reason:
@@ -249,8 +283,6 @@ def step(state: State, event: Event, now: float) -> Step:
         case Hung() if state.phase == "Ready":
             # What it was asked is lost: there is nothing to drain. The back-off begins with its Exited.
             return replace(state, phase="Starting", reason="EngineHung", message=event.message), (Withdraw(), End())
-        case Admitted() if state.phase == "Pending" and not state.waits:
-            return replace(state, phase="Fetching", admitted=True), (Fetch(),)
         case Fetched() if state.phase == "Fetching":
             return _begin(replace(state, fetched=True))
         case Elapsed() if state.phase == "Failed":
@@ -280,6 +312,34 @@ def _again(state: State) -> Step:
     return (_clear(state, "Fetching"), (Fetch(),)) if state.admitted else (_clear(state, "Pending"), (Check(),))
 
 
+def _judged(state: State, event: Admitted | Refused | Freed) -> Step:
+    looked_at = not state.waits and not state.queued
+    match event:
+        case Admitted() if state.phase == "Pending" and looked_at:
+            return replace(state, phase="Fetching", admitted=True), (Fetch(),)
+        case Refused() if state.phase in {"Pending", "Fetching"} and looked_at:
+            refused = replace(state, phase="Rejected", reason=event.reason, message=event.message, admitted=False)
+            return replace(refused, needed_bytes=event.needed_bytes), ()
+        case Freed() if state.phase == "Rejected" and state.needed_bytes is not None:
+            return replace(_clear(state, "Pending"), needed_bytes=None), (Check(),)
+        case _:
+            return state, ()
+
+
+def _in_turn(state: State, event: Busy | Turn) -> Step:
+    match event:
+        case Busy() if state.phase == "Starting" and not state.exists:
+            # It was not started, so that is none of its restarts.
+            restarts = state.restarts - (state.last_exit is not None)
+            message = "another engine of this host is loading; this one is next by priority"
+            queued = replace(state, phase="Pending", reason="WaitsToLoad", message=message, restarts=restarts)
+            return replace(queued, queued=True), (Queue(),)
+        case Turn() if state.queued:
+            return _begin(replace(state, queued=False))
+        case _:
+            return state, ()
+
+
 def _removed(state: State) -> Step:
     if state.leaving:
         return state, ()
@@ -287,7 +347,7 @@ def _removed(state: State) -> Step:
         # What was begun is the same, only its end is not.
         return replace(_clear(state, "Stopping"), evicting=False), ()
     if not state.exists:
-        return replace(_clear(state, "Stopped"), waits=False), ()
+        return replace(_clear(state, "Stopped"), waits=False, queued=False), ()
     return _clear(state, "Stopping"), (Withdraw(), Drain(), End())
 
 
@@ -345,7 +405,9 @@ def _failed(state: State, event: Failed) -> Step:
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
     if state.phase in {"Pending", "Fetching", "Starting"} and not state.waits:
-        return _back_off(replace(state, fetched=False), event.reason, event.message, permanent=event.permanent)
+        return _back_off(
+            replace(state, fetched=False, queued=False), event.reason, event.message, permanent=event.permanent
+        )
     return state, ()
 
 

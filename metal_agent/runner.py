@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, get_args
 
 import aiohttp
 import structlog
@@ -14,6 +14,7 @@ from msgspec import structs
 
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
+from crds.meta import Priority
 from crds.metalprocess import LastExit, MetalProcessSpec, MetalProcessStatus, Progress
 from kube.time import rfc3339
 from metal_agent import engine, lifecycle, liveness, logs, spawn
@@ -22,8 +23,10 @@ from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons, SharedDaemon
 from metal_agent.handle import Handle
 from metal_agent.ledger import Ledger
-from metal_agent.lifecycle import Event, Evicted, Held, Released, State, step
+from metal_agent.lifecycle import Event, Evicted, Freed, Held, Released, State, step
 from metal_agent.liveness import Look, cpu_seconds
+from metal_agent.loads import Loads
+from metal_agent.peaks import Peaks
 from metal_agent.records import Record, Records
 from metal_agent.weights import Pinned, Weights
 from runtimes.daemon import UNKNOWN_MODEL, DaemonError
@@ -34,6 +37,8 @@ GRACE_SECONDS: Final = 10.0
 """Between SIGTERM and SIGKILL; requests were drained before, and llama-server may hang on SIGTERM."""
 DRAIN_SECONDS: Final = 30.0
 PROGRESS_SECONDS: Final = 1.0
+RANKS: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
+"""The enumeration begins with the most important."""
 _PROBE_SECONDS: Final = 60.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.2
@@ -55,6 +60,10 @@ class Exposure(Protocol):
         """Count the requests that the process answered when the proxy was last asked; None: nobody knows."""
 
 
+async def _nothing() -> None:
+    """Look at nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """What every process of this host shares."""
@@ -70,6 +79,10 @@ class Host:
     changed: Callable[["Runner"], None]
     """Told after each change of state or progress."""
     daemons: Daemons = field(default_factory=lambda: Daemons(Path(), ()))
+    loads: Loads = field(default_factory=Loads)
+    peaks: Peaks = field(default_factory=Peaks)
+    look: Callable[[], Awaitable[None]] = _nothing
+    """Has the ledger know what memory is in use now."""
     hold: Callable[[str], Held | None] = lambda _uid: None
     """Gives why a process, by uid, may not start an engine when its runner is made; later changes are events."""
 
@@ -133,7 +146,12 @@ class Runner:
         """Let it not wait for its back-off to end: what it failed for may be mended."""
         self._events.put_nowait(lifecycle.Elapsed())
 
-    def tell(self, event: Held | Evicted | Released) -> None:
+    @property
+    def rank(self) -> int:
+        """Its place among the priorities, the most important first."""
+        return RANKS[self.assignment.spec.priority] if self.assignment.spec else len(RANKS)
+
+    def tell(self, event: Held | Evicted | Released | Freed) -> None:
         """Let it know what the host's memory allows."""
         self._events.put_nowait(event)
 
@@ -202,6 +220,10 @@ class Runner:
 
     def _take_on(self, state: State) -> None:
         before, self.state = self.state, state
+        if state.exists and state.phase == "Starting" and not state.reason:
+            self._host.loads.occupy(self.assignment.uid)
+        elif state.phase != "Starting" and not state.queued:
+            self._host.loads.leave(self.assignment.uid)
         if state.phase in {"Rejected", "Stopped"}:
             self._host.ledger.release(self.assignment.uid)
             self._pin(None)
@@ -228,6 +250,9 @@ class Runner:
                 return await self._check()
             case lifecycle.Fetch():
                 return await self._fetch()
+            case lifecycle.Queue():
+                await self._host.loads.turn(self.assignment.uid, self.rank)
+                return lifecycle.Turn()
             case lifecycle.Probe():
                 return await self._probe(action.timeout_seconds)
             case lifecycle.Attend():
@@ -248,8 +273,9 @@ class Runner:
             await self._daemon.look()
             if self._daemon.problem and self._daemon.daemon.installed():
                 return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
-        usable = self._host.daemons.usable()
-        return await admit(self.assignment, self._host.weights, self._host.ledger, usable)
+        host = self._host
+        await host.look()
+        return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
 
     async def _fetch(self) -> Event:
         assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
@@ -297,6 +323,8 @@ class Runner:
         there = self._daemon or (self._weights and self._weights.exists)
         if spec is None or not there:
             return lifecycle.Failed("WeightsMissing", "the weights are gone, and are fetched again")
+        if not self._host.loads.take(self.assignment.uid):
+            return lifecycle.Busy()
         try:
             started = self._start(spec)
         except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from crds.metalprocess import MetalProcessSpec
 from metal_agent import claims, logs, spawn
 from metal_agent.assignments import Assignment
 from metal_agent.handle import Handle
-from metal_agent.lifecycle import STABLE_SECONDS, backoff_seconds
+from metal_agent.lifecycle import STABLE_SECONDS, Freed, backoff_seconds
 from metal_agent.proxy import LOG as PROXY_LOG
 from metal_agent.records import Record
 from metal_agent.runner import Host, Runner
@@ -32,6 +32,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._assigned = False
         """Whether a whole list was seen: before, what has no runner may still be wanted."""
+        host.ledger.freed = self._look_again
 
     async def recover(self, others: Iterable[int] = ()) -> None:
         """Adopt every engine that a record describes and that still runs; kill what runs without a record.
@@ -55,7 +56,7 @@ class Supervisor:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
                 continue
-            self._host.ledger.take_over(uid, record.spec.memory_bytes)
+            self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await spawn.kill_strays(self._host.folder, adopted | set(others))
@@ -132,11 +133,20 @@ class Supervisor:
         with contextlib.suppress(OSError):
             runner.log_path.rename(successor.log_path)  # which the engine has open
         self._host.records.remove(uid)
+        self._host.ledger.take_over(assignment.uid, self._host.peaks.needed_bytes(assignment.spec))
         self._host.ledger.release(uid)
-        self._host.ledger.take_over(assignment.uid, assignment.spec.memory_bytes)
         log.info("handed over", process=f"{record.namespace}/{record.name}", of=uid, pid=engine.pid)
         self._start(successor)
         return True
+
+    def _look_again(self) -> None:
+        """Have what was refused for the lack of memory looked at again, the most important first, as far as it fits."""
+        free_bytes = self._host.ledger.available_bytes
+        for runner in sorted(self.runners.values(), key=lambda each: each.rank):
+            needed_bytes = runner.state.needed_bytes
+            if runner.state.phase == "Rejected" and needed_bytes is not None and needed_bytes <= free_bytes:
+                free_bytes -= needed_bytes
+                runner.tell(Freed())
 
     def _daemon_changed(self, runtime: str) -> None:
         """Have what waits for this daemon tried at once when it is back, and what it still has of ours cleared up."""

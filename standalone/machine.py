@@ -23,12 +23,14 @@ from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
 from metal_agent import daemons, spawn
 from metal_agent.ledger import Ledger
+from metal_agent.peaks import Peaks
 from metal_agent.pressure import Action
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.start import StartError
 from metal_agent.supervisor import Supervisor
+from metal_agent.usage import Usage
 from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 from standalone import desired
@@ -116,6 +118,8 @@ class Machine:
         self.exposed = Exposed(self._proxy, self.runners, options.port, wishes.hurry)
         senses = Senses(read=pressure.read, idle_seconds=self.exposed.idle_seconds, ledger=ledger)
         self.watchdog = Watchdog(options.folder / "pressure.json", self.runners, senses, self._pressed)
+        peaks = Peaks(options.folder / "peaks.json")
+        self._usage = Usage(self.runners, ledger, peaks, read=pressure.read, changed=self._note)
         self._host = Host(
             folder=options.folder,
             records=Records(options.folder / "processes"),
@@ -127,6 +131,8 @@ class Machine:
             changed=lambda _runner: self._note(),
             daemons=daemons.of_this_machine(options.folder),
             hold=self.watchdog.hold,
+            peaks=peaks,
+            look=self._usage.look,
         )
 
     @property
@@ -181,6 +187,7 @@ class Machine:
             group.create_task(self._proxy.run()),
             group.create_task(self._expose()),
             group.create_task(self.watchdog.run()),
+            group.create_task(self._usage.run()),
         ]
         self._decide(supervisor)
         inspecting = [group.create_task(self._inspect(supervisor, key)) for key in self.models]

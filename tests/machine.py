@@ -15,10 +15,12 @@ from metal_agent import spawn
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
 from metal_agent.ledger import Ledger
+from metal_agent.peaks import Peaks
 from metal_agent.pressure import Action
 from metal_agent.records import Records
 from metal_agent.runner import Host, Runner
 from metal_agent.supervisor import Supervisor
+from metal_agent.usage import Usage
 from metal_agent.watchdog import Senses, Watchdog
 from metal_agent.weights import Weights
 from runtimes.daemon import Daemon
@@ -96,7 +98,9 @@ class Machine:
             Senses(lambda: Reading(self.level, None, None), self._idle_seconds, self.ledger),
             lambda step, _note: self.steps.append(step),
         )
-        host = Host(
+        peaks = Peaks(self.folder / "peaks.json")
+        self.usage = Usage(self.runners, self.ledger, peaks, read=Reading, changed=lambda: None)
+        self.host = host = Host(
             folder=self.folder,
             records=Records(self.folder / "processes"),
             weights=Weights(self.folder / "weights", self.file_root),
@@ -107,6 +111,8 @@ class Machine:
             changed=lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
             hold=self.watchdog.hold,
             daemons=self.known,
+            peaks=peaks,
+            look=self.usage.look,
         )
         async with asyncio.TaskGroup() as group:
             self.supervisor = Supervisor(host, self.runners, group)

@@ -171,7 +171,9 @@ async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machin
     assert machine.runners[first].state.phase == "Ready"
     (second,) = machine.runners.keys() - {first}
     message = await phase(machine, "Rejected", "InsufficientMemory", second)
-    assert "needs 2.0 GiB, 1.0 GiB of this host's budget of 3.0 GiB are free" in message
+    assert "it needs 2.0 GiB, 1.0 GiB more than the 1.0 GiB that are free of this host's budget of 3.0 GiB" in message
+    machine.supervisor.assign([machine.runners[second].assignment])
+    assert await phase(machine, "Ready", uid=second) == ""
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machin
             "Unsupported",
             "spec.runtime 'quantum' is not installed on this host, which has llama.cpp",
         ),
-        ({"memory_bytes": 1}, "InsufficientMemory", "raise spec.memoryBytes of Model tiny"),
+        ({"memory_bytes": 1}, "MemoryUnderstated", "raise spec.memoryBytes of Model tiny"),
         ({"artifact": Artifact(source="file:///etc/hostname")}, "FileNotAllowed", "--file-root"),
-        ({"context_length": 2_000_000}, "InsufficientMemory", "serving it takes"),
+        ({"context_length": 2_000_000}, "MemoryUnderstated", "serving it takes"),
     ],
 )
 async def test_what_this_host_cannot_run_is_rejected(

@@ -97,6 +97,29 @@ def test_an_engine_that_never_answers_is_ended_before_the_back_off() -> None:
     assert after(CRASH, start=state)[1] == (life.Wait(1),)
 
 
+def test_one_engine_waits_while_another_loads_and_that_is_no_restart() -> None:
+    queued, actions = after(*HAPPY[:2], life.Busy())
+    assert (queued.phase, queued.reason, actions) == ("Pending", "WaitsToLoad", (life.Queue(),))
+    assert after(life.Elapsed(), life.Admitted(), life.Refused("R", "r"), life.Freed(), start=queued)[0] == queued
+    started, actions = after(life.Turn(), start=queued)
+    assert (started.phase, started.reason, started.queued, actions) == ("Starting", "", False, (life.Spawn(),))
+    again, _ = after(*HAPPY, CRASH, life.Elapsed(), life.Busy(), life.Turn(), life.Busy(), life.Turn())
+    assert again.restarts == 1
+    assert after(life.Removed(), start=queued)[0].phase == "Stopped"
+    held, actions = after(HELD, life.Turn(), start=queued)
+    assert (held.reason, held.waits, held.queued, actions) == ("MemoryPressure", True, False, ())
+
+
+def test_what_lacked_memory_is_looked_at_again_when_there_is_some() -> None:
+    refused, _ = after(life.Refused("InsufficientMemory", "no", 5))
+    assert refused.needed_bytes == 5
+    again, actions = after(life.Freed(), start=refused)
+    assert (again.phase, again.needed_bytes, actions) == ("Pending", None, (life.Check(),))
+    assert after(*HAPPY, start=again)[0].phase == "Ready"
+    other, _ = after(life.Admitted(), life.Refused("FileNotFound", "no"))
+    assert after(life.Freed(), start=other) == (other, ())
+
+
 def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> None:
     state, actions = after(*HAPPY, life.Hung("no sign"))
     assert actions == (life.Withdraw(), life.End())
@@ -195,6 +218,9 @@ EVENTS = st.one_of(
             life.Elapsed(),
             life.Removed(),
             life.Refused("R", "r"),
+            life.Refused("InsufficientMemory", "r", 5),
+            life.Freed(),
+            life.Turn(),
             HELD,
             EVICTED,
             life.Released(),
@@ -205,9 +231,12 @@ EVENTS = st.one_of(
 )
 
 
-@given(st.lists(EVENTS, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
+OUTCOMES = st.lists(st.sampled_from(["spawned", "failed", "busy"]), min_size=60, max_size=60)
+
+
+@given(st.lists(EVENTS, max_size=60), OUTCOMES)
 @settings(max_examples=200)
-def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[bool]) -> None:
+def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[str]) -> None:
     """Events in any order, also impossible ones; a Spawn is answered at once, as the shell does."""
     outcomes = iter(spawns)
     state, actions = life.start()
@@ -224,9 +253,14 @@ def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[bo
             assert not running, "a second engine"
             assert not state.hold, "the host held it"
             assert actions == (life.Spawn(),)
-            running = next(outcomes)
-            outcome = life.Spawned(now + 1 if now % 2 else None) if running else life.Failed("SpawnFailed", "no")
+            kind = next(outcomes)
+            running = kind == "spawned"
+            outcome: Event = life.Failed("SpawnFailed", "no") if kind == "failed" else life.Busy()
+            if running:
+                outcome = life.Spawned(now + 1 if now % 2 else None)
             state, actions = step(state, outcome, float(now))
+            assert kind != "busy" or (state.queued and actions == (life.Queue(),))
+        assert state.phase == "Pending" or not state.queued
         assert state.exists == running
         assert state.pid is None or running
         assert state.phase != "Ready" or (running and answered), "Ready without a token"

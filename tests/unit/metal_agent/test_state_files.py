@@ -6,13 +6,11 @@ import pytest
 
 from metal_agent import assignments, start
 from metal_agent.assignments import LastKnown, Memory
-from metal_agent.ledger import Ledger
 from metal_agent.ownership import own
 from metal_agent.ports import NoPortError, Ports
 from metal_agent.proxy import Proxy
 from metal_agent.records import Records
 from metal_agent.start import Options, StartError, find_address, usable_address
-from tests.serving import GIB
 
 PROCESS = {
     "metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1", "resourceVersion": "7"},
@@ -91,22 +89,6 @@ def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> 
 def test_a_deletion_mark_is_seen_whatever_the_spec_says() -> None:
     deleted = {"metadata": {**PROCESS["metadata"], "deletionTimestamp": "2026-11-21T13:10:00Z"}, "spec": 7}  # type: ignore[dict-item]  # a JSON object
     assert assignments.read(deleted).deleted
-
-
-def test_memory_is_reserved_once_and_never_beyond_the_budget() -> None:
-    ledger = Ledger(10 * GIB)
-    assert ledger.reserve("u1", 6 * GIB) == ""
-    assert ledger.reserve("u1", 6 * GIB) == ""
-    assert "needs 5.0 GiB, 4.0 GiB of this host's budget of 10.0 GiB are free" in ledger.reserve("u2", 5 * GIB)
-    ledger.release("u1")
-    assert ledger.reserve("u2", 5 * GIB) == ""
-
-
-def test_what_already_runs_is_counted_beyond_a_lowered_budget() -> None:
-    ledger = Ledger(1 * GIB)
-    ledger.take_over("u1", 3 * GIB)
-    assert ledger.available_bytes == 0
-    assert ledger.reserve("u2", 1) != ""
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Memory of one host, with real engines: who gets it, who waits for it, and who loads when."""
+
+from crds.metalprocess import MetalProcessSpec
+from fitness.memory import estimate, settings_of
+from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment, phase
+from tests.serving import GIB
+
+
+async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.ledger.budget_bytes = 3 * GIB
+    machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB)])
+    await phase(machine, "Ready")
+    lower = assignment("u2", memory_bytes=2 * GIB, priority="low")
+    higher = assignment("u3", memory_bytes=2 * GIB, priority="high")
+    machine.supervisor.add([lower, higher])
+    for uid in ("u2", "u3"):
+        message = await phase(machine, "Rejected", "InsufficientMemory", uid)
+        assert "it needs 2.0 GiB, 1.0 GiB more than the 1.0 GiB that are free" in message
+    machine.supervisor.assign([lower, higher])
+    await phase(machine, "Ready", uid="u3")
+    assert machine.runners["u2"].state.phase == "Rejected"
+    machine.ledger.observe_others(3 * GIB)
+    machine.supervisor.assign([lower])
+    await phase(machine, "Stopped", uid="u3")
+    assert machine.runners["u2"].state.phase == "Rejected"
+    machine.ledger.observe_others(0)
+    await phase(machine, "Ready", uid="u2")
+
+
+async def test_it_is_said_which_context_would_fit(machine: Machine, assignment: MakeAssignment) -> None:
+    wanted = assignment(context_length=131_072, memory_bytes=2 * GIB)
+    assert wanted.spec
+    layout = await machine.host.weights.layout(wanted.spec.artifact)
+    needed = estimate(layout, settings_of(wanted.spec, runtime="llama.cpp"))
+    assert needed
+    machine.ledger.budget_bytes = needed.total_bytes - 1
+    made = assignment(context_length=131_072, memory_bytes=needed.total_bytes)
+    machine.supervisor.assign([made])
+    assert "a contextLength of 130816 would fit" in await phase(machine, "Rejected", "InsufficientMemory")
+
+
+async def test_one_engine_loads_at_a_time_by_priority(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.host.loads.occupy("another")
+    priorities = {"u1": "low", "u2": "critical", "u3": "normal"}
+    machine.supervisor.assign([assignment(uid, priority=priority) for uid, priority in priorities.items()])
+    for uid in priorities:
+        await phase(machine, "Pending", "WaitsToLoad", uid)
+    del machine.changes[:]
+    machine.host.loads.leave("another")
+    for uid in priorities:
+        await phase(machine, "Ready", uid=uid)
+    order = [(uid, each) for uid, each in machine.changes if each in {"Starting", "Ready"}]
+    deduplicated = list(dict.fromkeys(order))
+    assert deduplicated == [(uid, each) for uid in ("u2", "u3", "u1") for each in ("Starting", "Ready")]
+
+
+async def test_one_that_crashes_while_it_loads_passes_the_turn_on(machine: Machine, assignment: MakeAssignment) -> None:
+    broken = assignment("u1", extra_args=["--seed", "none"])
+    machine.supervisor.assign([broken, assignment("u2"), assignment("u3", extra_args=["--seed", "none"])])
+    await eventually(lambda: all(machine.runners[uid].state.failures > 1 for uid in ("u1", "u3")))
+    await phase(machine, "Ready", uid="u2")
+
+
+async def test_what_was_seen_is_reserved_the_next_time_and_by_the_next_agent(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    made = assignment()
+    assert made.spec
+    machine.supervisor.assign([made])
+    await phase(machine, "Ready")
+    await machine.usage.look()
+    seen = _peak(machine, made.spec)
+    assert seen > 10 * 2**20
+    # As if it had been seen to take more than was estimated.
+    machine.host.peaks.observe({"earlier": (made.spec, GIB)})
+    machine.ledger.reserved["u1"] = GIB
+    await machine.stop()
+    await machine.start()
+    assert machine.ledger.reserved == {"u1": GIB}
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    machine.ledger.budget_bytes = GIB - 1
+    machine.supervisor.assign([made])
+    message = await phase(machine, "Rejected", "InsufficientMemory")
+    assert "it needs 1.0 GiB" in message
+    assert "which is what it was seen to take here before" in message
+
+
+def _peak(machine: Machine, spec: MetalProcessSpec) -> int:
+    (runs,) = machine.host.peaks._runs.values()
+    assert machine.host.peaks.needed_bytes(spec) == spec.memory_bytes
+    return runs[-1].bytes
+
+
+async def test_an_engine_that_runs_is_counted_though_the_budget_is_smaller_now(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    await phase(machine, "Ready")
+    machine.ledger.budget_bytes = GIB // 4
+    await machine.stop()
+    await machine.start()
+    assert (machine.runners["u1"].state.phase, machine.ledger.available_bytes) == ("Ready", 0)

@@ -1,0 +1,79 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
+from metal_agent.peaks import RUNS, Peaks, way
+
+SPEC = MetalProcessSpec(
+    service_name="chat",
+    model_name="tiny",
+    runtime="llama.cpp",
+    artifact=Artifact(source="hf://a/b/c.gguf", revision="r", sha256="a" * 64),
+    memory_bytes=1000,
+    token_secret="chat-token",
+)
+
+
+def test_the_highest_of_the_last_runs_counts_and_never_less_than_the_estimate(tmp_path: Path) -> None:
+    peaks = Peaks(tmp_path / "peaks.json")
+    assert peaks.needed_bytes(SPEC) == 1000
+    peaks.observe({"u/1": (SPEC, 900)})
+    assert peaks.needed_bytes(SPEC) == 1000
+    peaks.observe({"u/1": (SPEC, 1500), "v/1": (SPEC, 1400)})
+    peaks.observe({"u/1": (SPEC, 200)})
+    assert peaks.needed_bytes(SPEC) == 1500
+    assert Peaks(tmp_path / "peaks.json").needed_bytes(SPEC) == 1500
+    assert Peaks(tmp_path / "elsewhere.json").needed_bytes(SPEC) == 1000
+
+
+def test_a_run_that_leaked_is_forgotten_after_better_ones() -> None:
+    peaks = Peaks()
+    peaks.observe({"leaked": (SPEC, 9000)})
+    for run in range(RUNS - 1):
+        peaks.observe({str(run): (SPEC, 1200)})
+        assert peaks.needed_bytes(SPEC) == 9000
+    peaks.observe({"last": (SPEC, 1100)})
+    assert peaks.needed_bytes(SPEC) == 1200
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5000)), max_size=60))
+def test_it_never_falls_below_the_estimate_or_the_present_run(seen: list[tuple[int, int]]) -> None:
+    peaks = Peaks()
+    for run, used in seen:
+        peaks.observe({str(run): (SPEC, used)})
+        assert peaks.needed_bytes(SPEC) >= max(SPEC.memory_bytes, int(used / 1.01))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context_length": 8192},
+        {"parallel": 2},
+        {"cache_type_k": "q8_0"},
+        {"mode": "embeddings"},
+        {"runtime": "ollama"},
+        {"extra_args": ["-kvu"]},
+        {"artifact": structs.replace(SPEC.artifact, sha256="b" * 64)},
+        {"further_artifacts": [FurtherArtifact(role="draft", artifact=SPEC.artifact)]},
+    ],
+)
+def test_what_memory_depends_on_is_another_way_of_serving(changes: dict[str, Any]) -> None:
+    assert way(structs.replace(SPEC, **changes)) != way(SPEC)
+
+
+def test_another_service_of_the_same_is_none() -> None:
+    mirrored = structs.replace(SPEC.artifact, source="https://mirror.example/c.gguf", revision="")
+    other = structs.replace(SPEC, service_name="other", memory_bytes=7, priority="high", artifact=mirrored)
+    assert way(other) == way(SPEC)
+
+
+def test_what_cannot_be_written_is_known_all_the_same(tmp_path: Path) -> None:
+    peaks = Peaks(tmp_path / "peaks.json")
+    (tmp_path / ".peaks.json.new").mkdir()
+    peaks.observe({"u/1": (SPEC, 1500)})
+    assert peaks.needed_bytes(SPEC) == 1500

@@ -1,0 +1,65 @@
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from devices.footprint import footprint
+from devices.pressure import Reading
+from metal_agent.assignments import Assignment
+from metal_agent.handle import Identity
+from metal_agent.ledger import Ledger
+from metal_agent.lifecycle import State
+from metal_agent.peaks import Peaks
+from metal_agent.records import Record
+from metal_agent.usage import Usage
+
+GIB = 2**30
+MakeAssignment = Callable[..., Assignment]
+
+
+def _runner(assignment: Assignment, pid: int | None = None) -> Any:
+    """Return what is read of a runner; this very process is its engine."""
+    spec = assignment.spec
+    assert spec
+    identity = Identity(pid, "1", "boot") if pid else None
+    record = Record("u1", "team-a", "chat", spec, identity, "2026-11-21T12:00:00Z")
+    return SimpleNamespace(record=record, state=State("Ready", exists=True, pid=pid), assignment=assignment)
+
+
+def _usage(runners: dict[str, Any], ledger: Ledger, available_bytes: int | None, told: list[int]) -> Usage:
+    return Usage(
+        runners,
+        ledger,
+        Peaks(),
+        read=lambda: Reading("normal", 0, available_bytes),
+        changed=lambda: told.append(ledger.available_bytes),
+    )
+
+
+async def test_an_engine_counts_for_what_it_is_seen_to_take(assignment: MakeAssignment) -> None:
+    ledger, told = Ledger(48 * GIB, {"u1": 1}, memory_bytes=64 * GIB), list[int]()
+    made = assignment("u1", memory_bytes=1)
+    usage = _usage({"u1": _runner(made, os.getpid())}, ledger, 50 * GIB, told)
+    await usage.look()
+    seen = footprint(os.getpid())
+    assert seen
+    assert 0.5 * seen.bytes < ledger.reserved["u1"] < 2 * seen.bytes
+    assert told == [ledger.available_bytes]
+    assert made.spec
+    assert usage._peaks.needed_bytes(made.spec) == ledger.reserved["u1"]
+    ledger.reserved["u1"] = 2 * GIB
+    await usage.look()
+    assert ledger.reserved["u1"] == 2 * GIB
+
+
+async def test_what_others_use_is_what_is_not_ours(assignment: MakeAssignment) -> None:
+    ledger, told = Ledger(48 * GIB, memory_bytes=64 * GIB), list[int]()
+    in_a_daemon = _runner(assignment("u1", memory_bytes=20 * GIB))
+    ledger.take_over("u1", 20 * GIB)
+    # 64 less 10 available less 20 of ours are 34, of which 16 are others' share.
+    await _usage({"u1": in_a_daemon}, ledger, 10 * GIB, told).look()
+    assert (ledger.others_bytes, told) == (18 * GIB, [10 * GIB])
+    await _usage({"u1": in_a_daemon}, ledger, None, told).look()
+    assert ledger.others_bytes == 18 * GIB
+    await _usage({"u1": in_a_daemon}, ledger, 40 * GIB, told).look()
+    assert (ledger.others_bytes, told) == (0, [10 * GIB, 28 * GIB])
