@@ -134,6 +134,8 @@ def of_engine(status: int, body: bytes, service: str) -> tuple[int, bytes]:
         # The client's token was right: it is ours for the engine that is not.
         status = HTTPStatus.BAD_GATEWAY
         message = f"service {service}: its engine refuses the proxy ({message})"
+    elif status < HTTPStatus.BAD_REQUEST:
+        status = HTTPStatus.BAD_GATEWAY  # wherever it sends, nobody may follow
     if kind in _CODES:
         code, kind = _CODES[kind], ""
     elif kind and not code:

@@ -1,6 +1,7 @@
 """One request with one backend: sent whole, and its answer passed on in the form that its kind needs."""
 
 import functools
+import io
 import socket
 import struct
 import time
@@ -18,6 +19,7 @@ from gateway.proxy.service import CLIENT_GONE, Service, Visit
 
 _CONNECT_SECONDS = 2.0
 _KEPT_SECONDS = 2.0
+_LARGE_BYTES = 1 << 20
 _LONGEST_ERROR_BYTES = 64 << 10
 _LONGEST_WHOLE_BYTES = 64 << 20
 """A larger answer is passed on as it is, under the name that the engine gave."""
@@ -85,7 +87,8 @@ class Exchange:
             async with session.post(
                 _url(self._backend.url, self._visit.path),
                 headers=headers,
-                data=self._body,
+                # A large one is written part by part, as the engine takes it.
+                data=self._body if len(self._body) < _LARGE_BYTES else io.BytesIO(self._body),
                 allow_redirects=False,
             ) as upstream:
                 self._visit.status = upstream.status

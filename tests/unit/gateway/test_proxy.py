@@ -287,6 +287,8 @@ async def test_a_slow_client_does_not_fill_the_proxys_memory(proxy: ProxyProcess
                 await asyncio.wait_for(response.write(bytes(1 << 20)), 0.5)
             except TimeoutError:
                 stalled.set()
+                assert request.transport
+                request.transport.abort()  # closed, it would wait to be rid of what nobody reads
                 raise
             sent += 1 << 20
         return response
