@@ -121,7 +121,7 @@ class MetalProcessStatus(Resource, frozen=True):
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
         described(
             "Pending: waits for a place or its turn. Fetching: weights are on their way. Starting: the engine loads. "
-            "Ready: it generated a token. Stopping, Stopped: ends on request, or, with reason MemoryPressure, to be "
+            "Ready: it answered. Stopping, Stopped: ends on request, or, with reason MemoryPressure, to be "
             "Pending until its host has memory again. Failed: tried again with back-off. Rejected: this host cannot "
             "run it; it is replaced elsewhere."
         ),

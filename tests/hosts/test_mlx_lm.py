@@ -12,7 +12,8 @@ from metal_agent import liveness
 from runtimes.registry import RUNTIMES
 from tests import tiny_mlx
 from tests.engines import started
-from tests.machine import Machine, MakeAssignment, ready
+from tests.eventually import eventually
+from tests.machine import Machine, MakeAssignment
 from tests.serving import GIB
 from tests.tiny_gguf import SENTENCE
 
@@ -97,8 +98,8 @@ async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
             )
         ]
     )
-    await ready(machine)
     runner = machine.runners["u1"]
+    await eventually(lambda: runner.state.phase == "Ready", 60)
     assert runner.url
     # Any other name would have it load something else, so this is what the proxy asks it for.
     assert runner.model == "default_model"

@@ -1,10 +1,10 @@
 """What each runtime can do, and what a user reads of what it cannot."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from crds.serving import TUNING_ARGUMENTS
+from crds.serving import TUNING_ARGUMENTS, RuntimeName
 from runtimes.registry import RUNTIMES
 from runtimes.serving import Wanted, default_runtime, refusal
 
@@ -56,8 +56,8 @@ def test_what_it_cannot_do_is_told_with_the_way_out(runtime: str, change: dict[s
     assert says in told
 
 
-def test_what_a_runtime_lets_the_user_set_is_known_for_each() -> None:
-    assert RUNTIMES.keys() <= TUNING_ARGUMENTS.keys()
+def test_every_runtime_that_a_service_may_name_is_there_with_what_the_user_may_set() -> None:
+    assert RUNTIMES.keys() == TUNING_ARGUMENTS.keys() == set(get_args(RuntimeName))
 
 
 def test_each_format_has_a_runtime_that_serves_it() -> None:
