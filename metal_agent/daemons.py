@@ -39,6 +39,8 @@ WATCH_SECONDS: Final = 5.0
 """Between two looks at a daemon that has something of ours, or that cannot be used so far."""
 IDLE_SECONDS: Final = 30.0
 """Between two looks at one that has nothing of ours, for what its owner has loaded."""
+SILENT_LOOKS: Final = 6
+"""In a row, each of up to 10 s: then it hangs, and what it has loaded answers nobody."""
 _LEAVING_SECONDS: Final = 0.25
 _UNLOAD_AGAIN_SECONDS: Final = 10.0
 
@@ -57,6 +59,11 @@ class DaemonModel:
         self._shared = shared
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._loading = None if loaded else asyncio.create_task(self._load())
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the daemon says that it takes; None while that is not known."""
+        return self._shared.memory_bytes(self.model)
 
     @property
     def token(self) -> str | None:
@@ -120,6 +127,7 @@ class SharedDaemon:
         self._handles: list[DaemonModel] = []
         self._unknown = False
         """The last look did not tell what is loaded."""
+        self._silences = 0
         self._found: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._clean = False
@@ -182,6 +190,10 @@ class SharedDaemon:
                     log.info("removing from daemon", daemon=self.daemon.runtime, model=model)
                     await self.daemon.remove(model)
 
+    def memory_bytes(self, model: str) -> int | None:
+        """Return what `model` took at the last look; None where it was not there, or nobody said."""
+        return dict(self._found).get(model)
+
     def loaded(self) -> list[LoadedModel]:
         """List what was in memory at the last look."""
         ours = {handle.model for handle in self._handles}
@@ -220,17 +232,18 @@ class SharedDaemon:
             self._found = await self.daemon.loaded()
         except DaemonError as error:
             self._unknown = error.reason != NOT_RUNNING
-            if error.reason == SILENT and not before:
+            self._silences += 1
+            if error.reason == SILENT and self._silences < SILENT_LOOKS:
                 return  # a daemon that works hard may take long to answer
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
                 self._found = []
-            if error.reason in {NOT_RUNNING, UNAUTHORIZED}:
+            if error.reason in {NOT_RUNNING, UNAUTHORIZED, SILENT}:
                 # Whether it is loaded or not, nobody gets an answer from it through us.
                 for handle in watched:
                     handle.gone(Exit(reason=error.reason, message=self.problem))
         else:
-            self.problem, self._unknown = "", False
+            self.problem, self._unknown, self._silences = "", False, 0
             there = {name for name, _ in self._found}
             for handle in watched:
                 if handle.model not in there:

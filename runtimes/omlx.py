@@ -124,7 +124,7 @@ class Omlx:
 
     async def load(self, name: str) -> None:
         """Load it; the call returns when it is in memory."""
-        status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", timeout=_WORK)
+        status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", works=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             known = await self._status()
             raise DaemonError("InsufficientMemory", _memory_message(name, said, known))
@@ -217,10 +217,10 @@ class Omlx:
 
     async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
         """Call what only an administrator may, logging in with the key where that is asked."""
-        status, said = await self._call(method, path, what, body, timeout=_WORK)
+        status, said = await self._call(method, path, what, body, works=True)
         if status == HTTPStatus.UNAUTHORIZED:
             await self._log_in()
-            status, said = await self._call(method, path, what, body, timeout=_WORK)
+            status, said = await self._call(method, path, what, body, works=True)
         self._expect(status, said, what)
 
     async def _log_in(self) -> None:
@@ -246,9 +246,10 @@ class Omlx:
         what: str,
         body: dict[str, Any] | None = None,
         *,
-        timeout: aiohttp.ClientTimeout = _LOOK,  # noqa: ASYNC109 - of connecting and of the whole apart
+        works: bool = False,
     ) -> tuple[int, bytes]:
-        headers = {}
+        """Ask, and return status and body; what `works` takes as long as it takes."""
+        timeout, headers = _WORK if works else _LOOK, {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):

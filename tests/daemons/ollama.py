@@ -105,6 +105,7 @@ class OllamaStandIn(StandIn):
     @web.middleware
     async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.asked.append((request.method, request.path))
+        await self.answering.wait()
         self.headers_seen.append(str(request.headers))
         return await handler(request)
 

@@ -14,6 +14,9 @@ class StandIn:
         self.port = port
         self.asked: list[tuple[str, str]] = []
         """Method and path of every request."""
+        self.answering = asyncio.Event()
+        """Every request waits for it: cleared, the daemon hangs."""
+        self.answering.set()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -33,6 +36,7 @@ class StandIn:
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 
     async def stop(self) -> None:
+        self.answering.set()
         if self._runner:
             await self._runner.cleanup()
             self._runner = None

@@ -12,6 +12,8 @@ from crds.metalprocess import Artifact
 from metal_agent import daemons
 from metal_agent.assignments import Assignment
 from metal_agent.exposure import Place, proxy_config
+from runtimes import ollama as ollama_runtime
+from runtimes import omlx as omlx_runtime
 from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
 from runtimes.probe import generate_token
@@ -233,6 +235,24 @@ async def test_the_death_of_a_daemon_is_heard_of_without_looking(
     await daemon.stop()
     await phase(machine, "Failed", "DaemonNotRunning")
     assert len(daemon.asked) == looks
+
+
+async def test_a_daemon_that_hangs_serves_nobody_and_one_that_is_slow_still_does(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for runtime in (ollama_runtime, omlx_runtime):
+        monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
+    machine, daemon, make = served
+    machine.supervisor.assign([make()])
+    model = await served.ready()
+    daemon.answering.clear()
+    looks = len(daemon.asked)
+    await eventually(lambda: len(daemon.asked) >= looks + 2)
+    assert machine.runners["u1"].state.phase == "Ready"
+    await phase(machine, "Failed", "DaemonSilent")
+    assert len(daemon.asked) >= looks + daemons.SILENT_LOOKS
+    daemon.answering.set()
+    assert await served.ready() == model
 
 
 async def test_a_model_that_the_daemon_evicts_is_loaded_again(served: Served) -> None:
