@@ -362,6 +362,9 @@ class Agent:
 
     async def _regain(self) -> None:
         """After a gap: see what is still assigned, then make endpoints for that again, and write what could not be."""
+        if self._doubted:
+            # Connections of before may be dead without a word, and a watch would wait for long to find that out.
+            await self._client.reconnect()
         # Not those that are added while the list is on its way, which it cannot have.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")

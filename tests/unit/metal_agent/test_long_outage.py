@@ -49,6 +49,7 @@ class Api:
         self.objects = dict(objects)
         self.away = False
         self.asked = 0
+        self.reconnected = 0
         self.applied: list[tuple[str, Obj]] = []
         self._version = 1
         self._cut = asyncio.Event()
@@ -100,7 +101,9 @@ class Api:
         raise Unreachable("cut")
 
     async def reconnect(self) -> None:
-        pass
+        self.reconnected += 1
+        self._cut.set()
+        self._cut = asyncio.Event()
 
     async def close(self) -> None:
         pass
@@ -218,6 +221,7 @@ def test_an_hour_without_the_api_server_changes_nothing_and_is_over_within_secon
     async def story(life: Life) -> None:
         await asyncio.sleep(60)
         assert life.said == [True]
+        assert not life.api.reconnected
         life.api.leave()
         await asyncio.sleep(HOUR)
         assert life.runner.state.phase == "Ready"
@@ -241,6 +245,7 @@ def test_a_wall_clock_that_jumps_interrupts_nothing(life: Life, jump: float) -> 
         await asyncio.sleep(60)
         life.wall += jump
         await asyncio.sleep(60)
+        assert life.api.reconnected == 1, "it may have been asleep: connections of before may be dead"
         life.wall -= jump
         await asyncio.sleep(60)
         del life.api.objects[SLICE]
