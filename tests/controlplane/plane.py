@@ -82,6 +82,11 @@ class ControlPlane:
         return self.etcd, self.apiserver, self.controller_manager, self.scheduler
 
     @property
+    def secrets(self) -> list[str]:
+        """The tokens of its users, for whoever looks where they must not be."""
+        return list(self._tokens.values())
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables by which a kubectl talks to this control plane, as admin."""
         # kubectl caches what an address serves in the home folder, and the last control plane had the same address.
@@ -217,6 +222,9 @@ class ControlPlane:
             value = condition()
             if await value if inspect.isawaitable(value) else value:
                 return
+            if self.controller_manager.exit_code is not None:
+                # It gives the API server ten seconds to be healthy, which on a busy machine are not enough.
+                self.controller_manager.start()
             for process in self.processes:
                 if process.exit_code is not None:
                     raise PlaneError(f"{process.name} ended with {process.exit_code}:\n{process.tail(20)}")
