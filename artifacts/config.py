@@ -34,7 +34,7 @@ def parse(text: bytes) -> dict[str, Any]:
     """
     try:
         config = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"config.json makes no sense: {error}") from error
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
@@ -71,7 +71,7 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     elements = (count_of(config.get("num_key_value_heads")) or heads) * width
     windows = _windows(config, count)
     feed_forward = _feed_forward(config)
-    if windows is None or feed_forward is None:
+    if not elements or windows is None or feed_forward is None:
         return None
     return Layout(
         tensor_bytes=tensor_bytes,

@@ -39,7 +39,7 @@ def read(path: Path, type_: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=type_)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         aside = path.with_name(f".{path.name}.damaged")
         log.warning("ignoring a damaged state file", path=str(path), kept_as=str(aside), error=str(error))
         path.replace(aside)

@@ -196,7 +196,7 @@ def _list_local(folder: Path) -> Listing:
 def _parse(source: Source, text: bytes) -> Listing:
     try:
         repository = msgspec.json.decode(text, type=_Repository)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing makes no sense: {error}") from error
     wanted = [each for each in repository.siblings if _is_wanted(each.name)]
     unsized = [each.name for each in wanted if each.size is None or each.size < 0]

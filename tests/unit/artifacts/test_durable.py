@@ -14,7 +14,7 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["thing.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "no number"}', b"\x00\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "no number"}', b"\x00\xff", b'{"\xff": 1}'])
 def test_a_damaged_file_is_set_aside_and_not_fallen_over(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thing.json"
     path.write_bytes(content)

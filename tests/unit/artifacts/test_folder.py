@@ -78,9 +78,10 @@ async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileSer
 
 async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
     folder = write(server.root / "acme" / "mlx", LLAMA)
-    (folder / "config.json").write_text("[1")
-    with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json makes no sense"):
-        await look("hf://acme/mlx", server=server)
+    for nonsense in (b"[1", b'{"model_type": "\xff"}', b'{"a": ' + b"[" * 100_000):
+        (folder / "config.json").write_bytes(nonsense)
+        with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json makes no sense"):
+            await look("hf://acme/mlx", server=server)
     with pytest.raises(ArtifactError, match="404"):
         await look("hf://acme/none", server=server)
     with pytest.raises(ArtifactError, match="pin a commit"):
@@ -126,6 +127,7 @@ def test_a_model_that_also_sees_is_read_by_the_part_that_writes() -> None:
         {"intermediate_size": None},
         {"layer_types": [[], {}, None]},
         {"head_dim": 1 << 60},
+        {"num_attention_heads": 128},
     ],
 )
 def test_what_is_not_understood_is_unknown(changes: dict[str, object]) -> None:
