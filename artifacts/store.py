@@ -14,10 +14,9 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -26,10 +25,13 @@ from artifacts import durable, root
 from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, Progress, fetch
 from artifacts.folder import Folder, refuse_digest
-from artifacts.part import storage_faults
+from artifacts.part import in_thread, locked, storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, refuse_library
 from crds.size import size_text
+
+P = ParamSpec("P")
+H = TypeVar("H", bound="Held | None")
 
 SPARE_SHARE: Final = 0.02
 """Share of the volume that fetching leaves free: it may be the disk that the owner works on."""
@@ -75,13 +77,17 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether all of it is in `folder` as it was verified."""
+        return bool(self.files) and all(file.is_at(folder / file.name) for file in self.files)
+
 
 class Stored(NamedTuple):
     """One object for people."""
 
     manifest: Manifest
     used_at: float
-    """When something last began to use it, in seconds since 1970."""
+    """When something last began or ended to use it, in seconds since 1970."""
     in_use: bool
 
 
@@ -99,6 +105,8 @@ class Held:
     def release(self) -> None:
         """Let go of them; may be called twice."""
         if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.descriptor)  # it was used until now
             os.close(self.descriptor)
             self.descriptor = None
 
@@ -123,8 +131,8 @@ class Store:
         self._endpoint = endpoint
         self._file_root = file_root
         self._patience = patience
-        # Two of one source: the second finds what the first has fetched.
-        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._promised: dict[Path, int] = {}
+        """Bytes that each folder of a running fetch may come to have on the disk."""
 
     async def obtain(
         self, source: Source, *, sha256: str | None, revision: str | None, token: str | None, on_progress: Progress
@@ -146,8 +154,12 @@ class Store:
         with storage_faults(self._objects):
             if source.scheme == "file":
                 return await self._in_place(source, sha256, on_progress)
-            async with self._fetching.setdefault(cache_key(source.text, revision or ""), asyncio.Lock()):
-                held = await asyncio.to_thread(self.find, source.text, revision, sha256)
+            held = await _held_in_thread(self.find, source.text, revision, sha256)
+            if held:
+                return held
+            # Of several that want one source, in any process, the others find what the first has fetched.
+            async with locked(self._name(source.text, revision)):
+                held = await _held_in_thread(self.find, source.text, revision, sha256)
                 return held or await self._fetch(source, sha256, revision, token, on_progress)
 
     def find(self, source: str, revision: str | None, sha256: str | None) -> Held | None:
@@ -160,11 +172,13 @@ class Store:
         descriptor = _lock(folder, fcntl.LOCK_SH) if folder else None
         if folder is None or descriptor is None:
             return None
-        manifest = durable.read(folder / _MANIFEST, Manifest)
-        if manifest is None or not all(file.is_at(folder / file.name) for file in manifest.files):
-            os.close(descriptor)
-            return None
-        os.utime(folder)  # its time is when it was last used
+        with contextlib.ExitStack() as on_return:
+            on_return.callback(os.close, descriptor)
+            manifest = durable.read(folder / _MANIFEST, Manifest)
+            if manifest is None or not manifest.is_in(folder):
+                return None
+            os.utime(descriptor)  # its time is when it was last used
+            on_return.pop_all()
         return Held(folder if manifest.is_folder else folder / manifest.files[0].name, manifest.digest, descriptor)
 
     def stored(self) -> list[Stored]:
@@ -172,21 +186,32 @@ class Store:
         found = []
         for folder in _folders(self._objects):
             manifest = durable.read(folder / _MANIFEST, Manifest)
-            if manifest is not None:
-                found.append(Stored(manifest, folder.stat().st_mtime, in_use=_is_locked(folder)))
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if manifest is not None:
+                    found.append(Stored(manifest, folder.stat().st_mtime, in_use=_is_locked(folder)))
         return sorted(found, key=lambda stored: -stored.used_at)
 
     def remove(self, digest: str) -> bool:
         """Delete one object; False when something uses it. Raises OSError."""
-        return self._remove(self._objects / digest) is not None
+        with self._alone():
+            return self._remove(self._objects / digest) is not None
 
-    def make_room(self, needed_bytes: int) -> None:
-        """Delete what nothing uses, least recently used first, until `needed_bytes` fit and the owner has some space.
+    def make_room(self, needed_bytes: int, incoming: Path) -> None:
+        """Promise that `needed_bytes` more fit into `incoming` and the owner has some space.
 
-        Deletes nothing when all of it would not be enough. Raises OSError, and ArtifactError with reason NoSpace.
+        Deletes what nothing uses, least recently used first; nothing when all of it would not be enough.
+
+        Raises OSError, and ArtifactError with reason NoSpace.
         """
+        with self._alone():
+            self._promised.pop(incoming, None)
+            self._make_room(needed_bytes)
+            self._promised[incoming] = _disk_bytes(incoming) + needed_bytes
+
+    def _make_room(self, needed_bytes: int) -> None:
         usage = shutil.disk_usage(self._objects.parent)
         spare = int(usage.total * SPARE_SHARE)
+        spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._promised.items()))
         missing = needed_bytes + spare - usage.free
         folders = [*_folders(self._objects), *_folders(self._incoming)] if missing > 0 else []
         unused = [(folder.stat().st_mtime, folder) for folder in folders if not _is_locked(folder)]
@@ -195,8 +220,8 @@ class Store:
             raise ArtifactError(
                 "NoSpace",
                 f"{self._objects.parent}: needs {size_text(needed_bytes)} more and leaves {size_text(spare)} to the "
-                f"owner; {size_text(usage.free)} are free, and {size_text(evictable)} are weights that nothing uses: "
-                f"free {size_text(missing - evictable)}",
+                f"owner and to what is fetched beside it; {size_text(usage.free)} are free, and "
+                f"{size_text(evictable)} are weights that nothing uses: free {size_text(missing - evictable)}",
                 retryable=True,
             )
         for _, folder in sorted(unused):
@@ -212,32 +237,35 @@ class Store:
         if not sha256:
             return Held(path, "")
         record = self._local / f"{cache_key(source.text, '')}.json"
-        known = await asyncio.to_thread(durable.read, record, File)
-        if known is None or known.sha256 != sha256 or not known.is_at(path):
-            before = File.of(path, sha256)  # or a change while it is hashed would pass as verified
-            await fetch(
-                source,
-                self._incoming,
-                sha256=sha256,
-                token=None,
-                endpoint=self._endpoint,
-                file_root=self._file_root,
-                revision=None,
-                on_progress=on_progress,
-            )
-            await asyncio.to_thread(durable.write, record, before)
+        async with locked(record):
+            known = await asyncio.to_thread(durable.read, record, File)
+            if known is None or known.sha256 != sha256 or not known.is_at(path):
+                before = File.of(path, sha256)  # or a change while it is hashed would pass as verified
+                await fetch(
+                    source,
+                    self._incoming,
+                    sha256=sha256,
+                    token=None,
+                    endpoint=self._endpoint,
+                    file_root=self._file_root,
+                    revision=None,
+                    on_progress=on_progress,
+                )
+                await in_thread(durable.write, record, before)
         return Held(path, sha256)
 
     async def _fetch(
         self, source: Source, sha256: str | None, revision: str | None, token: str | None, on_progress: Progress
     ) -> Held:
         incoming = self._incoming / cache_key(source.text, revision or "")
-        incoming.mkdir(parents=True, exist_ok=True)
         with _kept(incoming):
-            fetched, at = await self._download(
-                source, incoming, sha256=sha256, revision=revision, token=token, on_progress=on_progress
-            )
-            return await asyncio.to_thread(self._take_in, source, revision, at, incoming, fetched)
+            try:
+                fetched, at = await self._download(
+                    source, incoming, sha256=sha256, revision=revision, token=token, on_progress=on_progress
+                )
+            finally:
+                self._promised.pop(incoming, None)
+            return await _held_in_thread(self._take_in, source, revision, at, incoming, fetched)
 
     async def _download(
         self,
@@ -252,7 +280,7 @@ class Store:
         """Bring the file or files of a source to `incoming`, and tell their revision."""
 
         async def make_room(needed_bytes: int) -> None:
-            await asyncio.to_thread(self.make_room, needed_bytes)
+            await in_thread(self.make_room, needed_bytes, incoming)
 
         if not source.is_folder:
             one = await fetch(
@@ -270,41 +298,55 @@ class Store:
             return [one], one.revision
         folder = Folder(source=source, token=token, endpoint=self._endpoint, file_root=None, patience=self._patience)
         listing = await folder.listing(revision)
+        # For all of it, before the first file: better refused now than after hours.
+        await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
         several = await folder.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
         return several, listing.revision
 
     def _take_in(
         self, source: Source, asked: str | None, revision: str, incoming: Path, fetched: Sequence[Fetched]
     ) -> Held:
-        """Make what was fetched an object: described first, then renamed, then named after its source."""
+        """Make what was fetched an object: named after its source and described first, then renamed.
+
+        Until the rename it is an unfinished fetch that only this is left to do of, whatever happens between two lines.
+        """
         files = tuple(File.of(each.path, each.sha256) for each in fetched)
         digest = _folder_digest(files) if source.is_folder else files[0].sha256
-        for path in incoming.iterdir():
-            if path.name not in {file.name for file in files}:
-                path.unlink()  # what was of use for fetching only
-        held = self.find(source.text, asked, digest)
-        if held:
-            self._discard(incoming)  # another source had the same bytes
-        else:
-            durable.write(incoming / _MANIFEST, Manifest(source.text, revision, digest, files, source.is_folder))
-            self._put(incoming, self._objects / digest)
-            held = self.find(source.text, asked, digest)
+        manifest = Manifest(source.display, revision, digest, files, source.is_folder)
+        folder = self._objects / digest
         durable.write(self._name(source.text, asked), digest)
+        with self._alone():
+            held = self.find(source.text, asked, digest)
+            if held:
+                self._discard(incoming)  # another source had the same bytes
+                return held
+            durable.write(incoming / _MANIFEST, manifest)
+            if folder.exists():
+                self._discard(folder)  # it is damaged
+            incoming.rename(folder)
+            durable.sync_folder(folder.parent)
+            held = self.find(source.text, asked, digest)
+        for path in folder.iterdir():
+            if path.name not in {_MANIFEST, *(file.name for file in files)}:
+                path.unlink()  # what was of use for fetching only
         if held is None:
-            problem = f"{self._objects / digest}: was changed the moment it was fetched"
-            raise ArtifactError("StorageFailed", problem, retryable=True)
+            raise ArtifactError("StorageFailed", f"{folder}: was changed the moment it was fetched", retryable=True)
         return held
-
-    def _put(self, incoming: Path, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            self._discard(folder)  # it is damaged
-        incoming.rename(folder)
-        durable.sync_folder(folder.parent)
 
     def _name(self, source: str, revision: str | None) -> Path:
         """Where it is written which object a source held at a revision."""
         return self._names / f"{cache_key(source, revision or '')}.json"
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread or process bring or delete an object meanwhile."""
+        self._objects.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _remove(self, folder: Path) -> int | None:
         """Delete a folder that nothing uses and return the bytes it had on disk; None when something does."""
@@ -325,6 +367,23 @@ class Store:
         # Gone in one step; if we die before the rest, it is unused, and goes with the next that is.
         self._incoming.mkdir(parents=True, exist_ok=True)
         return folder.rename(self._incoming / f".trash-{secrets.token_hex(4)}")
+
+
+async def _held_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwargs) -> H:
+    """Run `hold` in a thread, to its end; what it brings for a caller who is cancelled meanwhile is let go."""
+    running = asyncio.ensure_future(asyncio.to_thread(hold, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(_let_go)
+        await asyncio.wait([running])
+        raise
+
+
+def _let_go(ended: "asyncio.Future[H]") -> None:
+    held: Held | None = None if ended.cancelled() or ended.exception() else ended.result()
+    if held:
+        held.release()
 
 
 def _lock(folder: Path, operation: int) -> int | None:
@@ -357,13 +416,17 @@ def _is_locked(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Keep what is unfinished from whoever needs room."""
-    descriptor = _lock(folder, fcntl.LOCK_SH)
+    """Keep what is unfinished, in a folder that is made when absent, from whoever needs room."""
+    descriptor = None
+    while descriptor is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(folder, fcntl.LOCK_SH)
     try:
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)  # it was worked on until now
+        os.close(descriptor)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -372,7 +435,11 @@ def _folders(folder: Path) -> list[Path]:
 
 def _disk_bytes(folder: Path) -> int:
     """Bytes that deleting `folder` gives back."""
-    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    total = 0
+    with contextlib.suppress(FileNotFoundError):  # who works on it may rename it meanwhile
+        for path in folder.iterdir():
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def _folder_digest(files: Iterable[File]) -> str:

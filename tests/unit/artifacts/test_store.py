@@ -1,14 +1,19 @@
 """The store of weights: what is shared, what is kept, and what goes when the disk is short."""
 
 import asyncio
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.fetch import fetch
 from artifacts.patience import Patience
@@ -101,6 +106,56 @@ async def test_two_at_once_fetch_once(store: Store, server: FileServer, weights:
     assert server.bytes_sent("/weights.gguf") == len(weights)
 
 
+async def test_two_processes_at_once_fetch_once(
+    store: Store, server: FileServer, weights: bytes, tmp_path: Path
+) -> None:
+    source = f"{server.url}/weights.gguf"
+    server.pause_seconds = 0.005
+    one, two = await asyncio.gather(obtain(store, source), obtain(again(store, tmp_path, server), source))
+    assert one.path == two.path
+    assert server.bytes_sent("/weights.gguf") == len(weights)
+
+
+async def test_the_same_bytes_of_two_sources_at_once_stay_for_both(
+    store: Store, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del weights
+    meeting = threading.Barrier(2, timeout=1)
+
+    def met(path: Path, value: object) -> None:
+        if path.name == ".manifest.json":
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait()
+        durable_write(path, value)
+
+    durable_write = durable.write
+    monkeypatch.setattr("artifacts.store.durable.write", met)
+    (server.root / "other.gguf").write_bytes((server.root / "weights.gguf").read_bytes())
+    held = await asyncio.gather(*(obtain(store, f"{server.url}/{name}.gguf") for name in ("weights", "other")))
+    assert all(each.path.exists() for each in held)
+
+
+@pytest.mark.parametrize("written", [".manifest.json", "names"])
+async def test_weights_that_are_here_survive_a_full_disk_at_the_last_line(
+    store: Store, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    def full(path: Path, value: object) -> None:
+        if written in (path.name, path.parent.name):
+            raise OSError(errno.ENOSPC, "full")
+        durable_write(path, value)
+
+    durable_write = durable.write
+    source = f"{server.url}/weights.gguf"
+    with monkeypatch.context() as patch:
+        patch.setattr("artifacts.store.durable.write", full)
+        assert (await refused(store, source)).reason == "NoSpace"
+
+    held = await obtain(store, source)
+
+    assert server.bytes_sent("/weights.gguf") == len(weights), "nothing is fetched twice"
+    assert [path.name for path in held.path.parent.iterdir() if path != held.path] == [".manifest.json"]
+
+
 async def test_a_cut_fetch_goes_on_in_the_next_process(
     store: Store, server: FileServer, weights: bytes, tmp_path: Path
 ) -> None:
@@ -175,6 +230,43 @@ class TestRoom:
         disk(monkeypatch, tmp_path / "weights", SMALL + 10)
         assert (await refused(store, publish(server, "all.gguf"))).reason == "NoSpace"
 
+    async def test_what_was_served_until_now_was_used_until_now(self, store: Store, server: FileServer) -> None:
+        served, tried = [await obtain(store, publish(server, f"{name}.gguf")) for name in "ab"]
+        tried.release()
+        for age, held in ((2000, served), (1000, tried)):
+            os.utime(held.path.parent, (time.time() - age, time.time() - age))
+        served.release()
+        assert [stored.manifest.digest for stored in store.stored()] == [served.digest, tried.digest]
+
+    async def test_room_that_another_fetch_was_promised_is_not_given_twice(
+        self, store: Store, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        disk(monkeypatch, tmp_path / "weights", 3 * SMALL)
+        server.faults.append(Fault(0, silent=True))
+        running = asyncio.create_task(obtain(store, publish(server, "first.gguf", size_bytes=2 * SMALL)))
+        await eventually(lambda: next((tmp_path / "weights").rglob("*.part.json"), None))
+        await eventually(lambda: server.seen("first.gguf"))
+
+        error = await refused(store, publish(server, "second.gguf", size_bytes=2 * SMALL))
+
+        assert error.reason == "NoSpace"
+        running.cancel()
+        await asyncio.wait([running])
+        (await obtain(store, f"{server.url}/second.gguf")).release()
+
+    async def test_a_fetch_that_was_cut_just_now_goes_after_what_was_used_before(
+        self, store: Store, server: FileServer, tmp_path: Path
+    ) -> None:
+        server.faults.append(Fault(SMALL // 2, silent=True))
+        running = asyncio.create_task(obtain(store, publish(server, "slow.gguf")))
+        part = await eventually(lambda: next((tmp_path / "weights").rglob("*.part"), None))
+        assert part
+        await eventually(lambda: part.stat().st_size)
+        os.utime(part.parent, (1000, 1000))
+        running.cancel()
+        await asyncio.wait([running])
+        assert part.parent.stat().st_mtime > time.time() - 60
+
     async def test_an_unfinished_fetch_is_kept_while_it_runs(
         self, store: Store, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -195,6 +287,43 @@ class TestRoom:
 
 
 class TestUse:
+    async def test_who_is_cancelled_holds_nothing(
+        self, store: Store, server: FileServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = publish(server, "a.gguf")
+        (await obtain(store, source)).release()
+        found, go_on = threading.Event(), threading.Event()
+
+        def find(*arguments: Any) -> Held | None:
+            held = Store.find(store, *arguments)
+            found.set()
+            go_on.wait()
+            return held
+
+        monkeypatch.setattr(store, "find", find)
+        running = asyncio.create_task(obtain(store, source))
+        await asyncio.to_thread(found.wait)
+        running.cancel()
+        go_on.set()
+        await asyncio.wait([running])
+        assert [stored.in_use for stored in store.stored()] == [False]
+
+    @pytest.mark.parametrize("manifest", [b'{"source":"","revision":"","digest":"","files":[]}', b"{", None])
+    async def test_what_is_damaged_is_not_held(self, store: Store, server: FileServer, manifest: bytes | None) -> None:
+        source = publish(server, "a.gguf")
+        held = await obtain(store, source)
+        held.release()
+        path = held.path.parent / ".manifest.json"
+        path.unlink()
+        if manifest is None:
+            path.mkdir()  # cannot be read
+            with pytest.raises(IsADirectoryError):
+                store.find(source, None, None)
+        else:
+            path.write_bytes(manifest)
+            assert store.find(source, None, None) is None
+        assert store.remove(held.digest)
+
     async def test_a_process_that_inherits_the_lock_keeps_the_weights(self, store: Store, server: FileServer) -> None:
         held = await obtain(store, publish(server, "a.gguf"))
         assert held.descriptor is not None
@@ -296,6 +425,51 @@ class TestFolders:
         error = await refused(store, "hf://acme/mlx")
         assert error.reason == "SourceNotFound"
         assert "FILE.gguf" in error.message
+
+    async def test_room_is_made_for_all_files_before_the_first(
+        self,
+        store: Store,
+        server: FileServer,
+        repository: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        (repository / "another.safetensors").write_bytes(b"a" * SMALL)
+        disk(monkeypatch, tmp_path / "weights", SMALL + SMALL // 2)
+        assert (await refused(store, "hf://acme/mlx")).reason == "NoSpace"
+        assert not server.seen(".safetensors")
+
+    async def test_names_with_blanks_are_fetched(self, store: Store, repository: Path) -> None:
+        (repository / "NOTICE of acme@home #1 50%.txt").write_text("free")
+        held = await obtain(store, "hf://acme/mlx")
+        assert (held.path / "NOTICE of acme@home #1 50%.txt").read_text() == "free"
+
+    async def test_a_hub_that_lies_about_a_size_is_not_believed(
+        self, store: Store, server: FileServer, repository: Path
+    ) -> None:
+        del repository
+        server.sizes["model.safetensors"] = 7
+        error = await refused(store, "hf://acme/mlx")
+        assert error.reason == "SourceRefused"
+        assert "model.safetensors" in error.message
+        assert store.stored() == []
+
+    @pytest.mark.parametrize("commit", ["", "../..", "\x1b[31m", "c" * 500])
+    async def test_a_hub_that_names_no_commit_is_refused(
+        self, store: Store, server: FileServer, repository: Path, commit: str
+    ) -> None:
+        del repository
+        server.commit = commit
+        error = await refused(store, "hf://acme/mlx")
+        assert error.reason == "SourceRefused"
+        assert error.message.isprintable()
+
+    async def test_a_hub_that_answers_a_listing_with_416_is_refused(
+        self, store: Store, server: FileServer, repository: Path
+    ) -> None:
+        del repository
+        server.statuses.append(416)
+        assert (await refused(store, "hf://acme/mlx")).reason == "SourceRefused"
 
     async def test_a_digest_for_a_folder_is_refused(self, store: Store, repository: Path) -> None:
         del repository
