@@ -6,6 +6,7 @@ weights. The commit of the listing pins every file, so a branch that moves meanw
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, MakeRoom, Progress, fetch
 from artifacts.origin import connect
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.source import Source, parse
+from artifacts.source import MAX_NAME_BYTES, Source
 from crds.size import size_text
 
 CONFIG: Final = "config.json"
@@ -26,6 +27,9 @@ _ADAPTER_CONFIG: Final = "adapter_config.json"
 """What a folder has in its place whose weights are a LoRA adapter."""
 WEIGHTS: Final = ".safetensors"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
+_OURS: Final = (".verified.json", ".part.json")
+"""Of files that lie beside a download."""
+_COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _LISTING_BYTES: Final = 8 << 20
 _CONFIG_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 1000
@@ -158,12 +162,17 @@ class Folder:
                 make_room=make_room,
                 patience=self.patience,
             )
+            if each.size_bytes != entry.size_bytes:
+                # What was reckoned with, on the disk and in memory, was another.
+                problem = f"listed {entry.name} with {entry.size_bytes} bytes, but sent {each.size_bytes}"
+                raise ArtifactError("SourceRefused", f"{self.source.display}: the hub {problem}")
             fetched.append(each)
             done += each.size_bytes
         return fetched
 
     def _file(self, listing: Listing, name: str) -> Source:
-        return parse(f"hf://{self.source.repo}@{listing.revision}/{name}")
+        repo, revision = self.source.repo, listing.revision
+        return Source("hf", f"hf://{repo}@{revision}/{name}", name, repo, revision, name)
 
     async def _read(self, url: str, most_bytes: int) -> bytes:
         backoff = Backoff(self.patience)
@@ -198,6 +207,9 @@ def _parse(source: Source, text: bytes) -> Listing:
         repository = msgspec.json.decode(text, type=_Repository)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing makes no sense: {error}") from error
+    if not _COMMIT.fullmatch(repository.sha):
+        problem = f"names {repository.sha[:100]!r} as its commit, which is none"
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
     wanted = [each for each in repository.siblings if _is_wanted(each.name)]
     unsized = [each.name for each in wanted if each.size is None or each.size < 0]
     if unsized or len(wanted) > _MOST_FILES:
@@ -209,4 +221,7 @@ def _parse(source: Source, text: bytes) -> Listing:
 
 def _is_wanted(name: str) -> bool:
     """Whether an engine reads this file; engines look at the top of the folder only."""
-    return name.endswith(_SUFFIXES) and "/" not in name and not name.startswith(".") and name.isprintable()
+    is_name = (
+        "/" not in name and not name.startswith(".") and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
+    )
+    return is_name and name.endswith(_SUFFIXES) and not name.endswith(_OURS)

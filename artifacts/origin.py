@@ -83,12 +83,16 @@ class Origin:
     async def read_whole(self, most_bytes: int) -> bytes:
         """Return a short answer, such as a listing. Raises ArtifactError, also when it is longer than `most_bytes`."""
         text = bytearray()
-        async with self._get({}) as response:
-            async for block in response.content.iter_chunked(_BLOCK_BYTES):
-                text += block
-                if len(text) > most_bytes:
-                    problem = f"the server's answer is longer than {most_bytes} bytes"
-                    raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        try:
+            async with self._get({}) as response:
+                async for block in response.content.iter_chunked(_BLOCK_BYTES):
+                    text += block
+                    if len(text) > most_bytes:
+                        problem = f"the server's answer is longer than {most_bytes} bytes"
+                        raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        except RangeRefused as error:
+            problem = "the server refused a range that nobody asked for"
+            raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}") from error
         return bytes(text)
 
     @contextlib.asynccontextmanager

@@ -17,8 +17,8 @@ _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for 
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # With its tag, without which Ollama takes what is the latest then.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
-# Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too.
-_MAX_NAME_BYTES = 240
+MAX_NAME_BYTES = 240
+"""Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too."""
 _KEY_DIGITS = 16
 
 
@@ -178,8 +178,8 @@ def _check_segments(text: str, path: str) -> None:
 
 def _file_name(text: str, path: str) -> str:
     name = path.rpartition("/")[2]
-    if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
+    if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise SourceError(
-            text, f"has to end in the name of a file (printable, no leading dot, at most {_MAX_NAME_BYTES} bytes)"
+            text, f"has to end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
         )
     return name

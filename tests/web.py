@@ -17,6 +17,7 @@ from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -83,6 +84,10 @@ class FileServer:
         """Wait before each answer."""
         self.pause_seconds = 0.0
         """Wait after each 64 KiB of a body."""
+        self.commit = COMMIT
+        """The commit that listings name."""
+        self.sizes: dict[str, int] = {}
+        """What listings say of the size of a file, by its name, where that is not the truth."""
         self.statuses: deque[int] = deque()
         """The next requests are answered with these, one each."""
         self.faults: deque[Fault] = deque()
@@ -157,13 +162,16 @@ class FileServer:
         seen.status = 200
         siblings = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            sibling: dict[str, object] = {"rfilename": str(path.relative_to(folder)), "size": path.stat().st_size}
+            sibling: dict[str, object] = {
+                "rfilename": str(path.relative_to(folder)),
+                "size": self.sizes.get(path.name, path.stat().st_size),
+            }
             if path.suffix in _LARGE:
                 digest = hashlib.sha256(await asyncio.to_thread(path.read_bytes)).hexdigest()
                 sibling["lfs"] = {"sha256": digest, "size": path.stat().st_size, "pointerSize": 135}
             siblings.append(sibling)
         return web.json_response(
-            {"id": "{org}/{repo}".format(**request.match_info), "sha": COMMIT, "siblings": siblings}
+            {"id": "{org}/{repo}".format(**request.match_info), "sha": self.commit, "siblings": siblings}
         )
 
     async def _resolve(self, request: web.Request) -> web.StreamResponse:
@@ -181,7 +189,7 @@ class FileServer:
             "X-Repo-Commit": COMMIT,
             "X-Linked-Size": str(path.stat().st_size),
             "X-Linked-Etag": f'"{digest}"',
-            "Location": f"http://{self.address}:{self.cdn_port}/{name}",
+            "Location": f"http://{self.address}:{self.cdn_port}/{quote(name)}",
         }
         return web.Response(status=302, headers=headers)
 
