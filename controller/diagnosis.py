@@ -3,12 +3,12 @@
 The first of the gravest is told: one cause that can be acted on is worth more than a list.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from controller.binder import Room, able
 from controller.processes import Standing
-from controller.requirements import Phase, Problem
+from controller.requirements import Advice, Phase, Problem
 from crds.meta import MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
@@ -70,19 +70,22 @@ def _last_end(container: Obj) -> str:
     return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
 
 
-def of_process(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -> Problem | None:
+def of_process(
+    process: MetalProcess, rooms: Sequence[Room], siblings: Standing, advise: Callable[[int], Advice]
+) -> Problem | None:
     """Return why a process does not serve, or None when it does.
 
     Args:
         process: one that is wanted.
         rooms: what each live host can still take.
         siblings: what there is beside it.
+        advise: says what would fit into so many bytes.
     """
     status, host = process.status, process.spec.host_name
     if status.phase == "Ready":
         return None
     if host is None:
-        return _unbound(process, rooms, siblings)
+        return _unbound(process, rooms, siblings, advise)
     if status.phase == "Failed":
         return Problem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
     if status.phase == "Fetching":
@@ -98,7 +101,9 @@ def _progress(process: MetalProcess) -> str:
     return f"has {size_text(progress.bytes)} of {size_text(progress.total_bytes)} of the weights"
 
 
-def _unbound(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -> Problem:
+def _unbound(
+    process: MetalProcess, rooms: Sequence[Room], siblings: Standing, advise: Callable[[int], Advice]
+) -> Problem:
     runtime, needed = process.spec.runtime, process.spec.memory_bytes
     if not rooms:
         message = f"no live host: run `pomona agent` on one that has {size_text(needed)} free"
@@ -124,9 +129,11 @@ def _unbound(process: MetalProcess, rooms: Sequence[Room], siblings: Standing) -
     best = left[0]
     if best.free_bytes >= needed:
         return Problem("Binding", f"host {best.host} has room", "Pending")
+    advice = advise(best.free_bytes)
     message = (
-        f"a replica needs {size_text(needed)}; the host with most free memory, {best.host}, has "
-        f"{size_text(best.free_bytes)}: free some there, or lower contextLength or parallel"
+        f"a replica needs {size_text(needed)}{f' ({advice.parts})' if advice.parts else ''}; the host with most free "
+        f"memory, {best.host}, has {size_text(best.free_bytes)}, {size_text(needed - best.free_bytes)} too few: free "
+        f"some there; {advice.way_out}"
     )
     if short:
         message += f"; host {short[0]} is short of memory, and takes on nothing until that is over"

@@ -13,7 +13,7 @@ from controller.parts import Served
 from controller.plan import FIELD_MANAGER, Patch, Snapshot, readable, ref
 from controller.pods import Weights, deployment
 from controller.processes import Steps
-from controller.requirements import Problem
+from controller.requirements import Advice, Problem
 from controller.weights import cache_path, claim_name
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator
@@ -144,7 +144,11 @@ def on_hosts(snapshot: Snapshot, service: InferenceService, served: Served | Non
     standing = processes.stand(name, wanted, readable(children, MetalProcess), hosts)
     taken = {obj["metadata"]["name"] for obj in children}
     steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
-    problems = [diagnosis.of_process(each, rooms, standing) for each in standing.kept]
+
+    def advise(free_bytes: int) -> Advice:
+        return requirements.memory_advice(service, served, free_bytes) if served else Advice()
+
+    problems = [diagnosis.of_process(each, rooms, standing, advise) for each in standing.kept]
     # One that is to move is as wanted as any while it answers.
     answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
     return Replicas(

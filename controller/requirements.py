@@ -14,7 +14,7 @@ from crds.meta import Accelerator
 from crds.model import Model
 from crds.serving import Role
 from devices.vendors import VENDORS
-from fitness.memory import estimate, settings_of
+from fitness.memory import estimate, further_bytes, settings_of, way_out
 from runtimes.registry import RUNTIMES
 from runtimes.serving import Wanted, refusal
 
@@ -182,10 +182,36 @@ def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, i
         if model.spec.memory_bytes is not None:
             return model.spec.memory_bytes
         if role in {"projector", "adapter"}:
-            return model.status.size_bytes
+            return further_bytes(role, model.status.size_bytes)
         needed = estimate(model.status.layout, settings)
         # A draft shares the engine's process.
         return needed and needed.total_bytes - (needed.parts.engine_bytes if role == "draft" else 0)
 
     sizes = [(served.model.metadata.name, of(served.model, None))]
     return sizes + [(part.name, of(part.model, part.role)) for part in served.parts]
+
+
+class Advice(NamedTuple):
+    """What a person should know of a replica that fits nowhere; empty where only the user knows what it takes."""
+
+    parts: str = ""
+    """What it takes, by part."""
+    way_out: str = "lower contextLength or parallel"
+
+
+def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
+    """Say what a replica is made of and what would fit into `free_bytes`."""
+    if any(
+        each.spec.memory_bytes is not None for each in (served.model, *(part.model for part in served.parts)) if each
+    ):
+        return Advice()
+    draft = next((part.model for part in served.parts if part.role == "draft"), None)
+    further = sum(
+        further_bytes(part.role, part.model.status.size_bytes) or 0
+        for part in served.parts
+        if part.model and part.role in {"projector", "adapter"}
+    )
+    settings = settings_of(service.spec, runtime=runtime_of(service, served.model), further_bytes=further)
+    layouts = (served.model.status.layout, draft.status.layout if draft else None)
+    needed = estimate(layouts[0], settings, layouts[1])
+    return Advice(needed.text(), way_out(layouts[0], settings, free_bytes, layouts[1])) if needed else Advice()

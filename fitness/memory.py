@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from crds.inferenceservice import InferenceServiceSpec
 from crds.metalprocess import MetalProcessSpec
 from crds.model import Layout
+from crds.serving import Role
 from crds.size import size_text
 from fitness import llama_cpp, mlx
 from fitness.parts import PART_NAMES, Parts, Settings
@@ -84,6 +85,17 @@ def estimate(layout: Layout | None, settings: Settings, draft: Layout | None = N
     # It shares the engine's process, and loads nothing beside its own weights.
     beside = compute(draft, settings._replace(further_bytes=0))
     return Estimate(own, beside._replace(engine_bytes=0))
+
+
+def further_bytes(role: Role, size_bytes: int | None) -> int | None:
+    """Return what a projector or an adapter of this size takes beside the model; None when its size is not known.
+
+    A projector's graph depends on what it sees, and no key of its header tells it: as much as its weights is assumed
+    for the buffers of one image, and what is seen in use corrects that.
+    """
+    if size_bytes is None:
+        return None
+    return 2 * size_bytes if role == "projector" else size_bytes
 
 
 def largest_context(

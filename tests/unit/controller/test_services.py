@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import msgspec
@@ -384,13 +385,17 @@ def test_a_process_that_answers_makes_the_service_ready() -> None:
         ([], ("Pending", "NoHost"), "pomona agent"),
         ([host(ready="False")], ("Pending", "NoHost"), "no live host"),
         ([host(runtimes=["mlx"])], ("Pending", "NoHost"), "llama.cpp"),
-        ([host(free_bytes=GIB), host("studio-2", GIB // 2)], ("Pending", "NoHostFits"), "studio-1, has 1.0 GiB"),
+        (
+            [host(free_bytes=GIB), host("studio-2", GIB // 2)],
+            ("Pending", "NoHostFits"),
+            "studio-1, has 1.0 GiB, 1.0 GiB too few",
+        ),
         ([host()], ("Pending", "Binding"), "studio-1"),
         ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
         (
             [host(conditions=SHORT), host("studio-2", GIB)],
             ("Pending", "NoHostFits"),
-            "studio-2, has 1.0 GiB: free some there, or lower contextLength or parallel; host studio-1 is short",
+            "studio-2, has 1.0 GiB, 1.0 GiB too few: free some there; ",
         ),
     ],
 )
@@ -403,7 +408,38 @@ def test_a_process_without_a_host_says_what_it_waits_for(
     assert ready(plan) == (expected[0], "False", expected[1])
     assert says in told(plan, "Ready")["message"]
     if expected[1] == "NoHostFits":
-        assert "needs 2.0 GiB" in told(plan, "Ready")["message"]
+        assert "needs 2.0 GiB (1.0 GiB weights, " in told(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "free_bytes", "says"),
+    [
+        ({"contextLength": 1_048_576}, 2 * GIB, r"a contextLength of \d{6} would fit"),
+        (
+            {"contextLength": 1_048_576},
+            GIB,
+            r"a quantization with weights of at most \d\d% of the size and a context.*",
+        ),
+        ({"contextLength": 8192}, 2**26, r"no quantization of this model would fit: .*"),
+    ],
+)
+def test_what_would_fit_is_told(fields: Obj, free_bytes: int, says: str) -> None:
+    made, small = chat(**METAL, **fields), host(free_bytes=free_bytes)
+    ((_, waiting),) = decide(made, (MODELS, model()), (METAL_HOSTS, small)).create
+    there = process(waiting["metadata"]["name"], memoryBytes=waiting["spec"]["memoryBytes"])
+    message = told(decide(made, (MODELS, model()), (METAL_HOSTS, small), (METAL_PROCESSES, there)), "Ready")["message"]
+    assert re.search(f": free some there; {says}$", message), message
+
+
+def test_who_stated_the_memory_knows_what_it_is_made_of() -> None:
+    stated = model(memoryBytes=2 * GIB)
+    ((_, waiting),) = decide(chat(**METAL), (MODELS, stated)).create
+    there = (METAL_PROCESSES, process(waiting["metadata"]["name"], gib=2))
+    message = told(decide(chat(**METAL), (MODELS, stated), (METAL_HOSTS, host(free_bytes=GIB)), there), "Ready")[
+        "message"
+    ]
+    assert "a replica needs 2.0 GiB; the host" in message
+    assert message.endswith("free some there; lower contextLength or parallel")
 
 
 @pytest.mark.parametrize(
