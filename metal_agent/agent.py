@@ -169,12 +169,14 @@ class Agent:
         self._metrics_place = options.metrics_place
         self._steps = Steps(client, self._recorder, options.name, self._runners)
         peaks = Peaks(options.folder / "peaks.json")
+        shared = daemons.of_this_machine(options.folder)
         self._usage = Usage(
             self._runners,
             ledger,
             peaks,
             read=pressure.read,
             changed=lambda: self._queue.add(_REPORT),
+            loaded=shared.loaded,
         )
         self._host = Host(
             folder=options.folder,
@@ -186,7 +188,7 @@ class Agent:
             secret=self._secret,
             changed=self._changed,
             hold=self._watchdog.hold,
-            daemons=daemons.of_this_machine(options.folder),
+            daemons=shared,
             peaks=peaks,
             look=self._usage.look,
         )

@@ -61,11 +61,6 @@ class DaemonModel:
         self._loading = None if loaded else asyncio.create_task(self._load())
 
     @property
-    def memory_bytes(self) -> int | None:
-        """What the daemon says that it takes; None while that is not known."""
-        return self._shared.memory_bytes(self.model)
-
-    @property
     def token(self) -> str | None:
         """What the daemon asks for."""
         return self._shared.daemon.api_key
@@ -189,10 +184,6 @@ class SharedDaemon:
                 if model not in {*wanted(), *(handle.model for handle in self._handles)}:
                     log.info("removing from daemon", daemon=self.daemon.runtime, model=model)
                     await self.daemon.remove(model)
-
-    def memory_bytes(self, model: str) -> int | None:
-        """Return what `model` took at the last look; None where it was not there, or nobody said."""
-        return dict(self._found).get(model)
 
     def loaded(self) -> list[LoadedModel]:
         """List what was in memory at the last look."""

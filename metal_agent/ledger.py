@@ -95,7 +95,9 @@ class Ledger:
             self.freed()
 
 
-def excess_bytes(*, memory_bytes: int, available_bytes: int, own_bytes: int, budget_bytes: int) -> int:
+def excess_bytes(
+    *, memory_bytes: int, available_bytes: int, own_bytes: int, budget_bytes: int, loaded_bytes: int = 0
+) -> int:
     """Return what other programs use beyond the share that the budget leaves them.
 
     Args:
@@ -103,6 +105,7 @@ def excess_bytes(*, memory_bytes: int, available_bytes: int, own_bytes: int, bud
         available_bytes: what the system could give away now.
         own_bytes: what of the rest is our engines'.
         budget_bytes: what models may use in all.
+        loaded_bytes: what others have loaded for certain, though the system may hold it for available.
     """
-    others = memory_bytes - available_bytes - own_bytes
+    others = max(memory_bytes - available_bytes - own_bytes, loaded_bytes)
     return max(0, others - max(0, memory_bytes - budget_bytes))

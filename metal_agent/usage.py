@@ -12,6 +12,7 @@ from devices.footprint import Footprint, footprint
 from devices.pressure import Reading
 from metal_agent.ledger import Ledger, excess_bytes
 from metal_agent.peaks import Peaks
+from runtimes.daemon import LoadedModel
 
 if TYPE_CHECKING:
     from metal_agent.runner import Runner
@@ -28,6 +29,7 @@ class Usage:
         peaks: are told too.
         read: looks at the host; blocks for a moment.
         changed: told when more or less is free than at the last look.
+        loaded: lists what shared daemons have loaded, for us and for the owner of this host.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class Usage:
         *,
         read: Callable[[], Reading],
         changed: Callable[[], None],
+        loaded: Callable[[], list[LoadedModel]] = list,
     ) -> None:
         self._runners = runners
         self._ledger = ledger
         self._peaks = peaks
         self._read = read
         self._changed = changed
+        self._loaded = loaded
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -59,13 +63,18 @@ class Usage:
         reading, seen = await asyncio.to_thread(self._measure, pids)
         ours = 0
         runs = {}
+        in_daemons = self._loaded()
+        told = {model.name: model.memory_bytes for model in in_daemons if model.memory_bytes is not None}
         for uid, runner in self._runners.items():
             record, found = runner.record, seen.get(uid)
             if not runner.state.exists:
                 continue
             if found is None or record is None or before.get(uid) != (record, runner.state.pid):
-                # It has no process of its own, or one that is not known yet: it takes what was promised.
-                ours += self._ledger.reserved.get(uid, 0)
+                # It has no process of its own, or one that is not known yet: it takes what its daemon says, or what
+                # was promised.
+                if (said := told.get(runner.model or "")) is not None:
+                    self._ledger.observe(uid, said)
+                ours += self._ledger.reserved.get(uid, 0) if said is None else said
                 continue
             ours += found.unavailable_bytes
             self._ledger.observe(uid, found.bytes)
@@ -77,6 +86,7 @@ class Usage:
                 available_bytes=reading.available_bytes,
                 own_bytes=ours,
                 budget_bytes=self._ledger.budget_bytes,
+                loaded_bytes=sum(model.memory_bytes or 0 for model in in_daemons if not model.ours),
             )
             self._ledger.observe_others(excess)
         if self._ledger.available_bytes != available_bytes:

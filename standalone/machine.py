@@ -119,7 +119,8 @@ class Machine:
         senses = Senses(read=pressure.read, idle_seconds=self.exposed.idle_seconds, ledger=ledger)
         self.watchdog = Watchdog(options.folder / "pressure.json", self.runners, senses, self._pressed)
         peaks = Peaks(options.folder / "peaks.json")
-        self._usage = Usage(self.runners, ledger, peaks, read=pressure.read, changed=self._note)
+        shared = daemons.of_this_machine(options.folder)
+        self._usage = Usage(self.runners, ledger, peaks, read=pressure.read, changed=self._note, loaded=shared.loaded)
         self._host = Host(
             folder=options.folder,
             records=Records(options.folder / "processes"),
@@ -129,7 +130,7 @@ class Machine:
             exposure=self.exposed,
             secret=lambda _namespace, _name: options.token,
             changed=lambda _runner: self._note(),
-            daemons=daemons.of_this_machine(options.folder),
+            daemons=shared,
             hold=self.watchdog.hold,
             peaks=peaks,
             look=self._usage.look,

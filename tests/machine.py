@@ -99,7 +99,9 @@ class Machine:
             lambda step, _note: self.steps.append(step),
         )
         peaks = Peaks(self.folder / "peaks.json")
-        self.usage = Usage(self.runners, self.ledger, peaks, read=Reading, changed=lambda: None)
+        self.usage = Usage(
+            self.runners, self.ledger, peaks, read=Reading, changed=lambda: None, loaded=self.known.loaded
+        )
         self.host = host = Host(
             folder=self.folder,
             records=Records(self.folder / "processes"),

@@ -75,6 +75,12 @@ def test_others_count_beyond_the_share_that_the_budget_leaves_them(available: in
     assert excess_bytes(memory_bytes=64, available_bytes=available, own_bytes=own, budget_bytes=48) == expected
 
 
+@pytest.mark.parametrize(("loaded", "expected"), [(10, 0), (20, 4), (0, 0)])
+def test_what_others_have_loaded_counts_though_the_system_calls_it_available(loaded: int, expected: int) -> None:
+    found = excess_bytes(memory_bytes=64, available_bytes=60, own_bytes=0, budget_bytes=48, loaded_bytes=loaded)
+    assert found == expected
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever comes in whatever order, nothing is promised that is not free."""
 

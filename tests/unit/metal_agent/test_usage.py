@@ -12,6 +12,7 @@ from metal_agent.lifecycle import State
 from metal_agent.peaks import Peaks
 from metal_agent.records import Record
 from metal_agent.usage import Usage
+from runtimes.daemon import LoadedModel
 
 GIB = 2**30
 MakeAssignment = Callable[..., Assignment]
@@ -23,16 +24,21 @@ def _runner(assignment: Assignment, pid: int | None = None) -> Any:
     assert spec
     identity = Identity(pid, "1", "boot") if pid else None
     record = Record("u1", "team-a", "chat", spec, identity, "2026-11-21T12:00:00Z")
-    return SimpleNamespace(record=record, state=State("Ready", exists=True, pid=pid), assignment=assignment)
+    return SimpleNamespace(
+        record=record, model=None if pid else "ours", state=State("Ready", exists=True, pid=pid), assignment=assignment
+    )
 
 
-def _usage(runners: dict[str, Any], ledger: Ledger, available_bytes: int | None, told: list[int]) -> Usage:
+def _usage(
+    runners: dict[str, Any], ledger: Ledger, available_bytes: int | None, told: list[int], *loaded: LoadedModel
+) -> Usage:
     return Usage(
         runners,
         ledger,
         Peaks(),
         read=lambda: Reading("normal", 0, available_bytes),
         changed=lambda: told.append(ledger.available_bytes),
+        loaded=lambda: list(loaded),
     )
 
 
@@ -63,3 +69,13 @@ async def test_what_others_use_is_what_is_not_ours(assignment: MakeAssignment) -
     assert ledger.others_bytes == 18 * GIB
     await _usage({"u1": in_a_daemon}, ledger, 40 * GIB, told).look()
     assert (ledger.others_bytes, told) == (0, [10 * GIB, 28 * GIB])
+
+
+async def test_a_daemon_says_what_its_models_take_ours_and_the_owners(assignment: MakeAssignment) -> None:
+    ledger = Ledger(48 * GIB, {"u1": 20 * GIB}, memory_bytes=64 * GIB)
+    in_a_daemon = {"u1": _runner(assignment("u1", memory_bytes=20 * GIB))}
+    ours, owners = LoadedModel("ours", 22 * GIB, ours=True), LoadedModel("owners", 26 * GIB, ours=False)
+    await _usage(in_a_daemon, ledger, 60 * GIB, [], ours, owners).look()
+    assert (ledger.reserved["u1"], ledger.others_bytes) == (22 * GIB, 10 * GIB)
+    await _usage(in_a_daemon, ledger, 60 * GIB, [], LoadedModel("ours", None, ours=True)).look()
+    assert (ledger.reserved["u1"], ledger.others_bytes) == (22 * GIB, 0)
