@@ -18,6 +18,8 @@ from runtimes.probe import generate_token
 
 LOOK_SECONDS: Final = 10.0
 """Between two looks. An engine that hangs is ended after some `HUNG_LOOKS * (LOOK_SECONDS + ANSWER_SECONDS)`."""
+TOKEN_LOOK_SECONDS: Final = 60.0
+"""The same for an engine that has no pulse, and whose processor a token would wake each time."""
 ANSWER_SECONDS: Final = 20.0
 HUNG_LOOKS: Final = 3
 
@@ -65,6 +67,11 @@ class Look:
 def failures(so_far: int, look: Look) -> int:
     """Count the looks in a row that found no life."""
     return 0 if look.alive else so_far + 1
+
+
+def pause_seconds(pulse: str | None, so_far: int) -> float:
+    """Return how long to wait until the next look, after so many in a row that found no life."""
+    return LOOK_SECONDS if pulse or so_far else TOKEN_LOOK_SECONDS
 
 
 def should_ask(requests: int | None, before: float | None, after: float | None) -> bool:

@@ -412,11 +412,12 @@ class Runner:
 
     async def _attend(self) -> Event | None:
         """Look at the Ready engine now and then, until it is found to hang."""
-        if self.state.pid is None:
+        spec = self.assignment.spec
+        if self.state.pid is None or spec is None:
             return None  # the model of a shared daemon is watched by its handle
         failures, before = 0, await cpu_seconds(self.state.pid)
         while True:
-            await asyncio.sleep(liveness.LOOK_SECONDS)
+            await asyncio.sleep(liveness.pause_seconds(RUNTIMES[spec.runtime].pulse, failures))
             try:
                 look = await self._look(before)
             except Exception:  # noqa: BLE001 - a defect in looking is no reason to end an engine

@@ -24,6 +24,7 @@ LONG = {"stream": True, "max_tokens": 60000, "messages": [{"role": "user", "cont
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "TOKEN_LOOK_SECONDS", 0.2)
     monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.4)
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.3)
 

@@ -2,7 +2,16 @@
 
 import pytest
 
-from metal_agent.liveness import HUNG_LOOKS, Asked, Look, failures, should_ask
+from metal_agent.liveness import (
+    HUNG_LOOKS,
+    LOOK_SECONDS,
+    TOKEN_LOOK_SECONDS,
+    Asked,
+    Look,
+    failures,
+    pause_seconds,
+    should_ask,
+)
 
 SILENT = Asked("no answer within 20 s", silent=True)
 REFUSED = Asked("connection refused")
@@ -48,3 +57,9 @@ def test_who_visibly_works_on_requests_is_not_asked(
     requests: int | None, before: float | None, after: float | None, ask: bool
 ) -> None:
     assert should_ask(requests, before, after) is ask
+
+
+def test_a_token_is_asked_seldom_until_there_is_a_doubt() -> None:
+    assert pause_seconds("/metrics", 0) == LOOK_SECONDS
+    assert pause_seconds(None, 0) == TOKEN_LOOK_SECONDS
+    assert pause_seconds(None, 1) == LOOK_SECONDS
