@@ -145,8 +145,8 @@ class Origin:
         sha256, revision = None, _entity(response.headers)
         if self._source.scheme == "hf":
             hub = _hub_headers(response)
-            sha256 = _digest(hub.get("X-Linked-Etag", ""))
-            revision = hub.get("X-Repo-Commit") or self._asked_revision or self._source.revision
+            sha256 = _digest(_text(hub, "X-Linked-Etag"))
+            revision = _text(hub, "X-Repo-Commit") or self._asked_revision or self._source.revision
         return Answer(
             first=first,
             size_bytes=size,
@@ -179,14 +179,20 @@ def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
     return next((answer.headers for answer in answers if "X-Repo-Commit" in answer.headers), {})
 
 
+def _text(headers: Mapping[str, str], name: str) -> str:
+    """Return a header that names something; what is no plain text could neither be kept nor sent back."""
+    text = headers.get(name, "")
+    return text if text.isascii() and text.isprintable() else ""
+
+
 def _validator(headers: Mapping[str, str]) -> str:
-    tag = headers.get("ETag", "")
+    tag = _text(headers, "ETag")
     # A weak tag does not promise equal bytes, and RFC 9110 forbids it in If-Range.
-    return tag if tag.startswith('"') else headers.get("Last-Modified", "")
+    return tag if tag.startswith('"') else _text(headers, "Last-Modified")
 
 
 def _entity(headers: Mapping[str, str]) -> str:
-    return headers.get("ETag", "").removeprefix("W/").strip('"') or headers.get("Last-Modified", "")
+    return _text(headers, "ETag").removeprefix("W/").strip('"') or _text(headers, "Last-Modified")
 
 
 def _digest(entity_tag: str) -> str | None:

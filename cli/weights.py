@@ -14,6 +14,8 @@ from crds.size import size_text
 from metal_agent.weights import Weights
 
 _SHOWN_DIGITS = 12
+_WIDEST = 4096
+"""Columns: a source is told whole, and a terminal wraps it."""
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
@@ -32,6 +34,13 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
       pomona agent weights --remove 3f9a0c
     """
     folder = (state_dir or default_state_folder()).absolute() / "weights"
+    try:
+        _list_or_remove(folder, removed)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+def _list_or_remove(folder: Path, removed: tuple[str, ...]) -> None:
     store = Weights(folder, None).store
     stored = store.stored()
     if removed:
@@ -41,7 +50,7 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
     if not stored:
         click.echo(f"no weights in {folder}")
         return
-    Console(soft_wrap=True).print(_table(stored))
+    Console(width=_WIDEST, markup=False).print(_table(stored))
 
 
 def _table(stored: list[Stored]) -> Table:
@@ -59,7 +68,9 @@ def _table(stored: list[Stored]) -> Table:
 
 
 def _the_one(stored: list[Stored], text: str) -> Stored:
-    found = [each for each in stored if each.manifest.digest.startswith(text)]
+    if not text:
+        raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
+    found = [each for each in stored if each.manifest.digest.startswith(text.lower())]
     if len(found) != 1:
         problem = "no weights have" if not found else f"{len(found)} weights have"
         raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")

@@ -136,6 +136,19 @@ async def test_answer_that_does_not_say_its_size_is_refused(call: Call) -> None:
     assert call.names() == {"weights.gguf.lock"}
 
 
+async def test_an_entity_tag_that_is_no_text_names_nothing(call: Call) -> None:
+    async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag: "\xe9"\r\n\r\nGGUF')
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(one_answer, "127.0.0.1", 0) as server:
+        fetched = await call(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/weights.gguf")
+    assert fetched.path.read_bytes() == b"GGUF"
+    assert fetched.revision == ""
+
+
 async def test_silent_server_times_out_and_is_asked_again(call: Call, server: FileServer, weights: bytes) -> None:
     server.faults.append(Fault(MIB, silent=True))
     hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)

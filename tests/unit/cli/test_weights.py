@@ -23,10 +23,10 @@ def www(tmp_path: Path) -> Path:
     return folder
 
 
-async def stored(state: Path, www: Path) -> Held:
+async def stored(state: Path, www: Path, name: str = "tiny.gguf?signature=secret") -> Held:
     async with FileServer(www) as server:
         store = Store(state / "weights", endpoint=server.url, file_root=None)
-        source = parse(f"{server.url}/tiny.gguf?signature=secret")
+        source = parse(f"{server.url}/{name}")
         return await store.obtain(source, sha256=None, revision=None, token=None, on_progress=lambda _a, _b: None)
 
 
@@ -47,6 +47,7 @@ async def test_weights_are_listed_kept_while_in_use_and_deleted(tmp_path: Path, 
 
     held.release()
     assert "no" in run(state).output
+    assert "secret" not in (held.path.parent / ".manifest.json").read_text()
     assert run(state, "--remove", short).output == f"deleted {short}, 4.0 KiB\n"
     assert run(state).output.startswith("no weights in")
 
@@ -55,3 +56,22 @@ def test_an_unknown_digest_is_refused_with_the_way_out(tmp_path: Path) -> None:
     result = run(tmp_path, "--remove", "beef")
     assert result.exit_code == 1
     assert "`pomona agent weights`" in result.output
+
+
+def test_no_digest_names_no_weights(tmp_path: Path) -> None:
+    """As where a script's variable is empty: the only weights of a host would go."""
+    assert run(tmp_path, "--remove", "").exit_code == 2
+
+
+async def test_a_source_is_shown_as_it_is(tmp_path: Path, www: Path) -> None:
+    (www / "tiny-[bold]-[q4].gguf").write_bytes(b"x")
+    await stored(tmp_path, www, "tiny-[bold]-[q4].gguf")
+    assert "/tiny-[bold]-[q4].gguf" in run(tmp_path).output
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "objects").write_text("no folder")
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert str(tmp_path / "weights" / "objects") in result.output
