@@ -33,7 +33,7 @@ from metal_agent import spawn
 from metal_agent.proxy import Proxy
 
 STREAMS: Final = 32
-TOKENS: Final = 20
+TOKENS: Final = 10
 ROUNDS: Final = 6
 """Of each way, taking turns; each stream asks `PER_ROUND` times in one."""
 PER_ROUND: Final = 4
