@@ -55,6 +55,8 @@ def row(
     replicas: Iterable[tuple[MetalProcessStatus, int | None, int | None]],
     stats: Stats | None,
     tokens_per_second: float | None,
+    *,
+    answers: bool = True,
 ) -> Row:
     """Describe one service.
 
@@ -64,6 +66,7 @@ def row(
         replicas: of each the status, the memory that is reserved, and the memory that it takes, in bytes.
         stats: the proxy's counts, where it has the service.
         tokens_per_second: generated lately; None: not known.
+        answers: whether the endpoint leads to it.
     """
     known = sorted(replicas, key=lambda each: _WORST.index(each[0].phase))
     if not known:
@@ -75,9 +78,12 @@ def row(
     detail = _detail(worst, reserved, used)
     if len(known) > 1:
         detail = f"{ready} of {len(known)} replicas are ready" + (f"; {detail}" if detail else "")
+    phase = worst.phase if not ready else "Ready" if ready == len(known) else "Degraded"
+    if ready and not answers:
+        phase, detail = "Starting", "loaded; the endpoint starts"
     return Row(
         service=name,
-        phase=worst.phase if not ready else "Ready" if ready == len(known) else "Degraded",
+        phase=phase,
         detail=detail,
         memory=size_text(sum(in_all)) if in_all else "",
         tokens_per_second="" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
@@ -123,7 +129,9 @@ class Board:
                 spec = runner.assignment.spec
                 replicas.append((status, spec.memory_bytes if spec else None, used))
             name = "/".join(key)
-            found.append(row(key.name, decision, replicas, stats.get(name), self._rates.get(name)))
+            answers = key in machine.exposed.accepted
+            rate = self._rates.get(name)
+            found.append(row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
         return found
 
     def _rate(self, stats: Mapping[str, Stats], now: float) -> None:
@@ -149,7 +157,7 @@ def header(machine: Machine) -> str:
 def example(machine: Machine) -> str:
     """Return a command that asks the first service, once there is an endpoint."""
     router, name = machine.exposed.router, next(iter(machine.wanted.services)).name
-    if router is None or router.error:
+    if router is None or router.error or machine.wishes.stop.is_set():
         return ""
     body = '{"model": "%s", "messages": [{"role": "user", "content": "Hello"}]}' % name  # noqa: UP031 - JSON has braces
     return f"curl http://{router.address}:{router.port}/v1/chat/completions -d '{body}'"
@@ -213,7 +221,7 @@ class Lines:
             self.say(head)
         for key, decision in self._machine.decisions.items():
             replicas = ((runner.status(None), None, None) for runner in self._machine.replicas(key))
-            shown = row(key.name, decision, replicas, None, None)
+            shown = row(key.name, decision, replicas, None, None, answers=key in self._machine.exposed.accepted)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
             passing = shown.phase in {"Fetching", "Starting"} and self._told.get(shown.service, "").startswith(
                 f"{shown.service}: {shown.phase}"

@@ -19,7 +19,7 @@ from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS
 from metal_agent import spawn
 from tests import tiny_gguf
-from tests.controlplane.process import Process
+from tests.controlplane.process import CHECKOUT, Process
 from tests.eventually import eventually
 from tests.manifests import made
 from tests.serving import GIB
@@ -134,6 +134,26 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
         await up.says("first: resources: about pods, and not used here")
     assert await up.process.stop(30) == 0
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/mac.md"])
+async def test_the_manifests_of_the_documents_are_served_as_they_are(
+    start: Start, tmp_path: Path, document: str
+) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    text = (CHECKOUT / document).read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    async with FileServer(root) as files:
+        stated, changed = re.subn(r"source: \S+", f"source: {files.url}/tiny.gguf", "---\n".join(blocks))
+        assert changed == 1
+        path = tmp_path / "chat.yaml"
+        path.write_text(stated)
+        up = start(str(path))
+        url = await up.url()
+        await up.says("chat: Ready")
+    assert await ask(url, "chat") == (200, tiny_gguf.SENTENCE)
 
 
 async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_loading_shows_how_much_of_the_memory_is_taken() -> None:
     assert shown.memory == "1.0 GiB"
 
 
+def test_ready_is_what_the_endpoint_leads_to() -> None:
+    ready = [(MetalProcessStatus(phase="Ready"), GIB, None)]
+    assert row("chat", Decision(), ready, None, None, answers=False) == Row(
+        "chat", "Starting", "loaded; the endpoint starts"
+    )
+    assert row("chat", Decision(), ready, None, None, answers=True) == Row("chat", "Ready")
+
+
 def test_what_the_proxy_counts_is_shown() -> None:
     stats = Stats(requests=12, errors=1, tokens_out=100, in_flight=2, queued=3)
     shown = row("chat", Decision(), [(MetalProcessStatus(phase="Ready"), GIB, GIB // 2)] * 2, stats, 41.6)

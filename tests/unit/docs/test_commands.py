@@ -1,0 +1,92 @@
+"""What the documents tell a person to type exists: commands, their options, make targets, files, fields."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cli.main import main
+from crds import validation
+from tests.controlplane.process import CHECKOUT
+
+DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+IDS = [path.name for path in DOCUMENTS]
+ENGINES_OWN = "llama-server"
+"""Its help is the engine's."""
+
+
+def fences(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def typed(text: str) -> Iterator[list[str]]:
+    """Every `pomona ...` that a person is told to type, in a block or in a sentence, as its words."""
+    lines = [line for block in fences(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`((?:\S*/)?pomona [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    for line in lines:
+        if found := re.match(r"\s*(?:nohup |\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
+            yield shlex.split(re.split(r"\s(?:>>|\||&)", found[1])[0])
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*names, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+
+
+COMMANDS = dict(commands(main))
+
+
+@pytest.mark.parametrize("names", [each for each in COMMANDS if each != (ENGINES_OWN,)], ids=" ".join)
+def test_every_command_helps_with_an_example_of_itself(names: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, [*names, "--help"], prog_name="pomona")
+    assert said.exit_code == 0
+    example = said.output.partition("Example")[2]
+    assert example, "no example"
+    assert " ".join(names).split()[-1] in example, example
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_command_of_a_document_exists_with_its_options(document: Path) -> None:
+    for words in typed(document.read_text()):
+        command: click.Command = main
+        for word in words:
+            if not isinstance(command, click.Group) or word.startswith("-"):
+                break
+            found = command.get_command(click.Context(command), word)
+            assert found is not None, f"pomona {' '.join(words)}"
+            command = found
+        known = {option for each in command.params for option in each.opts} | {"--help"}
+        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
+        assert not unknown, f"{document.name}: {command.name} has no {unknown}"
+
+
+def test_commands_are_found_where_they_are_typed() -> None:
+    text = "Use `pomona up FILE`.\n```\nX=1 ~/.pomona/bin/pomona agent --name a \\\n  --address b  # macOS\n```\n"
+    assert [*typed(text)] == [["agent", "--name", "a", "--address", "b"], ["up", "FILE"]]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_manifest_of_a_document_is_taken(document: Path) -> None:
+    for block in fences(document.read_text(), "yaml"):
+        for manifest in yaml.safe_load_all(block):
+            if manifest.get("kind") in validation.kinds():
+                assert validation.problems(manifest) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_make_target_and_file_of_a_document_exists(document: Path) -> None:
+    text = document.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", text, re.DOTALL)))) <= targets
+    links = [each.partition("#")[0] for each in re.findall(r"\]\(([^)]+)\)", text) if "://" not in each]
+    assert [each for each in links if each and not (document.parent / each).exists()] == []
