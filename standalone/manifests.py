@@ -69,7 +69,7 @@ class Document:
         """Kind and name, as far as they are known."""
         metadata = self.manifest.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each)
+        return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each) or "a manifest"
 
     def say(self, problem: str, field_path: validation.Path = ()) -> str:
         """Tell a problem with the file and line of its field."""
@@ -84,7 +84,7 @@ def load(paths: Iterable[Path]) -> Wanted:
         ManifestError: something in them cannot be served.
     """
     documents, broken = _read(paths)
-    ours = [each for each in documents if str(each.manifest.get("apiVersion", "")).partition("/")[0] == GROUP]
+    ours = [each for each in documents if _is_ours(each)]
     wanted = Wanted(skipped=[each.say("is for a cluster, and not used here") for each in documents if each not in ours])
     problems = [*broken, *(problem for each in ours for problem in _problems(each))]
     if problems:
@@ -195,6 +195,11 @@ _Loader.yaml_implicit_resolvers = {
     first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def _is_ours(document: Document) -> bool:
+    """Whether it is of our group; what does not say of which it is, is held to be."""
+    return str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
 
 
 def _problems(document: Document) -> Iterator[str]:

@@ -98,6 +98,8 @@ def _detail(status: MetalProcessStatus, reserved: int | None, used: int | None) 
         return f"{size_text(here)}{share}"
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
+    if status.phase == "Failed" and status.last_exit and (log := status.last_exit.log.strip()):
+        return f"{status.message}; it said last: {log.splitlines()[-1]}"
     return status.message
 
 

@@ -92,12 +92,30 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
             MODEL.replace("https://models.example/tiny.gguf", "hf://tiny.gguf"),
             ":6: Model tiny: source 'hf://tiny.gguf': an hf:// source has the form hf://ORG/REPO[@REVISION]/FILE.gguf",
         ),
+        (
+            MODEL.replace("apiVersion: inference.pomona.dev/v1alpha1\n", ""),
+            ":1: Model tiny: apiVersion: Invalid value: null: use inference.pomona.dev/v1alpha1",
+        ),
+        ("modelRef: tiny\n", ":1: a manifest: kind None does not exist: use Model or InferenceService"),
         ("a: [", ":1: is no YAML: expected the node content, but found '<stream end>'"),
         ("- a\n", ":1: is no YAML: not a manifest: it has no fields"),
         (MODEL + "  source: x\n", ":7: is no YAML: 'source' is stated twice"),
         ("a: \0", ": is no YAML: unacceptable character"),
     ],
-    ids=["no service", "no model", "twice", "kind", "ours", "source", "broken", "list", "field twice", "binary"],
+    ids=[
+        "no service",
+        "no model",
+        "twice",
+        "kind",
+        "ours",
+        "source",
+        "version",
+        "fragment",
+        "broken",
+        "list",
+        "field twice",
+        "binary",
+    ],
 )
 def test_a_mistake_is_told_with_the_way_out(tmp_path: Path, text: str, says: str) -> None:
     found = problems(tmp_path, text)

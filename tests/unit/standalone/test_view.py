@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from controller.requirements import Problem
-from crds.metalprocess import MetalProcessStatus, Progress
+from crds.metalprocess import LastExit, MetalProcessStatus, Progress
 from gateway.proxy.config import Stats
 from standalone.desired import Decision
 from standalone.view import Row, row, table
@@ -34,6 +34,10 @@ from tests.serving import GIB
         (
             [MetalProcessStatus(phase="Ready"), MetalProcessStatus(phase="Failed", message="crashed")],
             Row("chat", "Degraded", "1 of 2 replicas are ready; crashed"),
+        ),
+        (
+            [MetalProcessStatus(phase="Failed", message="ended", last_exit=LastExit(time="", log="a\nbad head\n"))],
+            Row("chat", "Failed", "ended; it said last: bad head"),
         ),
         ([MetalProcessStatus(phase="Ready")] * 2, Row("chat", "Ready", "2 of 2 replicas are ready")),
         ([MetalProcessStatus(phase="Starting")] * 2, Row("chat", "Starting", "0 of 2 replicas are ready; loading")),
