@@ -18,6 +18,7 @@ from artifacts import root
 from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, MakeRoom, Progress, fetch
 from artifacts.origin import connect
+from artifacts.part import storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import MAX_NAME_BYTES, Source
 from crds.size import size_text
@@ -106,7 +107,9 @@ class Folder:
             ArtifactError: with a reason and whether to try again later.
         """
         if self.source.scheme == "file":
-            listing = await asyncio.to_thread(_list_local, root.locate(self.source, self.file_root))
+            folder = root.locate(self.source, self.file_root)
+            with storage_faults(folder):
+                listing = await asyncio.to_thread(_list_local, self.source, folder, self.file_root)
         else:
             at = quote(revision or self.source.revision, safe="")
             url = f"{self.endpoint.rstrip('/')}/api/models/{self.source.repo}/revision/{at}?blobs=true"
@@ -128,11 +131,11 @@ class Folder:
         """
         size = next(entry.size_bytes for entry in listing.entries if entry.name == CONFIG)
         if size > _CONFIG_BYTES:
-            raise ArtifactError(
-                "HeaderInvalid", f"{self.source.display}: {CONFIG} is longer than {size_text(_CONFIG_BYTES)}"
-            )
+            raise ArtifactError("HeaderInvalid", f"{CONFIG} is longer than {size_text(_CONFIG_BYTES)}")
         if self.source.scheme == "file":
-            return await asyncio.to_thread((root.locate(self.source, self.file_root) / CONFIG).read_bytes)
+            path = root.locate(self.source, self.file_root) / CONFIG
+            with storage_faults(path):
+                return await asyncio.to_thread(path.read_bytes)
         return await self._read(self._file(listing, CONFIG).url(self.endpoint), _CONFIG_BYTES)
 
     async def fetch(
@@ -192,10 +195,11 @@ class Folder:
             await asyncio.sleep(pause)
 
 
-def _list_local(folder: Path) -> Listing:
+def _list_local(source: Source, folder: Path, file_root: Path | None) -> Listing:
     entries, newest = [], 0
     for path in sorted(folder.iterdir()):
         if _is_wanted(path.name) and path.is_file():
+            root.refuse_outside(source, path, file_root)
             stat = path.stat()
             entries.append(Entry(path.name, stat.st_size, None))
             newest = max(newest, stat.st_mtime_ns)

@@ -10,6 +10,7 @@ from artifacts.errors import ArtifactError
 from artifacts.folder import WEIGHTS, Folder, refuse_digest
 from artifacts.layout import layout_of
 from artifacts.origin import Answer, Origin, RangeRefused, connect
+from artifacts.part import storage_faults
 from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, refuse_library
 from artifacts.summary import summarize
@@ -100,7 +101,9 @@ async def inspect(
                 refuse_digest(source, sha256)
                 return await _folder(source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
             if source.scheme == "file":
-                found = await asyncio.to_thread(_local, root.locate(source, file_root))
+                path = root.locate(source, file_root)
+                with storage_faults(path):
+                    found = await asyncio.to_thread(_local, path)
             else:
                 async with connect(source, token=token, endpoint=endpoint, revision=None, patience=patience) as origin:
                     found = await _remote(source, origin, patience)

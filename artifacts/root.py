@@ -37,6 +37,16 @@ def locate(source: Source, file_root: Path | None) -> Path:
     return path
 
 
+def refuse_outside(source: Source, path: Path, file_root: Path | None) -> None:
+    """Raise SourceForbidden for a file of a folder that is a link out of `file_root`. Raises OSError."""
+    if path.is_symlink() and not (file_root and path.resolve().is_relative_to(file_root.resolve())):
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: {path.name} is a link out of --file-root {file_root}: move there what it leads to, or "
+            "widen the root",
+        )
+
+
 def revision(path: Path) -> str:
     """Return what changes when the file is written: its time and size."""
     stat = path.stat()

@@ -160,7 +160,7 @@ def _web(text: str, parts: SplitResult, host: str | None) -> Source:
 
 def _local(text: str, parts: SplitResult, host: str | None) -> Source:
     path = unquote(parts.path)
-    if host not in (None, "localhost") or not path.startswith("/") or parts.query or parts.fragment:
+    if host not in (None, "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
         raise SourceError(
             text,
             "a file:// source has three slashes and an absolute path: file:///PATH/FILE.gguf, or file:///PATH/ for a "

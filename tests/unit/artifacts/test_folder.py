@@ -76,12 +76,40 @@ async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileSer
     assert found.tensor_bytes == (folder / "adapters.safetensors").stat().st_size
 
 
+async def test_a_link_that_leads_out_of_the_root_is_refused(server: FileServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "files" / "mlx", LLAMA)
+    blobs = folder.parent / "blobs"
+    blobs.mkdir()
+    (folder / "model.safetensors").rename(blobs / "1")
+    (folder / "model.safetensors").symlink_to("../blobs/1")  # as the cache of a hub's client has it
+    assert (await look(f"file://{folder}/", server=server, file_root=folder.parent)).tensor_bytes == WEIGHTS_BYTES
+    (tmp_path / "secrets.json").write_text("{}")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "secrets.json")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json .*--file-root") as caught:
+        await look(f"file://{folder}/", server=server, file_root=folder.parent)
+    assert caught.value.reason == "SourceForbidden"
+
+
+@pytest.mark.parametrize("end", ["/", ""])
+async def test_what_cannot_be_read_is_named(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    gone = tmp_path / "gone.gguf"
+    monkeypatch.setattr("artifacts.root.locate", lambda _source, _root: gone)
+    with pytest.raises(ArtifactError, match=f"{gone}: No such file") as caught:
+        await look(f"file://{gone}{end}", server=server, file_root=tmp_path)
+    assert caught.value.reason == "StorageFailed"
+
+
 async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
     folder = write(server.root / "acme" / "mlx", LLAMA)
     for nonsense in (b"[1", b'{"model_type": "\xff"}', b'{"a": ' + b"[" * 100_000):
         (folder / "config.json").write_bytes(nonsense)
         with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json makes no sense"):
             await look("hf://acme/mlx", server=server)
+    (folder / "config.json").write_bytes(b" " * (1 << 20) + b"{}")
+    with pytest.raises(ArtifactError, match=r"^hf://acme/mlx@main: config\.json is longer than 1\.0 MiB$"):
+        await look("hf://acme/mlx", server=server)
     with pytest.raises(ArtifactError, match="404"):
         await look("hf://acme/none", server=server)
     with pytest.raises(ArtifactError, match="pin a commit"):

@@ -83,6 +83,7 @@ def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None
         ("file://x.gguf", "three slashes"),
         ("file:///srv/../etc/shadow", ".."),
         ("file:///srv/%2e%2e/etc/shadow", ".."),
+        ("file:///srv/a%00b/x.gguf", "three slashes"),
     ],
 )
 def test_what_is_no_source_is_refused_with_the_way_out(text: str, hint: str) -> None:
