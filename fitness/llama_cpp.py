@@ -50,7 +50,9 @@ def parts(layout: Layout, settings: Settings) -> Parts:
         streams, slot_tokens = 1, _padded(settings.context_length * slots)
     # A text is embedded in one batch, however long it is.
     batch = min(_BATCH, slot_tokens) if settings.mode == "chat" else slot_tokens
-    near_tokens = None if "--swa-full" in settings.extra else batch
+    server = settings.runtime == "llama.cpp"
+    # llama-cpp-python leaves llama.h's own default, which keeps windows whole.
+    near_tokens = None if "--swa-full" in settings.extra or settings.runtime == "llama-cpp-python" else batch
     cache = checkpoint = 0
     for layers in layout.layers:
         cells = slot_tokens
@@ -63,7 +65,7 @@ def parts(layout: Layout, settings: Settings) -> Parts:
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache,
-        checkpoints_bytes=checkpoint * CHECKPOINTS * slots if settings.mode == "chat" else 0,
+        checkpoints_bytes=checkpoint * CHECKPOINTS * slots if settings.mode == "chat" and server else 0,
         compute_bytes=_compute_bytes(layout, settings, slot_tokens, batch),
         further_bytes=settings.further_bytes,
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
@@ -91,15 +93,25 @@ def _compute_bytes(layout: Layout, settings: Settings, slot_tokens: int, batch: 
     )
     outputs = settings.parallel if settings.mode == "chat" else batch
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
-    if _flash(settings.extra):
+    if _flash(settings):
         return batch * (wide * _F32_BYTES + masked * _F16_BYTES) + logits
     scores = layout.head_count * slot_tokens * bool(attends)
     return batch * (wide + scores + masked) * _F32_BYTES + logits
 
 
-def _flash(extra: Sequence[str]) -> bool:
-    """Whether attention is computed without a matrix of all scores; `auto` does so on every backend that we use."""
-    asked = [value for name, value in itertools.pairwise(extra) if name in {"-fa", "--flash-attn"}]
+def _flash(settings: Settings) -> bool:
+    """Whether attention is computed without a matrix of all scores.
+
+    llama-server's `auto` does so on every backend that we use. llama-cpp-python does it for a quantized cache only, or
+    when asked; Ollama decides by model and device, so the larger is assumed.
+    """
+    if settings.runtime == "llama-cpp-python":
+        quantized = (settings.cache_type_k, settings.cache_type_v) != ("f16", "f16")
+        asked = [value for name, value in itertools.pairwise(settings.extra) if name == "--flash_attn"]
+        return asked[-1].lower() in {"true", "1"} if asked else quantized
+    if settings.runtime == "ollama":
+        return False
+    asked = [value for name, value in itertools.pairwise(settings.extra) if name in {"-fa", "--flash-attn"}]
     return not asked or asked[-1] != "off"
 
 

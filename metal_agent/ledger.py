@@ -21,6 +21,8 @@ _SMALL_SYSTEM_SHARE: Final = 0.25
 """Left to the system and the owner's programs: 4 GiB or 8 %, but of a small host no more than a quarter."""
 _STEP_BYTES: Final = _GIB // 4
 """By how much the use of others has to move until it counts anew: every program breathes."""
+_GROWTH_BYTES: Final = _GIB // 16
+"""An engine that grows beyond its promise is counted in such steps: each is a write to the API."""
 
 
 def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
@@ -77,9 +79,9 @@ class Ledger:
         self.reserved[uid] = memory_bytes
 
     def observe(self, uid: str, used_bytes: int) -> None:
-        """Count what an engine is seen to use, where it is more than what was promised to it."""
+        """Count what an engine is seen to use, in whole steps, where it is more than what was promised to it."""
         if used_bytes > self.reserved.get(uid, used_bytes):
-            self.reserved[uid] = used_bytes
+            self.reserved[uid] = -(-used_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
 
     def observe_others(self, excess_bytes: int) -> None:
         """Count what other programs use beyond their share, where it has moved."""

@@ -56,6 +56,7 @@ class Metrics:
         gauge("evicted_processes", "Processes that wait for memory again.", lambda: len(watchdog.state.evicted))
         gauge("memory_budget_bytes", "Memory that models may use in all.", lambda: ledger.budget_bytes)
         gauge("memory_reserved_bytes", "Memory that is promised.", lambda: sum(ledger.reserved.values()))
+        gauge("memory_others_bytes", "Memory of the budget that other programs use.", lambda: ledger.others_bytes)
 
     def count(self, step: Action) -> None:
         """Count a step that was taken."""

@@ -89,6 +89,18 @@ def test_without_flash_attention_every_score_is_kept() -> None:
     assert _parts(QWEN3_8B, context_length=8192, extra=("-fa", "off"))["compute"] > plain + 32 * 8192 * 512 * 4 // 2
 
 
+def test_other_engines_of_llama_cpp_have_habits_of_their_own() -> None:
+    flash = _parts(QWEN3_8B, context_length=8192)["compute"]
+    python = {"context_length": 8192, "runtime": "llama-cpp-python"}
+    assert _parts(QWEN3_8B, **python)["compute"] > 2 * flash
+    assert _parts(QWEN3_8B, **python, extra=("--flash_attn", "true"))["compute"] == flash
+    assert _parts(QWEN3_8B, **python, cache_type_k="q8_0", cache_type_v="q8_0")["compute"] == flash
+    assert _parts(QWEN3_8B, context_length=8192, runtime="ollama")["compute"] > 2 * flash
+    near = structs.replace(QWEN3_8B, layers=[Layers(count=36, key_elements=1024, value_elements=1024, window=512)])
+    assert _parts(near, **python)["cache"] == _parts(QWEN3_8B, **python)["cache"]
+    assert _parts(near, **python)["checkpoints"] == _parts(near, runtime="ollama")["checkpoints"] == 0
+
+
 def test_a_text_is_embedded_in_one_batch() -> None:
     assert _parts(QWEN3_8B, context_length=8192, mode="embeddings")["compute"] > 8 * _parts(QWEN3_8B)["compute"]
 
@@ -142,7 +154,7 @@ SETTINGS = st.builds(
     mode=st.sampled_from(["chat", "embeddings"]),
     cache_type_k=st.sampled_from(sorted(_BLOCK_BYTES)),
     cache_type_v=st.sampled_from(sorted(_BLOCK_BYTES)),
-    runtime=st.sampled_from(["llama.cpp", "mlx-lm"]),
+    runtime=st.sampled_from(["llama.cpp", "mlx-lm", "llama-cpp-python", "ollama", "omlx"]),
     extra=st.sampled_from([(), ("-kvu",), ("--swa-full",), ("-fa", "off")]),
     further_bytes=st.integers(0, 2**32),
 )

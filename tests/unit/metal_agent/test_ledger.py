@@ -81,12 +81,15 @@ def test_what_others_have_loaded_counts_though_the_system_calls_it_available(loa
     assert found == expected
 
 
+UNIT = 2**26
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever comes in whatever order, nothing is promised that is not free."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(100)
+        self.ledger = Ledger(100 * UNIT)
         self.told = 0
         self.ledger.freed = self._freed
         self.running: dict[str, int] = {}
@@ -97,8 +100,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(uid=st.sampled_from("abcde"), size=st.integers(1, 120))
     def reserve(self, uid: str, size: int) -> None:
         free, known = self.ledger.available_bytes, uid in self.ledger.reserved
-        problem = self.ledger.reserve(uid, size)
-        assert (problem == "") == (known or size <= free)
+        problem = self.ledger.reserve(uid, size * UNIT)
+        assert (problem == "") == (known or size * UNIT <= free)
         if not known and not problem:
             assert sum(self.ledger.reserved.values()) <= self.ledger.budget_bytes - self.ledger.others_bytes
 
@@ -107,13 +110,13 @@ class AnyOrder(RuleBasedStateMachine):
     def observe(self, data: st.DataObject, size: int) -> None:
         uid = data.draw(st.sampled_from(sorted(self.ledger.reserved)))
         before = self.ledger.reserved[uid]
-        self.ledger.observe(uid, size)
-        assert self.ledger.reserved[uid] == max(before, size)
+        self.ledger.observe(uid, size * UNIT - 1)
+        assert self.ledger.reserved[uid] == max(before, size * UNIT)
 
     @rule(excess=st.integers(0, 150))
     def others(self, excess: int) -> None:
         before, told = self.ledger.available_bytes, self.told
-        self.ledger.observe_others(excess * 2**28)
+        self.ledger.observe_others(excess * UNIT)
         assert self.told > told or self.ledger.available_bytes <= before
 
     @rule(uid=st.sampled_from("abcde"))
@@ -126,7 +129,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def crash_and_adopt(self) -> None:
         reserved = dict(self.ledger.reserved)
-        self.ledger = Ledger(100, freed=self._freed)
+        self.ledger = Ledger(100 * UNIT, freed=self._freed)
         for uid, size in reserved.items():
             self.ledger.take_over(uid, size)
         assert self.ledger.reserved == reserved

@@ -49,10 +49,10 @@ async def test_an_engine_counts_for_what_it_is_seen_to_take(assignment: MakeAssi
     await usage.look()
     seen = footprint(os.getpid())
     assert seen
-    assert 0.5 * seen.bytes < ledger.reserved["u1"] < 2 * seen.bytes
+    assert 0.5 * seen.bytes < ledger.reserved["u1"] < 2 * seen.bytes + 2**26
     assert told == [ledger.available_bytes]
     assert made.spec
-    assert usage._peaks.needed_bytes(made.spec) == ledger.reserved["u1"]
+    assert usage._peaks.needed_bytes(made.spec) <= ledger.reserved["u1"] < usage._peaks.needed_bytes(made.spec) + 2**26
     ledger.reserved["u1"] = 2 * GIB
     await usage.look()
     assert ledger.reserved["u1"] == 2 * GIB
