@@ -1,0 +1,74 @@
+"""Who has a state folder: one at a time, and a `pomona up` makes way for an agent that asks."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from metal_agent import ownership
+from metal_agent.handle import Identity
+from metal_agent.ownership import HAND_OVER, Owner, own, take_over
+from metal_agent.start import StartError
+
+
+async def test_who_serves_alone_is_asked_and_waited_for(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(HAND_OVER, asked.set)
+    taken = None
+    try:
+        with own(tmp_path, standalone=True):
+            taken = asyncio.create_task(take_over(tmp_path))
+            await asked.wait()
+            assert not taken.done()
+        await taken
+        with own(tmp_path):
+            pass
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(HAND_OVER)
+
+
+async def test_who_does_not_hand_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "HAND_OVER_SECONDS", 0.1)
+    asyncio.get_running_loop().add_signal_handler(HAND_OVER, lambda: None)
+    try:
+        with own(tmp_path, standalone=True), pytest.raises(StartError, match=rf"process {os.getpid()}\) did not hand"):
+            await take_over(tmp_path)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(HAND_OVER)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        b"",
+        b"{",
+        msgspec.json.encode(Owner(Identity(os.getpid(), "long ago", "another start"), standalone=True)),
+    ],
+    ids=["nothing", "damaged", "an earlier one, whose pid is another's now"],
+)
+async def test_nobody_else_gets_the_signal(tmp_path: Path, owner: bytes) -> None:
+    before = signal.signal(HAND_OVER, lambda *_: pytest.fail("the signal went to a process that did not ask for it"))
+    try:
+        with own(tmp_path, standalone=True):
+            (tmp_path / "agent.lock").write_bytes(owner)
+            await take_over(tmp_path)
+    finally:
+        signal.signal(HAND_OVER, before)
+
+
+async def test_an_agent_is_not_asked_and_refuses_the_second(tmp_path: Path) -> None:
+    with own(tmp_path):
+        await take_over(tmp_path)
+        with pytest.raises(StartError, match="another agent"), own(tmp_path):
+            pytest.fail("two agents")
+    with own(tmp_path, standalone=True), pytest.raises(StartError, match="another `pomona up`"), own(tmp_path):
+        pytest.fail("two of them")
+
+
+async def test_a_free_folder_is_made_and_left_free(tmp_path: Path) -> None:
+    await take_over(tmp_path / "new")
+    with own(tmp_path / "new"):
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
