@@ -103,7 +103,7 @@ class Origin:
                 yield response
         except TimeoutError as error:
             raise self._unreachable("did not answer in time") from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, UnicodeError) as error:
             raise self._unreachable(f"failed: {_without_url(error)}") from error
 
     def _unreachable(self, problem: str) -> ArtifactError:
@@ -200,7 +200,9 @@ def _digest(entity_tag: str) -> str | None:
     return tag if _SHA256.fullmatch(tag) else None
 
 
-def _without_url(error: aiohttp.ClientError) -> str:
+def _without_url(error: aiohttp.ClientError | UnicodeError) -> str:
     """Say what happened in one line; a URL in it may carry a signature."""
+    if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError)):
+        return "its address, or one that it redirects to, is no http(s):// URL"
     text = re.sub(r"https?://\S+", "URL", str(error)) or type(error).__name__
     return " ".join(text.split())

@@ -136,6 +136,24 @@ async def test_answer_that_does_not_say_its_size_is_refused(call: Call) -> None:
     assert call.names() == {"weights.gguf.lock"}
 
 
+@pytest.mark.parametrize("location", ["s3://cdn/x?sig=hunter2", "HTTPS://[cdn/x?sig=hunter2", "//[cdn/x?sig=hunter2"])
+async def test_a_redirect_that_leads_nowhere_shows_no_signature(call: Call, location: str) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {location}\r\n\r\n".encode())
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        error = await call.refused(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/weights.gguf")
+    assert error.reason == "SourceUnreachable"
+    assert "hunter2" not in error.message
+
+
+async def test_a_host_that_no_host_can_have_is_an_address_to_correct(call: Call) -> None:
+    assert "is no http(s):// URL" in (await call.refused("https://files..example/weights.gguf")).message
+
+
 async def test_an_entity_tag_that_is_no_text_names_nothing(call: Call) -> None:
     async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
