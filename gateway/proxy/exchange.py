@@ -92,6 +92,7 @@ class Exchange:
                 allow_redirects=False,
             ) as upstream:
                 self._visit.status = upstream.status
+                self._visit.body = self._body = b""  # nobody else gets it now, and a stream may last for hours
                 if upstream.status >= _FIRST_ERROR_STATUS:
                     return await self._refusal(upstream)
                 if "Content-Encoding" in upstream.headers:
