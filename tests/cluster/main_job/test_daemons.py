@@ -48,14 +48,17 @@ async def test_a_service_lives_in_the_ollama_of_a_host(cluster: Cluster, host: M
     assert (await cluster.process("chat")).status.started_at == process.status.started_at
 
     await ollama.kill()
-    told = await cluster.told("chat", "Progressing", "DaemonNotRunning")
-    assert "ollama serve" in condition(told).message
-    assert await cluster.urls("chat") == []
+
+    async def says_how_to_start_it() -> bool:
+        ready = condition(await cluster.get("chat"))
+        return (ready.status, ready.reason) == ("False", "DaemonNotRunning") and "ollama serve" in ready.message
 
     async def runs_no_ollama() -> bool:
         return "ollama" not in (await cluster.host(host.name)).status.runtimes
 
+    await eventually(says_how_to_start_it)
     await eventually(runs_no_ollama)
+    assert await cluster.urls("chat") == []
     ollama.start()
     await cluster.ready("chat")
     assert await cluster.answers("chat")
