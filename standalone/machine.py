@@ -169,8 +169,7 @@ class Machine:
         """Serve until the owner wishes to stop, which ends everything, or to hand over, which leaves it running.
 
         Raises:
-            StartError: the engines of a cluster run from this state folder.
-            OSError: it cannot be found out what runs.
+            StartError: the engines of a cluster run from this state folder, or it cannot be found out what does.
         """
         self._refuse_clusters_engines()
         limits.raise_descriptors()
@@ -178,12 +177,19 @@ class Machine:
         try:
             async with asyncio.TaskGroup() as group:
                 await self._serve(group)
-        except* _Over:
+        except ExceptionGroup as ended:
+            if refused := ended.subgroup(StartError):
+                raise refused.exceptions[0] from None
+            if ended.split(_Over)[1] is not None:
+                raise
             log.info("over", handed_over=self.wishes.hand_over.is_set(), processes=len(self.runners))
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         supervisor = Supervisor(self._host, self.runners, group)
-        await supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
+        try:
+            await supervisor.recover([self._proxy.process.pid] if self._proxy.process else [])
+        except OSError as error:
+            raise self._unreadable(error) from error
         serving = [
             group.create_task(self._proxy.run()),
             group.create_task(self._expose()),
@@ -202,7 +208,11 @@ class Machine:
 
     def _refuse_clusters_engines(self) -> None:
         """Refuse to stop what a cluster runs here, which the list of our files does not have."""
-        for record in self._host.records.load().values():
+        try:
+            records = self._host.records.load()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        for record in records.values():
             if record.assignment.is_standalone or record.identity is None:
                 continue
             if spawn.identify(record.identity.pid) == record.identity:
@@ -210,6 +220,9 @@ class Machine:
                     f"{record.namespace}/{record.name} runs here for a cluster: start `pomona agent` again and remove "
                     f"it there, or serve beside it with --state-dir DIR instead of {self._options.folder}"
                 )
+
+    def _unreadable(self, error: OSError) -> StartError:
+        return StartError(f"cannot find out what runs from --state-dir {self._options.folder}: {error}")
 
     def _note(self) -> None:
         self._reconfigure.set()

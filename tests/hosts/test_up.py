@@ -262,6 +262,16 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
     assert psutil.pid_exists(known["identity"]["pid"])
 
 
+async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights))
+    (up.state / "processes").mkdir(parents=True)
+    (up.state / "processes" / "u1.json").mkdir()
+    up.process.start()
+    assert await up.ends() == 1
+    assert f"cannot find out what runs from --state-dir {up.state}" in up.said
+    assert "Traceback" not in up.said
+
+
 def _is_of(process: psutil.Process, folder: Path) -> bool:
     try:
         return process.environ().get(spawn.MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
