@@ -293,6 +293,7 @@ class Runner:
                 if self._daemon and self._weights:
                     await self._bring(self._daemon, spec, str(self._weights.model))
         except ArtifactError as error:
+            self._pin(self._host.weights.pin(spec))  # or what is here would make room for another, and come back
             return refusal(spec.artifact.source, error)
         except DaemonError as error:
             return lifecycle.Failed(error.reason, str(error))

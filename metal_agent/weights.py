@@ -63,7 +63,8 @@ class Weights:
     def pin(self, spec: MetalProcessSpec) -> Pinned | None:
         """Hold what a process serves as far as it is here, so that making room for another does not take it.
 
-        None when there is nothing to hold. Never raises: what cannot be held is fetched when it is needed.
+        None when there is nothing to hold. Never raises: what cannot be held is fetched when it is needed. Only what
+        `fetch` returns is whole, so that an engine can be started with it.
         """
         held = []
         for artifact in _artifacts(spec):

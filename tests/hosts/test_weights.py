@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from crds.metalprocess import Artifact
+from crds.metalprocess import Artifact, FurtherArtifact
 from metal_agent import spawn
 from metal_agent.weights import Weights
 from tests import tiny_gguf
@@ -36,3 +36,21 @@ async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
     assert [spawn.identify(pid) for pid in pids] == [None, None]
     assert [each.in_use for each in store.stored()] == [False]
     assert store.remove(digest)
+
+
+async def test_what_is_here_is_held_while_the_rest_cannot_be_had(
+    machine: Machine, assignment: MakeAssignment, tmp_path: Path
+) -> None:
+    www = tmp_path / "www"
+    www.mkdir()
+    tiny_gguf.write(www / "tiny.gguf")
+    async with FileServer(www) as server:
+        draft = FurtherArtifact(role="draft", artifact=Artifact(source=f"{server.url}/none.gguf"))
+        wanted = assignment(artifact=Artifact(source=f"{server.url}/tiny.gguf"), further_artifacts=[draft])
+        machine.supervisor.assign([wanted])
+        await phase(machine, "Failed", "SourceNotFound")
+        store = Weights(machine.folder / "weights", None).store
+        assert [each.in_use for each in store.stored()] == [True]
+        machine.supervisor.assign([])
+        await phase(machine, "Stopped")
+        assert [each.in_use for each in store.stored()] == [False]
