@@ -280,7 +280,7 @@ def _typed(resource: Resource, obj: Mapping[str, Any]) -> Obj:
 def _decode(call: str, body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # Something between us and the server answered in its place; whether the server did anything is unknown.
         raise Unreachable(f"{call}: the answer is not what the API sends: {error}") from error
 
@@ -304,7 +304,7 @@ def _conflict(error: Invalid, meaning: str) -> Conflict:
 def _refusal(call: str, response: Response) -> ApiError:
     try:
         status = msgspec.json.decode(response.body, type=_Status)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         status = _Status(message=response.body[:200].decode(errors="replace"))
     return _status_error(call, status, response.status, response.retry_after_seconds)
 

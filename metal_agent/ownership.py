@@ -104,5 +104,5 @@ def _owner(lock: IO[bytes]) -> Owner | None:
     lock.seek(0)
     try:
         return msgspec.json.decode(lock.read(), type=Owner)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None

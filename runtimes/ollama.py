@@ -172,7 +172,7 @@ class Ollama:
                     raise DaemonError("DaemonRefused", f"{self.url}{path} answered {response.status}: is it Ollama?")
         try:
             return msgspec.json.decode(answer, type=_List).models
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
 
     async def _store(self, path: Path, on_progress: Progress) -> str:

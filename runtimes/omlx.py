@@ -165,7 +165,7 @@ class Omlx:
         """Read what oMLX last wrote; its own defaults where there is nothing to be read."""
         try:
             return msgspec.json.decode((self._base / "settings.json").read_bytes(), type=_Settings)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return _Settings()
 
     def _folder(self) -> Path:
@@ -276,7 +276,7 @@ class Omlx:
     def _read(self, said: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(said, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url} does not answer as oMLX does: {error}") from error
 
     def _http(self) -> aiohttp.ClientSession:
@@ -311,7 +311,7 @@ def _words(said: bytes) -> str:
     """Take oMLX's message out of either of the forms that its versions use, so that no structure is quoted."""
     try:
         body = msgspec.json.decode(said)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         body = None
     error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error

@@ -185,7 +185,7 @@ def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> Pr
         return Probe(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
     try:
         done = msgspec.json.decode(answer, type=question.answer).is_answer()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         done = False
     if not done:
         message = f"{base_url} answered without {question.missing}: {_quote(answer)}"
@@ -197,6 +197,6 @@ def _quote(answer: bytes) -> str:
     try:
         error = msgspec.json.decode(answer, type=_ErrorBody).error
         text = error if isinstance(error, str) else error.message
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         text = answer.decode(errors="replace")
     return text.strip()[:_QUOTED_CHARACTERS] or "an empty body"

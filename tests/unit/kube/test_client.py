@@ -64,9 +64,10 @@ async def test_nobody_listening_is_unreachable() -> None:
                 await client.get(METAL_HOSTS, "a")
 
 
-async def test_an_answer_that_is_not_the_apis_is_unreachable(client_of: ClientOf) -> None:
+@pytest.mark.parametrize("answer", [b"<html>please log in</html>", b'{"kind": "\xff"}'])
+async def test_an_answer_that_is_not_the_apis_is_unreachable(client_of: ClientOf, answer: bytes) -> None:
     async def portal(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="<html>please log in</html>")
+        return web.Response(body=answer)
 
     client = await client_of(portal)
     with pytest.raises(Unreachable, match="get pods ns/a: the answer is not what the API sends"):

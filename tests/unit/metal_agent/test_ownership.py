@@ -45,9 +45,10 @@ async def test_who_does_not_hand_over_is_named(tmp_path: Path, monkeypatch: pyte
     [
         b"",
         b"{",
+        msgspec.json.encode(Owner(Identity(os.getpid(), "ago", "start"), standalone=True)).replace(b"ago", b"\xff"),
         msgspec.json.encode(Owner(Identity(os.getpid(), "long ago", "another start"), standalone=True)),
     ],
-    ids=["nothing", "damaged", "an earlier one, whose pid is another's now"],
+    ids=["nothing", "damaged", "no text", "an earlier one, whose pid is another's now"],
 )
 async def test_nobody_else_gets_the_signal(tmp_path: Path, owner: bytes) -> None:
     before = signal.signal(HAND_OVER, lambda *_: pytest.fail("the signal went to a process that did not ask for it"))

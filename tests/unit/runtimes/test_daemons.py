@@ -56,10 +56,10 @@ def test_omlxs_app_may_keep_its_data_elsewhere(tmp_path: Path) -> None:
     assert Omlx({"OMLX_BASE_PATH": str(tmp_path / "none")}, tmp_path).url == "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"auth": 3}'])
-def test_settings_that_make_no_sense_are_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [b"", b"{", b'{"auth": 3}', b'{"auth": {"api_key": "\xff"}}'])
+def test_settings_that_make_no_sense_are_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".omlx").mkdir()
-    (tmp_path / ".omlx" / "settings.json").write_text(text)
+    (tmp_path / ".omlx" / "settings.json").write_bytes(text)
     found = Omlx({}, tmp_path)
     assert (found.url, found.api_key, found._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
 
@@ -78,6 +78,7 @@ def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
         (b'{"detail": "no room"}', "no room"),
         (b'{"error": "no room"}', "no room"),
         (b"<html>no room", "<html>no room"),
+        (b'{"error": "\xff"}', '{"error": "\N{REPLACEMENT CHARACTER}"}'),
         (b"", "no words"),
     ],
 )

@@ -71,6 +71,13 @@ async def test_an_answer_without_a_token_is_not_ready(status: int, body: str, re
     assert quote in result.message
 
 
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_answer_that_is_no_text_is_not_ready(status: int) -> None:
+    body = b'{"error":"\xff","choices":[{"message":{"content":"\xff"}}]}'
+    async with answering(web.Response(status=status, body=body)) as url:
+        assert (await probe(url)).reason == "BadAnswer"
+
+
 @pytest.mark.parametrize(
     "body",
     [
