@@ -79,6 +79,8 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # nobody is there to hear of it
         raise
 
 

@@ -1,11 +1,13 @@
 import asyncio
 import dataclasses
 import errno
+import gc
 import hashlib
 import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import pytest
 from artifacts import part
 from artifacts.errors import ArtifactError
 from artifacts.fetch import Fetched, fetch
+from artifacts.part import in_thread
 from artifacts.patience import Backoff, Patience
 from artifacts.source import parse
 from tests.web import COMMIT, Fault, FileServer
@@ -438,6 +441,26 @@ async def test_local_file_outside_the_root_is_refused(call: Call, tmp_path: Path
         error = await call.refused(f"file://{path}", file_root=file_root)
         assert (error.reason, error.retryable) == (reason, False)
     assert "--file-root" in (await call.refused(f"file://{outside}")).message
+
+
+async def test_what_fails_for_one_who_was_cancelled_is_no_complaint_of_the_loop() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    started, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        started.set()
+        go_on.wait()
+        raise OSError
+
+    running = asyncio.create_task(in_thread(fail))
+    await asyncio.to_thread(started.wait)
+    running.cancel()
+    go_on.set()
+    await asyncio.wait([running])
+    del running
+    gc.collect()
+    assert complaints == []
 
 
 def test_attempts_without_progress_are_bounded_and_progress_counts_anew() -> None:
