@@ -110,7 +110,7 @@ async def test_two_processes_at_once_fetch_once(
     store: Store, server: FileServer, weights: bytes, tmp_path: Path
 ) -> None:
     source = f"{server.url}/weights.gguf"
-    server.pause_seconds = 0.005
+    server.pause_seconds = 0.002
     one, two = await asyncio.gather(obtain(store, source), obtain(again(store, tmp_path, server), source))
     assert one.path == two.path
     assert server.bytes_sent("/weights.gguf") == len(weights)
@@ -120,7 +120,7 @@ async def test_the_same_bytes_of_two_sources_at_once_stay_for_both(
     store: Store, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del weights
-    meeting = threading.Barrier(2, timeout=1)
+    meeting = threading.Barrier(2, timeout=0.2)
 
     def met(path: Path, value: object) -> None:
         if path.name == ".manifest.json":
