@@ -17,7 +17,7 @@ from controller.jobs import Outcome, Placement, Progress
 from controller.parts import format_of, model_names, part_names
 from controller.plan import Key, Kind, Plan, Snapshot, prune, readable
 from controller.status import condition, find, transitions
-from controller.weights import MODELS_PATH, Facts, Settings
+from controller.weights import INSPECTION, MODELS_PATH, Facts, Settings
 from crds.inferenceservice import InferenceService, ServiceHardware
 from crds.meta import LABEL_MODEL, Accelerator
 from crds.model import GGUF, Cached, Model
@@ -129,10 +129,9 @@ def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) 
         return Verdict(phase="Failed", conditions=[told])
     if source.scheme in {"file", "ollama"}:
         return _hosts_only(model, source)
-    work = weights.inspection(model, settings)
     if _is_inspected(model):
-        progress = Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
-        return _cache(model, observed, settings, now, known=(Facts.of_status(model), progress))
+        return _cache(model, observed, settings, now, known=_known(model, observed, settings, now))
+    work = weights.inspection(model, settings)
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
         return _cache(model, observed, settings, now, known=(Facts.of_answer(model, progress.outcome.answer), progress))
@@ -149,6 +148,20 @@ def _judge(model: Model, observed: Observed, settings: Settings, now: datetime) 
         works=[progress],
         undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
     )
+
+
+def _known(model: Model, observed: Observed, settings: Settings, now: datetime) -> tuple[Facts, Progress]:
+    """Return what is known of an inspected Model; what an earlier version did not look for is looked for now."""
+    known = Facts.of_status(model)
+    work = weights.inspection(model, settings, known)
+    if known.layout is not None or known.inspection == INSPECTION or model.spec.memory_bytes is not None:
+        return known, Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
+    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    if progress.outcome.state == "Succeeded":
+        found = Facts.of_answer(model, progress.outcome.answer)
+        # Of other weights than those that are served nothing is taken.
+        known = found if found.revision == known.revision else msgspec.structs.replace(known, inspection=INSPECTION)
+    return known, progress
 
 
 def _hosts_only(model: Model, source: Source) -> Verdict:

@@ -140,13 +140,33 @@ class Standing(NamedTuple):
         return sum(process.status.phase == "Ready" for process in self.kept)
 
 
-def stand(name: str | None, wanted: int, observed: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> Standing:
-    """Sort a service's processes. `name` is their `family`; None keeps whatever there is, for it is not known."""
+def stand(
+    name: str | None,
+    wanted: int,
+    observed: Iterable[MetalProcess],
+    hosts: Mapping[str, MetalHost],
+    *,
+    estimated: MetalProcessSpec | None = None,
+) -> Standing:
+    """Sort a service's processes.
+
+    Args:
+        name: their `family`; None keeps whatever there is, for it is not known.
+        wanted: how many.
+        observed: all that exist.
+        hosts: all that are registered, by name.
+        estimated: what each is, where its memory is an estimate: one that a host has, and that differs in its memory
+            only, is as wanted too. A better estimate, as a later version has, is no reason to load anything anew.
+    """
     standing = Standing([], [], [], [], [], [], [])
     usable = []
     for process in observed:
         phase, host = process.status.phase, process.spec.host_name
-        current = name is None or process.metadata.name.rpartition("-")[0] == name
+        current = (
+            name is None
+            or process.metadata.name.rpartition("-")[0] == name
+            or (estimated is not None and phase != "Rejected" and _serves(process, estimated))
+        )
         lost = host is not None and host_is_lost(host, hosts)
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
@@ -166,6 +186,12 @@ def stand(name: str | None, wanted: int, observed: Iterable[MetalProcess], hosts
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
+
+
+def _serves(process: MetalProcess, spec: MetalProcessSpec) -> bool:
+    """Whether a host has it with this spec, whatever the memory that is reserved there."""
+    there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
+    return process.spec.host_name is not None and _decided(there) == _decided(spec)
 
 
 def _preference(process: MetalProcess) -> tuple[bool, bool, bool, bool, str, int, str]:

@@ -141,7 +141,8 @@ def on_hosts(snapshot: Snapshot, service: InferenceService, served: Served | Non
     alive = [host for name, host in hosts.items() if not processes.host_is_lost(name, hosts)]
     rooms = binder.rooms(alive, snapshot.store.list(METAL_PROCESSES))
     name = processes.family(service.metadata.name, spec) if spec else None
-    standing = processes.stand(name, wanted, readable(children, MetalProcess), hosts)
+    estimated = spec if served is not None and not requirements.is_memory_stated(served) else None
+    standing = processes.stand(name, wanted, readable(children, MetalProcess), hosts, estimated=estimated)
     taken = {obj["metadata"]["name"] for obj in children}
     steps = processes.converge(service, spec, wanted, standing, taken=taken, rooms=rooms, now=snapshot.now)
 

@@ -172,6 +172,13 @@ def memory_bytes(service: InferenceService, served: Served) -> int | None:
     return total_bytes
 
 
+def is_memory_stated(served: Served) -> bool:
+    """Whether the memory of a replica, or a part of it, is the user's word, and no estimate."""
+    return any(
+        each.spec.memory_bytes is not None for each in (served.model, *(part.model for part in served.parts)) if each
+    )
+
+
 def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, int | None]]:
     """Return what each Model of a service takes, by its name."""
     settings = settings_of(service.spec, runtime=runtime_of(service, served.model))
@@ -201,9 +208,7 @@ class Advice(NamedTuple):
 
 def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
     """Say what a replica is made of and what would fit into `free_bytes`."""
-    if any(
-        each.spec.memory_bytes is not None for each in (served.model, *(part.model for part in served.parts)) if each
-    ):
+    if is_memory_stated(served):
         return Advice()
     draft = next((part.model for part in served.parts if part.role == "draft"), None)
     further = sum(

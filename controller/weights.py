@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.source import cache_key
+from artifacts.source import cache_key, parse
 from controller.jobs import Answer, Placement, Work
 from controller.plan import child
 from crds.meta import LABEL_MODEL
@@ -24,6 +24,8 @@ SPARE_MIB: Final = 16
 """Part of a small volume that its file system takes."""
 INSPECT_SECONDS: Final = 600
 """A header is read in seconds; this is for pulling the image, and for a server that hangs."""
+INSPECTION: Final = 1
+"""Of what an inspection tells; earlier ones, which did not write it down, told no layout."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
@@ -44,12 +46,13 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     size_bytes: int | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
+    inspection: int | None = None
 
     @classmethod
     def of_answer(cls, model: Model, answer: Answer) -> "Facts":
         """Return what the inspect Job answered, and the checksum that the user states where it knows none."""
         sha256 = answer.sha256 or model.spec.sha256 or ""
-        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout)
+        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout, INSPECTION)
 
     @classmethod
     def of_status(cls, model: Model) -> "Facts":
@@ -76,20 +79,27 @@ def path_of(model: Model, facts: Facts) -> str:
     return f"{cache_key(model.spec.source, facts.revision)}/{facts.file}"
 
 
-def inspection(model: Model, settings: Settings) -> Work:
-    """Return the reading of the artifact's header."""
+def inspection(model: Model, settings: Settings, known: Facts | None = None) -> Work:
+    """Return the reading of the artifact's header, of the very one of which something is `known`."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
     return Work(
         owner=model.metadata,
         verb="inspect",
-        identity=(model.metadata.uid, spec.source, spec.sha256 or "", secret or ""),
-        arguments=(spec.source, *verified, "--json"),
+        identity=(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(INSPECTION)),
+        arguments=(_source(model, known), *verified, "--json"),
         image=settings.image,
         environment=settings.environment,
         token_secret=secret,
         deadline_seconds=INSPECT_SECONDS,
     )
+
+
+def _source(model: Model, known: Facts | None) -> str:
+    if known is None or not known.revision or not model.spec.source.startswith("hf://"):
+        return model.spec.source
+    source = parse(model.spec.source)
+    return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
 
 
 def fetching(model: Model, facts: Facts, claim: Obj, placement: Placement, settings: Settings) -> Work:

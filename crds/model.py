@@ -184,6 +184,10 @@ class ModelStatus(Resource, frozen=True):
         Layout | None,
         described("What decides how much memory serving takes; absent where the artifact does not tell all of it."),
     ] = None
+    inspection: Annotated[
+        int | None,
+        described("Version of the inspection that found this; one of an earlier version is made anew.", format="int64"),
+    ] = None
     cached: Annotated[Cached | None, described("The verified weights that are on a volume for pods.")] = None
     conditions: Conditions = []
 
