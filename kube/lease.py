@@ -187,6 +187,8 @@ class _HostLease:
         self._rival: Obj = {}
         """What another holder wrote, as first seen."""
         self._rival_since = 0.0
+        # Earlier versions wrote the host's name, and whoever is updated must not let its host be given up.
+        self._predecessor: str | None = name
 
     def forget(self) -> None:
         """Read it again, as after a write that was refused or of which nothing was heard."""
@@ -208,6 +210,7 @@ class _HostLease:
         lease = {"metadata": self._metadata | expected, "spec": spec}
         written = await self._client.apply(LEASES, lease, field_manager=self._field_manager)
         self._version, self._rival = written["metadata"]["resourceVersion"], {}
+        self._predecessor = None
         return True
 
     async def _may_take(self) -> bool:
@@ -217,7 +220,7 @@ class _HostLease:
             self._version = ""
             return True
         spec = found.get("spec") or {}
-        if not may_take(spec, self._identity, 0.0):
+        if not may_take(spec, self._identity, 0.0) and spec["holderIdentity"] != self._predecessor:
             if self._rival and spec != self._rival:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, who renews it")
             if not self._rival:

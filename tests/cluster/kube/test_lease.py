@@ -187,6 +187,17 @@ async def test_a_hosts_lease_that_another_agent_renews_is_refused_and_one_that_n
             await agent("first")
 
 
+async def test_a_hosts_lease_is_taken_over_at_once_from_an_agent_of_an_earlier_version(
+    client: Client, namespace: str
+) -> None:
+    renewed = asyncio.Event()
+    spec = {"holderIdentity": "host", "leaseDurationSeconds": 40, "renewTime": micro_time(datetime.now(UTC))}
+    lease = {"metadata": {"namespace": namespace, "name": "host"}, "spec": spec}
+    await client.apply(LEASES, lease, field_manager=MANAGER)
+    async with running(renew(client, namespace, "host", identity="a", field_manager=MANAGER, on_renewed=renewed.set)):
+        await asyncio.wait_for(renewed.wait(), 5)
+
+
 async def test_a_hosts_lease_that_was_taken_over_is_not_taken_back(client: Client, namespace: str) -> None:
     renewals = 0
 
