@@ -35,7 +35,8 @@ NAMESPACE = "default"
 SERVICES = {"one": 1, "two": 2, "three": 1}
 """Replicas by service."""
 HOSTS = ("studio-1", "studio-2")
-BUDGET_BYTES = 64 * GIB
+BUDGET_BYTES = 8 * GIB
+"""For all replicas on one host, and so small that what else runs on this machine does not count."""
 SETTLE_SECONDS = 120.0
 """For everything to be well again after the last fault: a lost host's Lease, then back-off, then a new engine."""
 
@@ -111,19 +112,22 @@ class Run:
             assert (status.phase, status.ready_replicas) == ("Ready", replicas), (service, status)
             assert await cluster.answers(service), f"{service} does not answer at each ready address"
         bound = await cluster.processes()
-        assert Counter(each.spec.service_name for each in bound) == SERVICES
+        counts = Counter(each.spec.service_name for each in bound)
+        assert counts == SERVICES, bound
         for machine in self.machines:
             mine = [each for each in bound if each.spec.host_name == machine.name]
             running = await machine.processes()
             engines = {process.pid for process in running["engine"]}
             assert engines == {each.status.pid for each in mine}, f"{machine.name} runs {engines}, which is not {mine}"
-            counts = {role: len(found) for role, found in running.items() if role != "engine"}
-            assert counts == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
+            others = {role: len(found) for role, found in running.items() if role != "engine"}
+            assert others == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
             told = (await cluster.host(machine.name)).status
             assert {each.uid for each in told.processes} == {each.metadata.uid for each in mine}, told
             reserved = sum(each.memory_bytes or 0 for each in told.processes)
-            assert told.available_bytes == BUDGET_BYTES - reserved, told
-            assert reserved == sum(each.spec.memory_bytes for each in mine), told
+            assert reserved >= sum(each.spec.memory_bytes for each in mine), told
+            # Other programs may use a little; a reservation that nobody has any more is as large as a process.
+            lost = BUDGET_BYTES - reserved - (told.available_bytes or 0)
+            assert 0 <= lost < min(each.spec.memory_bytes for each in bound), told
         return True
 
     @property

@@ -2,6 +2,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -136,3 +137,28 @@ async def test_a_missing_object_is_not_found(client_of: ClientOf) -> None:
 
     with pytest.raises(NotFound, match="delete pods ns/a: 404 NotFound: no such pod"):
         await (await client_of(missing)).delete(PODS, "a", "ns")
+
+
+async def test_who_connects_anew_leaves_no_watch_deaf(client_of: ClientOf) -> None:
+    watches = 0
+
+    async def watched(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        watches += 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        metadata = {"name": f"watch-{watches}", "namespace": "a", "uid": "u", "resourceVersion": "2"}
+        await response.write(msgspec.json.encode({"type": "ADDED", "object": {"metadata": metadata}}) + b"\n")
+        await asyncio.Event().wait()
+        return response
+
+    client = await client_of(watched)
+    first = client.watch(PODS, resource_version="1")
+    assert (await anext(first)).object["metadata"]["name"] == "watch-1"
+    waiting = asyncio.ensure_future(anext(first))
+    await asyncio.sleep(0)
+    await client.reconnect()
+    async with asyncio.timeout(5):
+        with pytest.raises(Unreachable):
+            await waiting
+    assert (await anext(client.watch(PODS, resource_version="2"))).object["metadata"]["name"] == "watch-2"
