@@ -9,12 +9,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from artifacts.gguf import GGUFHeader
 from artifacts.values import count_of, per_layer, text_of, widest
 from crds.model import Layers, Layout
 
 _F32_BYTES: Final = 4
 _MAX_LAYERS: Final = 4096
+_LARGEST: Final = 1 << 48
+"""No product of two sizes of a model comes near it, and a status takes no more than 63 bits."""
 _MAX_KINDS: Final = 16
 """A Job's termination message ends at 4,096 bytes."""
 
@@ -85,6 +89,11 @@ def layout_of(header: GGUFHeader) -> Layout | None:
     return _Reading(header).layout()
 
 
+def _is_sane(layout: Layout) -> bool:
+    sizes = [size for each in (layout, *layout.layers) for size in msgspec.structs.astuple(each)]
+    return all(size <= _LARGEST for size in sizes if isinstance(size, int))
+
+
 class _Reading:
     """One header, read with the keys of its architecture."""
 
@@ -104,7 +113,7 @@ class _Reading:
         if latent := self._number("attention.key_length_mla"):
             # The query, the same in the latent space, and the answer there: three in all, as of other kinds.
             width = -(-(latent + (width or 0) + (self._number("attention.value_length") or 0)) // 3)
-        return Layout(
+        layout = Layout(
             tensor_bytes=self._header.tensor_bytes,
             vocabulary_size=vocabulary[0],
             embedding_size=embedding,
@@ -114,6 +123,7 @@ class _Reading:
             expert_outputs=widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
             layers=kinds,
         )
+        return layout if _is_sane(layout) else None
 
     def _number(self, key: str, default: int | None = None) -> int | None:
         found = count_of(self._header.metadata.get(f"{self._architecture}.{key}"))

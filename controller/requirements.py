@@ -21,6 +21,9 @@ from runtimes.serving import Wanted, refusal
 _PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
 
+_MOST_BYTES: Final = 1 << 58
+"""Of one Model; what is more comes of a header that makes no sense, and fits no MetalProcess or pod."""
+
 Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
 
 
@@ -184,6 +187,10 @@ def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, i
     settings = settings_of(service.spec, runtime=runtime_of(service, served.model))
 
     def of(model: Model | None, role: Role | None) -> int | None:
+        size_bytes = told(model, role)
+        return None if size_bytes is None or size_bytes > _MOST_BYTES else size_bytes
+
+    def told(model: Model | None, role: Role | None) -> int | None:
         if model is None:
             return None
         if model.spec.memory_bytes is not None:

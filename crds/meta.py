@@ -76,7 +76,7 @@ SecretName = Annotated[str, Meta(min_length=1, max_length=180, pattern=r"^[a-z0-
 """Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
 Quantity = Annotated[
     int | str,
-    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}),
+    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$", "minimum": 0}),
 ]
 """A Kubernetes quantity such as `500m`, `4Gi` or a plain number."""
 

@@ -119,13 +119,17 @@ def _validator(kind: str) -> Draft202012Validator:
 
 
 def _filled(value: Any, schema: Schema) -> Any:
-    """Return the value with the schema's defaults; null is absent where there is one."""
+    """Return the value with the schema's defaults, and without what is null: a key with nothing after it, in YAML."""
     if isinstance(value, list) and "items" in schema:
         return [_filled(each, schema["items"]) for each in value]
     if not isinstance(value, dict):
         return value
-    for name, field in schema.get("properties", {}).items():
-        if "default" in field and value.get(name) is None:
+    fields = schema.get("properties", {})
+    for name in [name for name, each in value.items() if each is None]:
+        if name in fields or "additionalProperties" in schema:
+            del value[name]
+    for name, field in fields.items():
+        if "default" in field and name not in value:
             value[name] = deepcopy(field["default"])
         if name in value:
             value[name] = _filled(value[name], field)

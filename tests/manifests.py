@@ -32,6 +32,13 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
     METAL_PROCESSES: _SERVING,
 }
 """What is filled in into each of `SPECS`."""
+NULLS: list[dict[str, Any]] = [
+    {"replicas": None, "adapters": None, "image": None, "resources": None},
+    {"hardware": {"accelerator": None}},
+    {"nodeSelector": {"disk": None}},
+    {"tolerations": [{"key": None}]},
+]
+"""Of a service: what YAML makes of a key with nothing after it is absent."""
 GOOD_ARGUMENTS = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
 BAD_ARGUMENTS = [
     *("--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-"),
@@ -105,6 +112,9 @@ BAD = {
     "replicas in words": Bad(INFERENCE_SERVICES, {"replicas": "two"}, "spec.replicas: .*must be of type integer"),
     "too many slots": Bad(INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"),
     "tiny context": Bad(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
+    "negative quantity": Bad(
+        INFERENCE_SERVICES, {"resources": {"cpu": -1}}, "spec.resources.cpu: .*greater than or equal to 0"
+    ),
     "quantity that is none": Bad(
         INFERENCE_SERVICES, {"resources": {"memory": "much"}}, 'spec.resources.memory: .*"much".*should match'
     ),

@@ -1,5 +1,6 @@
 """What the kinds promise, as the real API server and kubectl keep it: refusals, defaults, selectors, columns, names."""
 
+import json
 import re
 from copy import deepcopy
 from typing import Any
@@ -11,7 +12,7 @@ from kube.client import Client, Obj
 from kube.errors import Invalid
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.controlplane.plane import ControlPlane
-from tests.manifests import BAD, BAD_ARGUMENTS, DEFAULTS, GOOD_ARGUMENTS, MODEL, SPECS, Bad, made
+from tests.manifests import BAD, BAD_ARGUMENTS, DEFAULTS, GOOD_ARGUMENTS, MODEL, NULLS, SPECS, Bad, made
 
 NAMESPACED = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES)
 FIXED = "a MetalProcess is fixed once written: edit its InferenceService, which replaces it"
@@ -72,6 +73,15 @@ async def test_a_host_selects_its_own_processes(client: Client, namespace: str) 
         await client.create(METAL_PROCESSES, made(METAL_PROCESSES, namespace, name, **host))
     found = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
     assert [each["metadata"]["name"] for each in found.items] == ["a"]
+
+
+@pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
+async def test_null_is_absent(client: Client, namespace: str, nulls: dict[str, Any]) -> None:
+    manifest = made(INFERENCE_SERVICES, namespace)
+    manifest["spec"] |= nulls
+    written = await client.create(INFERENCE_SERVICES, manifest)
+    assert written["spec"]["replicas"] == 1
+    assert "null" not in json.dumps(written["spec"])
 
 
 @pytest.mark.parametrize("resource", DEFAULTS, ids=lambda each: each.kind)

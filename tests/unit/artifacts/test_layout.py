@@ -56,6 +56,9 @@ def test_reads_what_the_writer_of_a_file_meant(tmp_path: Path) -> None:
         ({"attention__head_count_kv": (8, 8, 2)}, None),
         ({"block_count": None}, None),
         ({"attention__indexer__head_count": 4}, None),
+        # Each of them fits a status, and their products do not.
+        ({"attention__head_count_kv": 1 << 40, "attention__key_length": 1 << 40}, None),
+        ({"expert_used_count": 1 << 40, "expert_feed_forward_length": 1 << 40}, None),
     ],
 )
 def test_grouped_heads(metadata: dict[str, Any], expected: list[Layers] | None) -> None:

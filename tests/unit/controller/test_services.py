@@ -166,8 +166,12 @@ def test_a_contradiction_is_explained(spec: Obj, source: str, says: str) -> None
     assert applied(plan, DEPLOYMENTS) == []
 
 
-def test_a_size_that_is_not_known_is_not_guessed() -> None:
+@pytest.mark.parametrize("layers", [None, 1 << 44], ids=["not told", "beyond a status"])
+def test_a_size_that_is_not_known_is_not_guessed(layers: int | None) -> None:
     unknown = model(status={"layout": None})
+    if layers is not None:
+        unknown = model()
+        unknown["status"]["layout"]["layers"][0]["count"] = layers
     assert ready(decide(chat(**METAL), (MODELS, unknown))) == ("Failed", "False", "MemoryUnknown")
     plan = decide(chat(**METAL), (MODELS, unknown | {"spec": unknown["spec"] | {"memoryBytes": 5 * GIB}}))
     assert plan.create[0][1]["spec"]["memoryBytes"] == 5 * GIB

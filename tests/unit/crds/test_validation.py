@@ -1,5 +1,6 @@
 """What the API server refuses is refused without one, in the same words; tests/cluster/test_crds.py has the server."""
 
+import json
 import re
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from crds import validation
 from kube.resources import INFERENCE_SERVICES, MODELS, Resource
-from tests.manifests import BAD, DEFAULTS, GOOD_ARGUMENTS, SPECS, Bad, made
+from tests.manifests import BAD, DEFAULTS, GOOD_ARGUMENTS, NULLS, SPECS, Bad, made
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
@@ -32,11 +33,20 @@ def test_defaults_are_filled_in(resource: Resource) -> None:
     assert manifest["spec"] == SPECS[resource], "the user's own manifest stays as it is"
 
 
-def test_null_is_absent_where_there_is_a_default() -> None:
+@pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
+def test_null_is_absent(nulls: dict[str, Any]) -> None:
     manifest = made(INFERENCE_SERVICES)
-    manifest["spec"]["replicas"] = None
+    manifest["spec"] |= nulls
     assert validation.problems(manifest) == []
-    assert validation.with_defaults(manifest)["spec"]["replicas"] == 1
+    filled = validation.with_defaults(manifest)["spec"]
+    assert filled["replicas"] == 1
+    assert "null" not in json.dumps(filled)
+
+
+def test_null_is_no_value_of_what_is_required() -> None:
+    manifest = made(INFERENCE_SERVICES)
+    manifest["spec"]["modelRef"] = None
+    assert [*map(str, validation.problems(manifest))] == ["spec.modelRef: Required value"]
 
 
 def test_every_problem_is_told_at_once_with_its_field() -> None:
