@@ -5,6 +5,7 @@ not, and where that cannot be told, the count is the lower one.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import msgspec
 
@@ -73,7 +74,9 @@ def in_pods(
         parts = [(part, _weights(part.model)) for part in served.parts if part.model is not None]
         if memory is not None:
             weights = _weights(served.model)
-            desired = (deployment(service, accelerator=accelerator, memory=memory, weights=weights, parts=parts),)
+            made = deployment(service, accelerator=accelerator, memory=memory, weights=weights, parts=parts)
+            is_estimate = stated is None and not requirements.is_memory_stated(served)
+            desired = (_with_what_is_requested(made, observed) if is_estimate and observed else made,)
     if observed is None:
         return Replicas(total=0, apply=desired)
     labels = (LABEL_SERVICE, service.metadata.name)
@@ -92,6 +95,23 @@ def in_pods(
         apply=desired,
         patch=_scale_down(observed, wanted) if wanted and served is None else (),
     )
+
+
+def _with_what_is_requested(made: tuple[Resource, Obj], observed: Obj) -> tuple[Resource, Obj]:
+    """Return the Deployment with the memory that its pods request, where its pods would differ in nothing else.
+
+    A better estimate, as a later version has, is no reason to start them anew.
+    """
+    resource, desired = made
+    kept = deepcopy(desired)
+    (container,) = kept["spec"]["template"]["spec"]["containers"]
+    pod = observed["spec"]["template"]["spec"]
+    there: Obj = next((each for each in pod["containers"] if each["name"] == container["name"]), {})
+    requested = there.get("resources", {}).get("requests", {}).get("memory")
+    container["resources"]["requests"]["memory"] = requested
+    compared = kept | {"spec": kept["spec"] | {"replicas": observed["spec"]["replicas"]}}
+    is_same = requested is not None and is_applied(resource, compared, observed, FIELD_MANAGER)
+    return (resource, kept) if is_same else made
 
 
 def _weights(model: Model) -> Weights:

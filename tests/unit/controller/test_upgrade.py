@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from kube.client import Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.serving import GIB, host, model, process
 from tests.unit.controller.test_models import INSPECTED, World, inspected
-from tests.unit.controller.test_services import METAL, chat, decide
+from tests.unit.controller.test_services import METAL, applied, chat, decide, deployed
 
 LAYOUT = {
     "tensorBytes": 100,
@@ -97,3 +97,28 @@ def test_what_has_no_place_is_made_anew_with_the_better_estimate(phase: str) -> 
     placed = {"hostName": "studio-1"} if phase == "Rejected" else {}
     waits = process("chat-00000000-0", phase=phase) | {"spec": made["spec"] | {"memoryBytes": 1} | placed}
     assert len(decide(chat(**METAL), there, mac, (METAL_PROCESSES, waits)).create) == 1
+
+
+def requested(deployment: Obj) -> Obj:
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    requests: Obj = container["resources"]["requests"]
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "keeps"),
+    [
+        ({}, {}, True),
+        ({"replicas": 3}, {}, True),
+        ({"contextLength": 8192}, {}, False),
+        ({}, {"memoryBytes": 2 * GIB}, False),
+        ({"resources": {"memory": "2Gi"}}, {}, False),
+    ],
+    ids=["upgrade", "scaled", "edited", "stated by the Model", "stated by the service"],
+)
+def test_pods_keep_what_they_request_until_anything_else_of_them_changes(spec: Obj, weights: Obj, keeps: bool) -> None:
+    there = deployed(chat(), (MODELS, model()))
+    requested(there)["memory"] = "1234567"
+    (wanted,) = applied(decide(chat(**spec), (MODELS, model(**weights)), (DEPLOYMENTS, there)), DEPLOYMENTS)
+    assert (requested(wanted)["memory"] == "1234567") is keeps
+    assert wanted["spec"]["replicas"] == spec.get("replicas", 1)
