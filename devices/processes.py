@@ -38,7 +38,7 @@ def start_time(pid: int) -> str | None:
         ours = os.getpid()
         return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{ours}"), pid)
     try:
-        return parse_stat(Path(f"/proc/{pid}/stat").read_text())
+        return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
 

@@ -61,7 +61,7 @@ class NativeProcess:
         try:
             # Now, as the watch holds this very process, even if the pid is reused a moment later.
             self.identity = identify(pid)
-        except OSError:
+        except BaseException:
             if self._watch is not None:
                 os.close(self._watch)
             raise
@@ -165,7 +165,7 @@ def spawn(
     )
     try:
         return NativeProcess(pid, child=True)
-    except OSError:
+    except BaseException:
         # Nobody would hear of its end, and whoever tries again would start a second one.
         _signal_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

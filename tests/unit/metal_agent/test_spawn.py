@@ -204,3 +204,23 @@ async def test_one_whose_log_cannot_be_written_runs_without(owner: Path) -> None
     (owner / "full").touch()
     process = spawn.spawn(["true"], dict(os.environ), owner / "full" / "it.log", owner)
     assert await process.wait() == Exit(code=0)
+
+
+async def test_a_program_whose_name_the_kernel_cuts_in_the_middle_of_a_character_runs(owner: Path) -> None:
+    program = owner / ("ä" * 8)
+    program.symlink_to(sys.executable)
+    process = spawn.spawn([str(program), *WAITS[1:]], dict(os.environ), owner / "it.log", owner)
+    assert process.identity == spawn.identify(process.pid)
+    await process.end(grace_seconds=5)
+
+
+async def test_whatever_goes_wrong_once_it_runs_leaves_no_process_behind(
+    owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def senseless(_: int) -> str:
+        raise ValueError("no line as ps writes them")
+
+    monkeypatch.setattr(processes, "start_time", senseless)
+    with pytest.raises(ValueError, match="no line"):
+        spawn.spawn(WAITS, dict(os.environ), owner / "it.log", owner)
+    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if child.status() != "zombie"]
