@@ -180,10 +180,14 @@ class SharedDaemon:
             return
         async with self._changing:
             self._clean = True
-            for model in sorted(await self.daemon.marked(self._owner)):
-                if model not in {*wanted(), *(handle.model for handle in self._handles)}:
-                    log.info("removing from daemon", daemon=self.daemon.runtime, model=model)
-                    await self.daemon.remove(model)
+            try:
+                for model in sorted(await self.daemon.marked(self._owner)):
+                    if model not in {*wanted(), *(handle.model for handle in self._handles)}:
+                        log.info("removing from daemon", daemon=self.daemon.runtime, model=model)
+                        await self.daemon.remove(model)
+            except BaseException:
+                self._clean = False
+                raise
 
     def loaded(self) -> list[LoadedModel]:
         """List what was in memory at the last look."""
@@ -214,7 +218,7 @@ class SharedDaemon:
 
     async def look(self) -> None:
         """Find out what is loaded, and tell those whose model is not."""
-        if not self.daemon.installed():
+        if not self._handles and not self.daemon.installed():
             self.problem = f"{self.daemon.runtime} is not installed here"
             return
         watched = [handle for handle in self._handles if handle.loaded]
@@ -233,6 +237,9 @@ class SharedDaemon:
                 # Whether it is loaded or not, nobody gets an answer from it through us.
                 for handle in watched:
                     handle.gone(Exit(reason=error.reason, message=self.problem))
+        except Exception:  # a defect here must not end what the host serves
+            log.exception("cannot look at daemon", daemon=self.daemon.runtime)
+            self._unknown = True
         else:
             self.problem, self._unknown, self._silences = "", False, 0
             there = {name for name, _ in self._found}
@@ -318,6 +325,8 @@ class Daemons:
                 await shared.clean(partial(_names, shared, wanted))
             except DaemonError as error:
                 log.warning("cannot clear up in daemon", daemon=runtime, error=str(error))
+            except Exception:  # a defect here must not end what the host serves
+                log.exception("cannot clear up in daemon", daemon=runtime)
 
     def _tell(self, runtime: str) -> None:
         for listener in self._listeners:

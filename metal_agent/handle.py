@@ -47,7 +47,7 @@ class Handle(Protocol):
         """Bearer token that the engine itself asks for. Never logged, never in a status."""
 
     def url(self) -> str | None:
-        """Find where the engine listens on loopback; None while it does not."""
+        """Find where the engine listens on loopback; None while it does not. May block: called in a thread."""
 
     async def wait(self) -> Exit:
         """Wait for its end, whoever brings it about."""

@@ -40,6 +40,7 @@ PROGRESS_SECONDS: Final = 1.0
 RANKS: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
 """The enumeration begins with the most important."""
 _PROBE_SECONDS: Final = 60.0
+_END_AGAIN_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.2
 """An engine that has loaded for long is known to be ready so much later at most."""
@@ -227,6 +228,8 @@ class Runner:
         if state.phase in {"Rejected", "Stopped"}:
             self._host.ledger.release(self.assignment.uid)
             self._pin(None)
+        if state.needed_bytes is not None and state.needed_bytes <= self._host.ledger.available_bytes:
+            self.tell(Freed())  # that memory came free while the refusal was on its way
         if state.phase == "Ready" and before.phase != "Ready":
             self.proven = True
             self._remember_ready()
@@ -265,8 +268,17 @@ class Runner:
             case lifecycle.Drain():
                 await self._host.exposure.drain(self.assignment.uid, DRAIN_SECONDS)
             case lifecycle.End() if self._engine:
-                await self._engine.end(GRACE_SECONDS)
+                await self._end(self._engine)
         return None
+
+    async def _end(self, running: Handle) -> None:
+        """End the engine, whatever goes wrong on the way: nobody else would, and its memory stays reserved."""
+        while True:
+            try:
+                return await running.end(GRACE_SECONDS)
+            except Exception:  # noqa: BLE001 - whatever it is, the engine still has to go
+                self._log.exception("cannot end the engine, trying again", seconds=_END_AGAIN_SECONDS)
+                await asyncio.sleep(_END_AGAIN_SECONDS)
 
     async def _check(self) -> Event:
         if self._daemon:
@@ -387,7 +399,7 @@ class Runner:
             async with asyncio.timeout(timeout_seconds):
                 while True:
                     # Who listens has been found once: to ask the kernel again takes longer than to ask the engine.
-                    url = url or (self._engine.url() if self._engine else None)
+                    url = url or (await asyncio.to_thread(self._engine.url) if self._engine else None)
                     if self._engine and url:
                         found = await generate_token(
                             self._host.session,

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from devices.footprint import Footprint, footprint
 from devices.pressure import Reading
 from metal_agent.ledger import Ledger, excess_bytes
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from metal_agent.runner import Runner
 
 LOOK_SECONDS: Final = 10.0
+
+log = structlog.get_logger()
 
 
 class Usage:
@@ -48,15 +52,23 @@ class Usage:
         self._read = read
         self._changed = changed
         self._loaded = loaded
+        self._looking = asyncio.Lock()
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # a defect here must not end what the host serves
+                log.exception("memory in use not looked at")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
         """Look once; what is seen of an engine that ended meanwhile is let go."""
+        async with self._looking:  # the peaks are written in a thread
+            await self._look()
+
+    async def _look(self) -> None:
         available_bytes = self._ledger.available_bytes
         before = {uid: (runner.record, runner.state.pid) for uid, runner in self._runners.items()}
         pids = {uid: pid for uid, (_, pid) in before.items() if pid is not None}

@@ -1,7 +1,11 @@
+import asyncio
 import os
 from collections.abc import Callable
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from devices.footprint import footprint
 from devices.pressure import Reading
@@ -13,6 +17,7 @@ from metal_agent.peaks import Peaks
 from metal_agent.records import Record
 from metal_agent.usage import Usage
 from runtimes.daemon import LoadedModel
+from tests.eventually import eventually
 
 GIB = 2**30
 MakeAssignment = Callable[..., Assignment]
@@ -79,3 +84,38 @@ async def test_a_daemon_says_what_its_models_take_ours_and_the_owners(assignment
     assert (ledger.reserved["u1"], ledger.others_bytes) == (22 * GIB, 10 * GIB)
     await _usage(in_a_daemon, ledger, 60 * GIB, [], LoadedModel("ours", None, ours=True)).look()
     assert (ledger.reserved["u1"], ledger.others_bytes) == (22 * GIB, 0)
+
+
+async def test_looks_at_the_same_time_write_one_after_the_other(
+    assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = _usage({"u1": _runner(assignment("u1"), os.getpid())}, Ledger(48 * GIB), None, [])
+    writing, most = 0, 0
+
+    def observe(_: object) -> None:
+        nonlocal writing, most
+        writing += 1
+        most = max(most, writing)
+        Event().wait(0.02)
+        writing -= 1
+
+    monkeypatch.setattr(usage._peaks, "observe", observe)
+    await asyncio.gather(*(usage.look() for _ in range(3)))
+    assert most == 1
+
+
+async def test_a_look_that_fails_does_not_end_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def read() -> Reading:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("a defect")
+        return Reading()
+
+    monkeypatch.setattr("metal_agent.usage.LOOK_SECONDS", 0.001)
+    watching = asyncio.create_task(Usage({}, Ledger(GIB), Peaks(), read=read, changed=lambda: None).run())
+    await eventually(lambda: looks > 1 or watching.done())
+    assert not watching.done()
+    watching.cancel()

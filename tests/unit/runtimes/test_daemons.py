@@ -1,5 +1,6 @@
 """What is known of a shared daemon without asking it: where it is, what is whose, and what it cannot do."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -131,3 +132,59 @@ async def test_a_port_is_not_asked_where_nothing_is_installed(tmp_path: Path, mo
     none = Daemons(tmp_path, [absent])
     await none.look()
     assert none.usable() == []
+
+
+class _Odd(Ollama):
+    """One that does what nobody foresaw."""
+
+    def __init__(self) -> None:
+        super().__init__({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
+        self.defect: Exception | None = RuntimeError("nobody foresaw it")
+        self.cleaned = 0
+
+    async def loaded(self) -> list[tuple[str, int | None]]:
+        if self.defect:
+            raise self.defect
+        return []
+
+    async def marked(self, owner: str) -> set[str]:
+        assert owner.startswith("pomona-")
+        self.cleaned += 1
+        if self.defect:
+            raise self.defect
+        return set()
+
+    def installed(self) -> bool:
+        return self.defect is not None
+
+
+async def test_a_look_that_goes_wrong_tells_nothing_and_ends_nothing() -> None:
+    odd = _Odd()
+    shared = SharedDaemon(odd, "pomona-1", lambda: None)
+    await shared.look()
+    handle = shared.adopt("pomona-1/tiny:1-1")
+    assert handle
+    await shared.look()
+    ended = asyncio.ensure_future(handle.wait())
+    await asyncio.sleep(0)
+    assert not ended.done()
+    # What is uninstalled is looked at for as long as something of ours was in it.
+    odd.defect = None
+    await shared.look()
+    assert (await asyncio.wait_for(ended, 5)).reason == "Unloaded"
+    await shared.look()
+    assert "not installed" in shared.problem
+
+
+async def test_a_clean_up_that_failed_is_made_up_for(tmp_path: Path) -> None:
+    odd = _Odd()
+    odd.defect = None
+    found = Daemons(tmp_path, [odd])
+    shared = found.get("ollama")
+    assert shared
+    shared.problem = ""
+    for odd.defect in (daemon.DaemonError(daemon.SILENT, "slow"), RuntimeError("nobody foresaw it"), None):
+        await found.clean(list)
+    assert odd.cleaned == 3
+    await found.clean(list)
+    assert odd.cleaned == 3
