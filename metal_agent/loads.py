@@ -47,6 +47,11 @@ class Loads:
         if self._loading.pop(uid, None) is not None:
             self._pass_on()
 
+    def rename(self, uid: str, successor: str) -> None:
+        """Count what loads as `uid`, if it does, as `successor` from now on."""
+        if uid in self._loading:
+            self._loading[successor] = self._loading.pop(uid)
+
     async def turn(self, uid: str, rank: int) -> None:
         """Wait for the turn and take it: the lowest rank first, then who came first."""
         waiting = _Waiting(rank, next(self._numbers), uid, asyncio.Event())

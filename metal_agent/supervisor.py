@@ -16,6 +16,7 @@ from metal_agent.lifecycle import STABLE_SECONDS, Freed, backoff_seconds
 from metal_agent.proxy import LOG as PROXY_LOG
 from metal_agent.records import Record
 from metal_agent.runner import Host, Runner
+from metal_agent.watchdog import stage
 
 _STANDARD_ERROR = 2
 
@@ -50,7 +51,9 @@ class Supervisor:
         # An engine that was handed over may have two records: that of the cluster is the later one.
         for uid, record in sorted(records.items(), key=lambda each: each[1].assignment.is_standalone):
             what = (record.identity, record.spec.runtime, record.model)
-            engine = None if what in taken else self._adopt(record)
+            # One model in a daemon serves several of a cluster's, each with a record of its own.
+            is_second = what in taken and (record.identity is not None or record.assignment.is_standalone)
+            engine = None if is_second else self._adopt(record)
             taken.add(what)
             if engine is None:
                 log.info("engine of an earlier agent is gone", process=f"{record.namespace}/{record.name}")
@@ -99,11 +102,14 @@ class Supervisor:
         self._clear_up()
 
     def unclaimed(self) -> dict[str, MetalProcessSpec]:
-        """Return by uid what a `pomona up` runs, or left running here, with an engine."""
+        """Return by uid what a `pomona up` runs, or left running here, with an engine that is not being ended."""
         return {
             uid: runner.assignment.spec
             for uid, runner in self.runners.items()
-            if runner.assignment.is_standalone and runner.record and runner.assignment.spec and not runner.state.leaving
+            if runner.assignment.is_standalone
+            and runner.record
+            and runner.assignment.spec
+            and stage(runner.state) in {"loading", "serving"}
         }
 
     def _hand_over(self, uid: str, assignment: Assignment) -> bool:
@@ -118,6 +124,7 @@ class Supervisor:
             name=assignment.name,
             spec=assignment.spec,
         )
+        engine = None
         try:
             engine = self._adopt(record)
             if engine is None:
@@ -126,8 +133,11 @@ class Supervisor:
             self._host.records.write(record)
         except OSError as error:
             log.warning("not handed over", process=f"{record.namespace}/{record.name}", error=str(error))
+            if engine:
+                engine.release()
             return False
         self._tasks[uid].cancel()
+        self._host.loads.rename(uid, assignment.uid)
         del self.runners[uid]
         successor = Runner(assignment, self._host, record, engine)
         with contextlib.suppress(OSError):
@@ -170,8 +180,11 @@ class Supervisor:
         folder = self._host.folder / "logs"
         while True:
             written = [folder / PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
-            await asyncio.to_thread(logs.tend, folder, written)
-            logs.tend_own(_STANDARD_ERROR)
+            try:
+                await asyncio.to_thread(logs.tend, folder, written)
+                logs.tend_own(_STANDARD_ERROR)
+            except Exception:  # a defect here must not end what the host serves
+                log.exception("logs not looked after")
             await asyncio.sleep(logs.LOOK_SECONDS)
 
     def _start(self, runner: Runner) -> None:

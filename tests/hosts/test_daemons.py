@@ -291,6 +291,17 @@ async def test_the_next_agent_adopts_what_is_loaded_and_loads_nothing(served: Se
     assert machine.ledger.reserved.keys() == {"u1"}
 
 
+async def test_the_next_agent_adopts_all_that_one_model_serves(served: Served) -> None:
+    machine, daemon, make = served
+    machine.supervisor.assign([make("u1"), make("u2")])
+    assert await served.ready("u1") == await served.ready("u2")
+    await machine.stop()
+    before = daemon.changes()
+    await machine.start()
+    assert {uid: runner.state.phase for uid, runner in machine.runners.items()} == {"u1": "Ready", "u2": "Ready"}
+    assert daemon.changes() == before
+
+
 async def test_an_agent_that_comes_back_after_its_model_left_loads_it_anew(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])

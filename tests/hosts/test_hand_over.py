@@ -1,7 +1,12 @@
 """What runs on a machine without a cluster goes on when the machine joins one: the same process, under another name."""
 
+import errno
+
+import psutil
+import pytest
 from msgspec import structs
 
+from metal_agent import lifecycle
 from metal_agent.assignments import STANDALONE
 from metal_agent.records import Records
 from tests.eventually import eventually
@@ -82,3 +87,31 @@ async def test_what_nothing_claims_makes_room_and_only_then_the_other_starts(
     machine.supervisor.assign(wanted, keep_unclaimed=True)
     await ready(machine)
     assert list(machine.runners) == ["u1"]
+
+
+async def test_one_that_cannot_be_written_down_is_not_taken_over(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await left_running(machine, assignment)
+
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(machine.host.records, "write", full)
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        assert not machine.supervisor._hand_over(ALONE, assignment("u1"))
+    assert psutil.Process().num_fds() == before, "nobody watches it twice"
+    assert machine.runners[ALONE].state.phase == "Ready"
+
+
+async def test_one_that_is_being_ended_is_claimed_by_nobody(machine: Machine, assignment: MakeAssignment) -> None:
+    await left_running(machine, assignment)
+    runner = machine.runners[ALONE]
+    assert machine.supervisor.unclaimed().keys() == {ALONE}
+    for event in (lifecycle.Evicted("MemoryPressure", "short"), lifecycle.Hung("it hangs")):
+        ready = runner.state
+        runner.state, actions = lifecycle.step(ready, event, 0)
+        assert lifecycle.End() in actions
+        assert machine.supervisor.unclaimed() == {}
+        runner.state = ready

@@ -67,3 +67,13 @@ async def test_one_that_is_not_wanted_any_more_leaves_the_queue() -> None:
     loads.leave("normal2")
     gone["high1"].cancel()
     await gone["other2"]
+
+
+async def test_an_engine_that_is_handed_over_takes_its_turn_with_it() -> None:
+    loads = Loads()
+    loads.occupy("standalone")
+    loads.rename("standalone", "cluster1")
+    loads.rename("unknown", "other")
+    assert not loads.take("next2")
+    loads.leave("cluster1")
+    assert loads.take("next2")
