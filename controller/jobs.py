@@ -9,9 +9,10 @@ Jobs themselves, so that a restarted controller continues where it was.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
 from controller.plan import child
@@ -23,6 +24,8 @@ from kube.resources import JOBS, MODELS
 ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of what a Job is to do; equal for all attempts at it."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
+_LARGEST: Final = (1 << 63) - 1
+"""A status takes no more, whatever size a server states."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 
 FIRST_RETRY_SECONDS: Final = 5.0
@@ -89,7 +92,7 @@ class Answer(msgspec.Struct, frozen=True, rename="camel"):
     revision: Revision = ""
     sha256: str | None = None
     file: str = ""
-    size_bytes: int | None = None
+    size_bytes: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
 

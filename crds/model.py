@@ -186,7 +186,9 @@ class ModelStatus(Resource, frozen=True):
     ] = None
     inspection: Annotated[
         int | None,
-        described("Version of the inspection that found this; one of an earlier version is made anew.", format="int64"),
+        described(
+            "Version of the inspection; what an earlier one did not look for is looked for again.", format="int64"
+        ),
     ] = None
     cached: Annotated[Cached | None, described("The verified weights that are on a volume for pods.")] = None
     conditions: Conditions = []

@@ -437,7 +437,12 @@ def test_a_fetch_may_take_as_long_as_it_takes() -> None:
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 @pytest.mark.parametrize(
-    "answer", ["", "Traceback: boom", '{"sizeBytes": "many"}', json.dumps(INSPECTED | {"revision": "x" * 257})]
+    "answer",
+    [
+        *("", "Traceback: boom", '{"sizeBytes": "many"}'),
+        *(json.dumps(INSPECTED | odd) for odd in ({"revision": "x" * 257}, {"sizeBytes": 1 << 63})),
+    ],
+    ids=["nothing", "no JSON", "words", "revision beyond a status", "size beyond a status"],
 )
 def test_an_answer_that_cannot_be_read_is_no_inspection(answer: str, exit_code: int) -> None:
     world = World()
