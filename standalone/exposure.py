@@ -39,6 +39,7 @@ class Exposed:
         self._runners = runners
         self._port = port
         self._hurry = hurry
+        self._closed: set[str] = set()
         self._token = secrets.token_urlsafe()
         self._configuring = asyncio.Lock()
 
@@ -52,9 +53,10 @@ class Exposed:
             for runner in self._runners.values():
                 if runner.assignment.service and runner.state.phase not in _ABSENT:
                     grouped[runner.assignment.service].append(runner)
+            self._closed &= {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
             places = dict.fromkeys(grouped, Place(0, self._token))
             config = structs.replace(
-                proxy_config(LOOPBACK, grouped, places), router=Router(address=LOOPBACK, port=self._port)
+                proxy_config(LOOPBACK, grouped, places, self._closed), router=Router(address=LOOPBACK, port=self._port)
             )
             before = self.router, self.accepted
             state = await self._proxy.client.configure(config)
@@ -87,6 +89,7 @@ class Exposed:
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Give the process nothing new and wait until it answers nothing, for a bounded time and unless in a hurry."""
+        self._closed.add(uid)
         try:
             await self.configure()
             idle = asyncio.create_task(self._proxy.client.wait_idle(uid, timeout_seconds))

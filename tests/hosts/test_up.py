@@ -91,7 +91,8 @@ def manifest(path: Path, *objects: Obj) -> str:
 
 
 def service(name: str, model: str, **spec: Any) -> Obj:
-    return made(INFERENCE_SERVICES, name=name, modelRef=model, extraArgs=["-t", "1"], contextLength=512, **spec)
+    defaults = {"extraArgs": ["-t", "1"], "contextLength": 512}
+    return made(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
 
 
 async def ask(url: str, model: str, **body: object) -> tuple[int, str]:
@@ -178,6 +179,27 @@ async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) ->
             await session.get(f"{url}/v1/models")
 
 
+async def test_who_asks_during_the_end_is_refused_and_holds_nothing_up(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "loop.gguf"
+    tiny_gguf.write(path, loop=True)
+    loop = made(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop", contextLength=32768)))
+    url = await up.url()
+    await up.says("loop: Ready")
+    question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30000, "stream": True}
+    async with (
+        aiohttp.ClientSession(timeout=CALL) as session,
+        session.post(f"{url}/v1/chat/completions", json=question) as response,
+    ):
+        await response.content.readline()
+        os.kill(up.process.pid, signal.SIGINT)
+        await up.says("loop: Stopping")
+        assert (await ask(url, "loop"))[0] == 503
+        assert up.process.running
+        os.kill(up.process.pid, signal.SIGINT)
+        assert await up.ends() == 0
+
+
 async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Start, weights: Path) -> None:
     up = start("--model", str(weights), "--ask", "Who are you?")
     up.process.start()
@@ -234,7 +256,7 @@ async def test_a_port_of_another_program_is_told_with_the_way_out(start: Start, 
         up = start("--model", str(weights), "--ask", "Hi", port=port)
         up.process.start()
         assert await up.ends() == 1
-        assert re.search(rf"no endpoint: .*{port}.*; give another with --port", up.said)
+        assert re.search(rf"\] no endpoint: .*{port}.*; give another with --port", up.said)
 
 
 async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:
