@@ -101,7 +101,10 @@ class BackendState(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Stats(msgspec.Struct, frozen=True, rename="camel"):
-    """What a service did since the proxy has it. Tokens are counted as the engine says them."""
+    """What a service did since the proxy has it.
+
+    Tokens are counted as the engine says them; those of a stream that still runs, as they come.
+    """
 
     requests: int = 0
     """Requests with the right token that were answered, refused, or broken off."""

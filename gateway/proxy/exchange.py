@@ -120,7 +120,7 @@ class Exchange:
         try:
             while True:
                 lines = stream.feed(chunk)
-                self._measure(stream.chunks)
+                self._measure(stream)
                 if content.at_eof():
                     await _send(response, lines + stream.rest(), last=True)
                     return response
@@ -130,11 +130,13 @@ class Exchange:
         finally:
             self._visit.tokens = stream.tokens
 
-    def _measure(self, chunks: int) -> None:
-        """Note when tokens came, of which the stream had `chunks` so far."""
+    def _measure(self, stream: answers.Stream) -> None:
+        """Note when tokens came, and how many so far."""
+        chunks = stream.chunks
         made, self._chunks = chunks - self._chunks, chunks
         if not made:
             return
+        self._visit.tokens = stream.tokens
         now = time.monotonic()
         if made < chunks:
             self._service.metrics.inter_token.observe((now - self._last_at) / made)

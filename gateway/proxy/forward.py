@@ -86,6 +86,7 @@ async def _infer(
     service = await _understood(visit, entrance)
     if isinstance(service, web.Response):
         return _refused(service, entrance, visit.route)
+    service.begin(visit)
     try:
         response = await _serve(visit, service, in_flight, session)
     except asyncio.CancelledError:

@@ -31,6 +31,7 @@ class Service:
         self._requests = 0
         self._errors = 0
         self._tokens = Tokens(0, 0)
+        self._running: set[Visit] = set()
         self._forget: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
@@ -68,7 +69,7 @@ class Service:
             requests=self._requests,
             errors=self._errors,
             tokens_in=self._tokens.read or 0,
-            tokens_out=self._tokens.written or 0,
+            tokens_out=sum((each.tokens.written or 0 for each in self._running), self._tokens.written or 0),
             in_flight=self.turns.working,
             queued=self.turns.queued,
         )
@@ -79,8 +80,13 @@ class Service:
             self._in_flight.begin(backend.uid)
         return backend
 
+    def begin(self, visit: "Visit") -> None:
+        """Take a request in."""
+        self._running.add(visit)
+
     def record(self, visit: "Visit") -> None:
         """Count a request that has ended, and write its line."""
+        self._running.discard(visit)
         seconds = time.monotonic() - visit.arrived
         read, written = visit.tokens.read or 0, visit.tokens.written or 0
         self._requests += 1

@@ -405,6 +405,23 @@ async def test_what_was_done_is_counted_and_logged_without_what_was_said(
     assert f"pomona_proxy_queued{series}}} 0.0" in text
 
 
+async def test_the_tokens_of_a_stream_are_counted_while_it_runs(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    await proxy.client.configure(ProxyConfig())
+    gated = Gated()
+    async with upstream(gated) as backend:
+        url = await proxy.serve(backend)
+        async with asks(http, url) as stream:
+            for count in (1, 2):
+                gated.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
+                await stream.content.readuntil(b"\n\n")
+                assert await stats(proxy) == Stats(tokens_out=count, in_flight=1)
+            gated.end()
+            await stream.read()
+        assert await stats(proxy) == Stats(requests=1, tokens_out=2)
+
+
 async def test_a_service_that_left_takes_its_series_along(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
     gated = Gated()
     async with upstream(gated) as backend:
