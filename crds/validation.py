@@ -8,8 +8,9 @@ say nothing about a manifest alone.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -86,7 +87,7 @@ def _envelope(manifest: Manifest) -> Iterator[Problem]:
     if manifest.get("apiVersion") != API_VERSION:
         yield Problem(("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}")
     for field in manifest.keys() - set(_TOP_LEVEL):
-        yield Problem((field,), "unknown field")
+        yield Problem((field,), _unknown(field, _TOP_LEVEL))
     metadata = manifest.get("metadata")
     name: object = metadata.get("name") if isinstance(metadata, dict) else None
     if name is None:
@@ -142,10 +143,16 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
         return
     for name in value.keys() - properties.keys():
         if properties and "additionalProperties" not in schema:
-            yield ValidationError("unknown field", validator="unknown", path=[name])
+            yield ValidationError(_unknown(name, properties), validator="unknown", path=[name])
     for name, field in properties.items():
         if name in value:
             yield from validator.descend(value[name], field, path=name, schema_path=name)
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    """Say that a field does not exist, and which one may be meant."""
+    near = get_close_matches(str(name), known, n=1)
+    return f"unknown field; is {near[0]} meant?" if near else "unknown field"
 
 
 def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:

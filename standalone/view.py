@@ -147,13 +147,19 @@ class Board:
 
 def header(machine: Machine) -> str:
     """Say where to ask and how much memory is left."""
-    ledger, router = machine.ledger, machine.exposed.router
+    ledger = machine.ledger
     free = f"{size_text(ledger.available_bytes)} of {size_text(ledger.budget_bytes)} of memory for models are free"
+    return f"{endpoint(machine)}; {free}"
+
+
+def endpoint(machine: Machine) -> str:
+    """Say where to ask, or why nowhere."""
+    router = machine.exposed.router
     if router is None:
-        return f"the endpoint starts; {free}"
+        return "the endpoint starts"
     if router.error:
         return f"no endpoint: {router.error}; give another with --port"
-    return f"http://{router.address}:{router.port}/v1 is the endpoint, /v1/models lists it; {free}"
+    return f"http://{router.address}:{router.port}/v1 is the endpoint, /v1/models lists it"
 
 
 def example(machine: Machine) -> str:
@@ -218,7 +224,7 @@ class Lines:
 
     def look(self) -> None:
         """Say what is new; progress is said now and then."""
-        if self._machine.exposed.router and (head := header(self._machine).partition(";")[0]) != self._head:
+        if self._machine.exposed.router and (head := endpoint(self._machine)) != self._head:
             self._head = head
             self.say(head)
         for key, decision in self._machine.decisions.items():
@@ -228,7 +234,8 @@ class Lines:
             passing = shown.phase in {"Fetching", "Starting"} and self._told.get(shown.service, "").startswith(
                 f"{shown.service}: {shown.phase}"
             )
-            if text == self._told.get(shown.service) or (passing and self._clock() < self._next[shown.service]):
+            nothing_new = text in {self._told.get(shown.service), f"{shown.service}: Pending"}
+            if nothing_new or (passing and self._clock() < self._next[shown.service]):
                 continue
             self._told[shown.service] = text
             self._next[shown.service] = self._clock() + PROGRESS_SECONDS

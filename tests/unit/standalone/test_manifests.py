@@ -60,7 +60,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
     text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
         ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
-        ":16: InferenceService chat: spec.contextlength: unknown field",
+        ":16: InferenceService chat: spec.contextlength: unknown field; is contextLength meant?",
         (
             ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than "
             "or equal to 64"
