@@ -12,6 +12,7 @@ import click
 from cli import log
 from cli.lazy import LazyGroup
 from cli.state import default_state_folder
+from gateway.proxy.config import Tls
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
@@ -81,6 +82,12 @@ SUBCOMMANDS = {
 )
 @click.option("--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Folder below which file:// sources are allowed.")
+@click.option(
+    "--tls-certificate",
+    type=click.Path(path_type=Path),
+    help="Have services speak https: the certificate and its chain, in PEM form; read again when it is renewed.",
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its key, in PEM form and without a password.")
 @click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
 @click.option(
     "--metrics-address",
@@ -99,6 +106,8 @@ def command(
     address: str | None,
     port_range: tuple[int, int],
     file_root: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
     memory_budget: int | None,
     metrics_address: tuple[str, int] | None,
 ) -> None:
@@ -126,11 +135,22 @@ def command(
         file_root=file_root.absolute() if file_root else None,
         memory_budget_bytes=memory_budget,
         metrics_place=metrics_address,
+        tls=_tls(tls_certificate, tls_key),
     )
     try:
         asyncio.run(_until_signalled(kubeconfig, options))
     except (StartError, CredentialsError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Return the pair. Raises click.UsageError: there is one without the other."""
+    if certificate and key:
+        # The proxy, which reads them, has a folder of its own.
+        return Tls(str(certificate.absolute()), str(key.absolute()))
+    if certificate or key:
+        raise click.UsageError("--tls-certificate and --tls-key belong together: give both, or none for plain HTTP")
+    return None
 
 
 async def _until_signalled(kubeconfig: Path | None, options: Options) -> None:

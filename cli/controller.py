@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,8 +32,13 @@ HANDED_ON = ("HF_ENDPOINT",)
     show_default=True,
     help="Image with pomona as its entry point, for the Jobs that read and fetch weights.",
 )
+@click.option(
+    "--hosts-ca",
+    type=click.Path(path_type=Path),
+    help="Certificates, in PEM form, of who may vouch for hosts that serve https; default: the system's.",
+)
 @click.option("--verbose", is_flag=True, help="Log debugging events too.")
-def command(kubeconfig: Path | None, image: str, *, verbose: bool) -> None:
+def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbose: bool) -> None:
     """Run the in-cluster controller of Models and InferenceServices.
 
     \b
@@ -42,10 +48,20 @@ def command(kubeconfig: Path | None, image: str, *, verbose: bool) -> None:
     """
     log.configure(verbose=verbose)
     environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    trust = _trust(hosts_ca) if hosts_ca else None
     try:
-        asyncio.run(_run(kubeconfig, Options(image, environment)))
+        asyncio.run(_run(kubeconfig, Options(image, environment, trust)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _trust(authorities: Path) -> ssl.SSLContext:
+    """Trust what they vouch for, and nothing else. Raises click.ClickException: there are none to be read."""
+    try:
+        return ssl.create_default_context(cafile=authorities)
+    except OSError as error:
+        message = f"cannot use --hosts-ca {authorities}: {error}: it has to be a file of certificates in PEM form"
+        raise click.ClickException(message) from error
 
 
 async def _run(kubeconfig: Path | None, options: Options) -> None:

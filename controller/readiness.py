@@ -7,8 +7,9 @@ Asking takes as long as a model takes, so it has workers of its own; a reconcile
 import asyncio
 import base64
 import random
+import ssl
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import aiohttp
 import msgspec
@@ -16,6 +17,7 @@ import structlog
 
 from controller.plan import Key, Leading
 from controller.pods import PORT_NAME, TOKEN_KEY, is_token_secret, token_name
+from crds.meta import HTTPS
 from crds.serving import Mode
 from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound, Unreachable
@@ -39,11 +41,15 @@ class Endpoint(NamedTuple):
 
     address: str
     port: int
+    scheme: Literal["http", "https"] = "http"
+    host: str = ""
+    """The MetalHost whose it is; empty for a pod."""
 
     @property
     def url(self) -> str:
         """Its base URL."""
-        return f"http://[{self.address}]:{self.port}" if ":" in self.address else f"http://{self.address}:{self.port}"
+        place = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{self.scheme}://{place}:{self.port}"
 
 
 class Question(NamedTuple):
@@ -62,18 +68,24 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     """Return the addresses that the EndpointSlices of one Service offer, sorted."""
     found = set()
     for each in slices:
-        ports = [port["port"] for port in each.get("ports") or [] if port.get("name") == PORT_NAME]
+        ports = [port for port in each.get("ports") or [] if port.get("name") == PORT_NAME]
+        host = each["metadata"]["name"].partition(".")[2]
         for endpoint in each.get("endpoints") or []:
             # Not said means ready, as for every consumer of slices.
             if endpoint.get("conditions", {}).get("ready", True) is not False:
-                found |= {Endpoint(address, port) for address in endpoint["addresses"] for port in ports}
+                found |= {
+                    Endpoint(address, port["port"], "https" if port.get("appProtocol") == HTTPS else "http", host)
+                    for address in endpoint["addresses"]
+                    for port in ports
+                }
     return tuple(sorted(found))
 
 
 class Prober:
-    """Asks services for a token, and remembers the answers."""
+    """Asks services for a token, and remembers the answers; `trust` judges certificates, None by the system's roots."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: ssl.SSLContext | None = None) -> None:
+        self._trust = trust
         self._questions: dict[Key, Question] = {}
         self._answers: dict[Key, tuple[Question, Probe]] = {}
         self._failures: dict[Key, int] = {}
@@ -99,7 +111,8 @@ class Prober:
         """Ask for ever."""
         for key in self._questions:  # whose answer an earlier run was cancelled before
             self._queue.add(key)
-        async with aiohttp.ClientSession(trust_env=False) as session:
+        connector = aiohttp.TCPConnector(ssl=self._trust or True)
+        async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
 
             async def ask(key: Key) -> float | None:
                 return await self._ask(session, leading, key)
@@ -141,7 +154,7 @@ async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, quest
         return Probe(ok=False, reason="TokenNotRead", message=str(error))
 
     async def ask(endpoint: Endpoint) -> Probe:
-        return await generate_token(
+        probe = await generate_token(
             session,
             endpoint.url,
             model=key.name,
@@ -149,6 +162,7 @@ async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, quest
             timeout_seconds=TOKEN_SECONDS,
             mode=question.mode,
         )
+        return _explained(probe, endpoint)
 
     # One that is broken must not speak for all: only when it fails are others asked.
     first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))
@@ -159,3 +173,14 @@ async def _probe(session: aiohttp.ClientSession, client: Client, key: Key, quest
         if answer.ok:
             return msgspec.structs.replace(answer, message=f"{answer.message}; {failed.message}")
     return failed
+
+
+def _explained(probe: Probe, endpoint: Endpoint) -> Probe:
+    """Name the host whose certificate is not trusted, and the way out."""
+    if probe.reason != "Untrusted":
+        return probe
+    message = (
+        f"certificate of host {endpoint.host} is not trusted: {probe.message}; it has to name {endpoint.address} as an "
+        "IP address and come from a CA that the controller trusts: its --hosts-ca, or else the system's"
+    )
+    return msgspec.structs.replace(probe, message=message)

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import secrets
+import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -69,6 +70,8 @@ class Options(NamedTuple):
     """Image with `pomona` as its entry point, for the Jobs."""
     environment: dict[str, str]
     """Variables that are handed on to the Jobs."""
+    trust: ssl.SSLContext | None = None
+    """What certificates of hosts are trusted; None: those of the system's roots."""
 
 
 class Item(NamedTuple):
@@ -80,7 +83,7 @@ class Item(NamedTuple):
 
 def registrations(options: Options, watch: hosts.Watch) -> tuple[tuple[Kind, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
-    prober = Prober()
+    prober = Prober(options.trust)
     binder = Binder(watch.bindable)
     watch.subscribe(binder.wake)
     kinds = (

@@ -214,17 +214,34 @@ def ready_condition(view: View, answer: Probe | None) -> Obj:
 
 
 def _problem(view: View) -> Problem | None:
-    """Return why not all replicas are ready, or None when they are."""
+    """Return why not all replicas are ready and reached alike, or None when they are."""
     if view.blocker is not None:
         return view.blocker
     ready = len(view.replicas.ready)
     if ready >= view.wanted:
-        return None
+        return _mixture(view.endpoints)
     counted = f"{ready} of {view.wanted} replicas are ready"
     cause = view.replicas.problem
     if cause is None:
         return Problem("Progressing", counted, "Progressing")
     return cause._replace(message=f"{counted}: {cause.message}")
+
+
+def _mixture(endpoints: tuple[Endpoint, ...]) -> Problem | None:
+    """Return what to do where a client's https reaches some hosts and its http the others."""
+    # Pods, which have no certificate, are there beside hosts only while one takes the place of the other.
+    plain = sorted({endpoint.host for endpoint in endpoints if endpoint.scheme == "http" and endpoint.host})
+    if not plain or all(endpoint.scheme == "http" for endpoint in endpoints):
+        return None
+    message = f"some hosts serve https and some http: give the agent of {', '.join(plain)} a --tls-certificate too"
+    return Problem("MixedEndpoints", message, "Degraded")
+
+
+def _scheme(view: View) -> str:
+    """Return how clients are to ask: by https where all do so, and as was said before where there is nobody to ask."""
+    if not view.endpoints:
+        return "https" if view.service.status.endpoint.startswith("https:") else "http"
+    return "https" if all(endpoint.scheme == "https" for endpoint in view.endpoints) else "http"
 
 
 def _model_condition(view: View) -> Obj:
@@ -257,7 +274,7 @@ def _status(view: View, conditions: list[Obj]) -> Obj:
         "readyReplicas": len(view.replicas.ready),
         "selector": f"{LABEL_SERVICE}={name}",
         "accelerator": view.accelerator or "",
-        "endpoint": f"http://{name}.{namespace}.svc:{PORT}/v1",
+        "endpoint": f"{_scheme(view)}://{name}.{namespace}.svc:{PORT}/v1",
         "conditions": conditions,
     }
 

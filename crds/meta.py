@@ -39,6 +39,10 @@ Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
 
 
+HTTPS: Final = "https"
+"""Value of `appProtocol` on the port of a slice whose host serves with a certificate; without one it says nothing."""
+
+
 def slice_name(service: str, host: str) -> str:
     """Name the EndpointSlice of a service on a host; unambiguous, for a Service's name has no dot."""
     return f"{service}.{host}"

@@ -32,7 +32,7 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, claims, daemons, engine, metrics, registration
+from metal_agent import assignments, certificate, claims, daemons, engine, metrics, registration
 from metal_agent.address import follow
 from metal_agent.endpoints import FIELD_MANAGER
 from metal_agent.exposure import Exposed, clocks
@@ -85,13 +85,15 @@ async def run(credentials: Credentials, options: Options) -> None:
     """Serve as host `options.name` until cancelled; engines and proxy go on then, for the next agent to adopt.
 
     Raises:
-        StartError: the state folder is in use or cannot be read, address or budget cannot be found out or used, or
-            another agent has this name.
+        StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found out or
+            used, or another agent has this name.
     """
     await take_over(options.folder)
     with own(options.folder):
         limits.raise_descriptors()
         address = find_address(options, credentials.server)
+        if options.tls:
+            await asyncio.to_thread(certificate.check, options.tls, address)
         known = await asyncio.to_thread(host.read)
         allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
         if allowed_bytes is None:
@@ -162,6 +164,7 @@ class Agent:
             ports=self._ports,
             runners=self._runners,
             secret=self._secret,
+            tls=options.tls,
         )
         senses = Senses(read=pressure.read, idle_seconds=self._exposed.idle_seconds, ledger=ledger)
         self._watchdog = Watchdog(options.folder / "pressure.json", self._runners, senses, self._pressed)

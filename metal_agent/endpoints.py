@@ -15,6 +15,7 @@ import structlog
 
 from crds.meta import (
     API_VERSION,
+    HTTPS,
     LABEL_MANAGED_BY,
     LABEL_SERVICE_NAME,
     LABEL_SLICE_MANAGED_BY,
@@ -51,8 +52,10 @@ def service_of(slice_: Obj, host: str) -> Service | None:
     return (slice_["metadata"]["namespace"], name) if owner == host else None
 
 
-def desired(service: Service, host: str, address: str, port: int | None, members: Sequence[Member]) -> Obj | None:
-    """The slice of `service` on `host`; None when nothing of it is here."""
+def desired(
+    service: Service, host: str, address: str, port: int | None, members: Sequence[Member], *, tls: bool = False
+) -> Obj | None:
+    """The slice of `service` on `host`, with a certificate or without; None when nothing of it is here."""
     if not members or port is None:
         return None
     namespace, name = service
@@ -73,7 +76,8 @@ def desired(service: Service, host: str, address: str, port: int | None, members
             ],
         },
         "addressType": f"IPv{ipaddress.ip_address(address).version}",
-        "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+        # The name is that of the Service's port, by which Kubernetes joins the two, with a certificate or without.
+        "ports": [{"name": "http", "port": port, "protocol": "TCP"} | ({"appProtocol": HTTPS} if tls else {})],
         "endpoints": [
             {
                 "addresses": [address],

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from gateway.proxy.client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
-from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener
+from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
 from metal_agent.assignments import Assignment
@@ -48,6 +48,7 @@ def proxy_config(
     grouped: Mapping[Service, Collection[Runner]],
     places: Mapping[Service, Place],
     closed: Collection[str] = (),
+    tls: Tls | None = None,
 ) -> ProxyConfig:
     """The whole configuration: a service without a place, for its port or token is not known, is not served.
 
@@ -74,7 +75,8 @@ def proxy_config(
                 ),
             )
             for service, place in sorted(places.items())
-        )
+        ),
+        tls=tls,
     )
 
 
@@ -121,6 +123,7 @@ class Exposed:
         ports: Ports,
         runners: Mapping[str, Runner],
         secret: Callable[[str, str], str | None],
+        tls: Tls | None = None,
     ) -> None:
         self.freshness = Freshness()
         self.suspended: frozenset[str] = frozenset()
@@ -135,6 +138,7 @@ class Exposed:
         self._ports = ports
         self._runners = runners
         self._secret = secret
+        self._tls = tls
         self._configuring = asyncio.Lock()
         self.endpoints = Endpoints(client, host, self._slice)
 
@@ -175,7 +179,8 @@ class Exposed:
             for _ in range(_PORTS_TRIED):
                 grouped = self.services()
                 places, problems = self._places(grouped)
-                state = await self._proxy.client.configure(proxy_config(self.address, grouped, places, self._closed))
+                config = proxy_config(self.address, grouped, places, self._closed, self._tls)
+                state = await self._proxy.client.configure(config)
                 taken = [service.name for service in state.services if service.taken]
                 # A port that another program holds is given up for the next one of the range.
                 for name in taken:
@@ -261,7 +266,7 @@ class Exposed:
             )
             for runner in self.services().get(service, [])
         ]
-        return desired(service, self._host, self.address, self.port(service), members)
+        return desired(service, self._host, self.address, self.port(service), members, tls=self._tls is not None)
 
 
 def clocks() -> Clocks:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from artifacts import durable
+from gateway.proxy.config import Tls
 
 _ADDRESS = "address.json"
 
@@ -33,6 +34,8 @@ class Options:
     memory_budget_bytes: int | None = None
     metrics_place: tuple[str, int] | None = None
     """Address and port where the agent tells its metrics; None: nowhere."""
+    tls: Tls | None = None
+    """Certificate and key of the listeners, which serve plain HTTP without."""
 
 
 def identity(folder: Path) -> str:

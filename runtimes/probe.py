@@ -5,6 +5,7 @@ is there for, so that is what is asked; the same question serves the agent (chil
 """
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
@@ -35,7 +36,7 @@ class Probe(msgspec.Struct, frozen=True):
     """What one probe found.
 
     `reason` fits a condition: Generated, Embedded or Ranked if ok, else Unreachable, TimedOut, Unauthorized, NotFound,
-    Loading, Broken (this engine will never answer), BadAnswer.
+    Untrusted (by its certificate), Loading, Broken (this engine will never answer), BadAnswer.
     """
 
     ok: bool
@@ -167,6 +168,10 @@ async def generate_token(
     except TimeoutError:
         message = f"no answer with {question.missing} from {base_url} within {timeout_seconds:g} s"
         return Probe(ok=False, reason="TimedOut", message=message)
+    except aiohttp.ClientConnectorCertificateError as error:
+        cause = error.certificate_error
+        why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)
+        return Probe(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
     except (aiohttp.ClientError, OSError) as error:
         return Probe(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
     return _judge(base_url, question, response.status, answer)

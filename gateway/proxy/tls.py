@@ -23,8 +23,8 @@ class Certificate:
         self.tls = tls
         self._stamp = self._look()
         self._tried = self._stamp
-        self._current = _load(tls)
-        self.context = _load(tls)
+        self._current = load(tls)
+        self.context = load(tls)
         self.context.sni_callback = self._choose
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -33,7 +33,7 @@ class Certificate:
             stamp = self._look()
             if stamp != self._tried:
                 self._tried = stamp
-                self._current = _load(self.tls)
+                self._current = load(self.tls)
                 _log.info("certificate read again", certificate=self.tls.certificate)
         except OSError as error:
             _log.warning("certificate not read again", certificate=self.tls.certificate, error=str(error))
@@ -44,7 +44,7 @@ class Certificate:
         return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in stats)
 
 
-def _load(tls: Tls) -> ssl.SSLContext:
+def load(tls: Tls) -> ssl.SSLContext:
     """Read both files. Raises OSError, of which ssl.SSLError is one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

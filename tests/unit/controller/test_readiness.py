@@ -199,9 +199,14 @@ def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
     }
     empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
     found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
-    assert found == (("10.0.0.1", 8080), ("10.0.0.2", 8080), ("10.77.0.100", 18000))
+    assert found == (
+        Endpoint("10.0.0.1", 8080),
+        Endpoint("10.0.0.2", 8080),
+        Endpoint("10.77.0.100", 18000, host="studio-1"),
+    )
 
 
 def test_urls() -> None:
     assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
     assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
+    assert Endpoint("fd00::1", 80, "https").url == "https://[fd00::1]:80"

@@ -294,6 +294,33 @@ def test_another_endpoint_is_asked_while_the_last_answer_stands() -> None:
     assert ready(decide(*base, *there)) == ("Ready", "True", "Serving")
 
 
+def with_certificate(name: str) -> Obj:
+    secured = slice_of("chat", name)
+    return secured | {"ports": [port | {"appProtocol": "https"} for port in secured["ports"]]}
+
+
+def test_clients_are_told_of_https_where_all_endpoints_serve_it_and_after_they_are_gone() -> None:
+    base = (chat(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, deployed(*base)), (PODS, pod()))
+    first, second = ((ENDPOINT_SLICES, with_certificate(name)) for name in ("x", "y"))
+    plan = decide(*there, first, second, answer=OK)
+    assert plan.status is not None
+    assert plan.status["endpoint"] == "https://chat.team.svc:8080/v1"
+    alone = decide(chat(status={"endpoint": plan.status["endpoint"]}), (MODELS, model()))
+    assert alone.status is not None
+    assert alone.status["endpoint"] == "https://chat.team.svc:8080/v1"
+
+
+def test_hosts_with_and_without_a_certificate_are_a_mixture_that_is_told() -> None:
+    base = (chat(), (MODELS, model()))
+    mixed = ((ENDPOINT_SLICES, with_certificate("x")), (ENDPOINT_SLICES, slice_of("chat", "y")))
+    plan = decide(*base, (DEPLOYMENTS, deployed(*base)), (PODS, pod()), *mixed, answer=OK)
+    assert ready(plan) == ("Degraded", "True", "Serving")
+    assert "some http: give the agent of y a --tls-certificate too" in told(plan, "Ready")["message"]
+    assert plan.status is not None
+    assert plan.status["endpoint"].startswith("http://")
+
+
 def test_what_serves_goes_on_while_its_model_is_gone() -> None:
     old = (chat(), (MODELS, model()))
     there = ((DEPLOYMENTS, deployed(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))

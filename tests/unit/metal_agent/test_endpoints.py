@@ -55,6 +55,12 @@ def test_nothing_here_means_no_slice() -> None:
     assert desired(CHAT, "studio-1", "10.77.1.1", None, [Member("u1", "a", ready=True)]) is None
 
 
+def test_a_certificate_is_told_on_the_port() -> None:
+    wanted = desired(CHAT, "studio-1", "10.77.1.1", 18000, [Member("u1", "a", ready=True)], tls=True)
+    assert wanted
+    assert wanted["ports"] == [{"name": "http", "port": 18000, "protocol": "TCP", "appProtocol": "https"}]
+
+
 def test_ipv6_hosts_have_ipv6_slices() -> None:
     wanted = desired(CHAT, "studio-1", "fd00::7", 18000, [Member("u1", "a", ready=True)])
     assert wanted

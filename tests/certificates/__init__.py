@@ -1,0 +1,16 @@
+"""Certificates for hosts in tests, made once with openssl and good until 2126.
+
+`ca.crt` (`openssl req -x509 -days 36500`, with keyUsage keyCertSign; its key is gone) signed the others (`openssl ca
+-startdate -enddate`): `host`, for 127.0.0.1 and 10.77.100.1 to 10.77.100.250, where tests have their hosts, and
+`expired`, for 127.0.0.1, good for a day of 2020.
+"""
+
+from pathlib import Path
+
+from gateway.proxy.config import Tls
+
+_FOLDER = Path(__file__).parent
+
+CA = _FOLDER / "ca.crt"
+HOST = Tls(str(_FOLDER / "host.crt"), str(_FOLDER / "host.key"))
+EXPIRED = Tls(str(_FOLDER / "expired.crt"), str(_FOLDER / "expired.key"))
