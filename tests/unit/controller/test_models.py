@@ -115,6 +115,11 @@ class World:
     def lose_claim(self) -> None:
         self.claim = None
 
+    def forget_inspection(self) -> None:
+        """Have the status of a version that did not write down what it looks for."""
+        status = msgspec.structs.replace(self.model.status, inspection=None)
+        self.model = msgspec.structs.replace(self.model, status=status)
+
     def condition(self, kind: str) -> Condition:
         found = find(self.model.status.conditions, kind)
         assert found is not None
@@ -461,7 +466,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("edit"), st.sampled_from([HTTP, "http://models.example/b.gguf"]), st.just(0)),
         st.tuples(st.just("consume"), st.just(""), st.integers(0, 1)),
         st.tuples(st.just("wait"), st.just(""), st.integers(1, 400)),
-        st.tuples(st.just("claim"), st.just(""), st.just(0)),
+        st.tuples(st.sampled_from(["claim", "update"]), st.just(""), st.just(0)),
     ),
     max_size=12,
 )
@@ -505,3 +510,5 @@ def _happen(world: World, action: str, argument: str, number: int) -> None:
         world.now += timedelta(seconds=number)
     elif action == "claim":
         world.lose_claim()
+    elif action == "update":
+        world.forget_inspection()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from kube.client import Obj
@@ -25,9 +24,7 @@ LAYOUT = {
 def inspected_by_an_earlier_version(**spec: Any) -> World:
     """A Model with the status of a version that did not look for its layout, and whose Job is gone."""
     world = inspected(**spec)
-    world.model = msgspec.structs.replace(
-        world.model, status=msgspec.structs.replace(world.model.status, inspection=None)
-    )
+    world.forget_inspection()
     world.jobs, world.pods = {}, {}
     return world
 
