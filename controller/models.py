@@ -154,13 +154,15 @@ def _known(model: Model, observed: Observed, settings: Settings, now: datetime) 
     """Return what is known of an inspected Model; what an earlier version did not look for is looked for now."""
     known = Facts.of_status(model)
     work = weights.inspection(model, settings, known)
-    if known.layout is not None or known.inspection == INSPECTION or model.spec.memory_bytes is not None:
+    if not weights.is_outdated(model):
         return known, Progress(outcome=DONE, job=jobs.last(work, observed.jobs))
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
         found = Facts.of_answer(model, progress.outcome.answer)
         # Of other weights than those that are served nothing is taken.
         known = found if found.revision == known.revision else msgspec.structs.replace(known, inspection=INSPECTION)
+    elif progress.outcome.state == "Failed":
+        known = msgspec.structs.replace(known, inspection=INSPECTION)
     return known, progress
 
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from controller.models import accelerator_of
 from controller.parts import Part, Served, format_of, runtime_of
 from controller.status import find
+from controller.weights import is_outdated
 from crds.inferenceservice import InferenceService, Resources
 from crds.meta import Accelerator
 from crds.model import Model
@@ -161,6 +162,9 @@ def memory_problem(service: InferenceService, served: Served) -> Problem | None:
     unknown = next((name for name, size_bytes in _sizes_bytes(service, served) if size_bytes is None), None)
     if unknown is None:
         return None
+    models = (served.model, *(part.model for part in served.parts))
+    if any(each.metadata.name == unknown and is_outdated(each) for each in models if each):
+        return Problem("ModelNotReady", f"Model {unknown} is being looked at again", "Pending")
     message = f"the header of Model {unknown} does not tell how much memory it takes: set its spec.memoryBytes"
     return Problem("MemoryUnknown", message, "Failed")
 

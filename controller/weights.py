@@ -79,6 +79,12 @@ def path_of(model: Model, facts: Facts) -> str:
     return f"{cache_key(model.spec.source, facts.revision)}/{facts.file}"
 
 
+def is_outdated(model: Model) -> bool:
+    """Whether an earlier version inspected it, without looking for what its memory is computed from."""
+    status = model.status
+    return model.spec.memory_bytes is None and status.layout is None and status.inspection != INSPECTION
+
+
 def inspection(model: Model, settings: Settings, known: Facts | None = None) -> Work:
     """Return the reading of the artifact's header, of the very one of which something is `known`."""
     spec, secret = model.spec, _secret(model)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from controller.plan import OWNER_INDEX, Plan, controller_of
+from controller.weights import INSPECTION
 from crds.inferenceservice import InferenceService
 from crds.meta import (
     API_VERSION,
@@ -62,6 +63,7 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
         "file": "tiny.gguf",
         "sizeBytes": GIB,
         "gguf": {"architecture": "llama"},
+        "inspection": INSPECTION,
         "layout": {
             "tensorBytes": GIB,
             "vocabularySize": 32_000,

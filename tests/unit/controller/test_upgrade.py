@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from controller.weights import INSPECTION
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
-from tests.serving import GIB, host, model, process
+from tests.serving import GIB, host, model, process, told
 from tests.unit.controller.test_models import INSPECTED, World, inspected
 from tests.unit.controller.test_services import METAL, applied, chat, decide, deployed
 
@@ -56,6 +57,15 @@ def test_it_is_looked_for_once(answer: Obj) -> None:
     assert (len(world.made), world.model.status.layout, world.model.status.revision) == (made, None, '"etag-1"')
 
 
+def test_it_is_not_said_to_be_looked_for_once_that_has_failed_for_good() -> None:
+    world = inspected_by_an_earlier_version()
+    world.settle()
+    world.end("inspect", 2, {"reason": "SourceNotFound", "message": "there is no such file"})
+    world.settle()
+    assert world.model.status.inspection == INSPECTION
+    assert world.condition("Ready").status == "True", "volumes may have it still"
+
+
 def test_whose_memory_is_stated_is_not_looked_at_again() -> None:
     world = inspected_by_an_earlier_version(memory_bytes=5)
     world.settle()
@@ -66,6 +76,15 @@ def running(spec: Obj, **changed: Any) -> tuple[Resource, Obj]:
     """A process with this spec as an earlier version of the controller named it."""
     obj = process("chat-00000000-0", host="studio-1", phase="Ready")
     return METAL_PROCESSES, obj | {"spec": spec | {"hostName": "studio-1"} | changed}
+
+
+def test_a_size_that_is_looked_for_again_is_no_alarm() -> None:
+    earlier = (MODELS, model(status={"layout": None, "inspection": None}))
+    ((_, made),) = decide(chat(**METAL), (MODELS, model()), (METAL_HOSTS, host())).create
+    plan = decide(chat(**METAL), earlier, (METAL_HOSTS, host()), running(made["spec"]))
+    assert told(plan, "Ready")["reason"] == "ModelNotReady"
+    assert "Model tiny is being looked at again" in told(plan, "Ready")["message"]
+    assert (plan.create, plan.delete, plan.events) == ((), (), ())
 
 
 def test_a_better_estimate_replaces_nothing_that_runs() -> None:
