@@ -91,7 +91,7 @@ def manifest(path: Path, *objects: Obj) -> str:
 
 
 def service(name: str, model: str, **spec: Any) -> Obj:
-    defaults = {"extraArgs": ["-t", "1"], "contextLength": 512}
+    defaults: dict[str, Any] = {"extraArgs": ["-t", "1"], "contextLength": 512}
     return made(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
 
 
