@@ -98,8 +98,8 @@ class InferenceServiceSpec(Resource, frozen=True):
     priority: Annotated[
         Priority,
         described(
-            "Which service is placed first when hosts are scarce, and leaves last when its host is short of memory: "
-            "critical only while that is critical, and after all others."
+            "Which service is placed first when hosts are scarce, and leaves last when its host is short of memory. A "
+            "critical one leaves only while the shortage is critical too, and after all others."
         ),
     ] = "normal"
     image: Annotated[

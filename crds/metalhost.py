@@ -51,7 +51,9 @@ class MetalHostStatus(Resource, frozen=True):
     ] = None
     wired_limit_bytes: Annotated[
         int | None,
-        described("What the owner set that to with sysctl iogpu.wired_limit_mb; absent by default.", format="int64"),
+        described(
+            "Memory that Metal may wire, where the owner set it with sysctl iogpu.wired_limit_mb.", format="int64"
+        ),
     ] = None
     boot_id: Annotated[str, described("Identity of this boot: it changes when the host is restarted.")] = ""
     booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None

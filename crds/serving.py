@@ -76,7 +76,7 @@ ExtraArguments = Annotated[
 ServedMode = Annotated[
     Mode,
     described(
-        "What the service answers, at one path of OpenAI's API. chat: /v1/chat/completions and /v1/completions. "
+        "What the service answers. chat: /v1/chat/completions and /v1/completions. "
         "embeddings: /v1/embeddings. rerank: /v1/rerank."
     ),
 ]
