@@ -33,6 +33,11 @@ _SUBDOMAIN_TEXT: Final = (
     "end with an alphanumeric character"
 )
 _LONGEST_NAME: Final = 253
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_TEXT: Final = (
+    "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or '-', and must start "
+    "and end with an alphanumeric character"
+)
 _IN_BODY: Final = {
     "type": "must be of type {}",
     "anyOf": "must be of type integer or string",
@@ -94,6 +99,9 @@ def _envelope(manifest: Manifest) -> Iterator[Problem]:
         yield Problem(("metadata", "name"), "Required value: name is required")
     elif not isinstance(name, str) or len(name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
         yield Problem(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
+    namespace: object = metadata.get("namespace") if isinstance(metadata, dict) else None
+    if namespace and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):
+        yield Problem(("metadata", "namespace"), f"Invalid value: {_shown(namespace)}: {_LABEL_TEXT}")
     if "spec" in manifest and not isinstance(manifest["spec"], dict):
         yield Problem(("spec",), f"Invalid value: {_shown(manifest['spec'])}: must be of type object")
 

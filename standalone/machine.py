@@ -106,6 +106,7 @@ class Machine:
         wishes: Wishes,
     ) -> None:
         self.wanted = wanted
+        self._decisions: dict[Key, Decision] | None = None
         self.models: dict[Key, Model] = dict(wanted.models)
         """With what is known of each so far."""
         self.runners: dict[str, Runner] = {}
@@ -138,8 +139,13 @@ class Machine:
 
     @property
     def decisions(self) -> Mapping[Key, Decision]:
-        """What is decided for each service."""
-        return {key: desired.decide(service, self.models) for key, service in self.wanted.services.items()}
+        """What is decided for each service, by what was known of the Models when that was last asked."""
+        if self._decisions is None:
+            # Once for each finding: a view asks twice a second, and many services take long.
+            self._decisions = {
+                key: desired.decide(service, self.models) for key, service in self.wanted.services.items()
+            }
+        return self._decisions
 
     def replicas(self, key: Key) -> list[Runner]:
         """Return what is there of one service."""
@@ -234,6 +240,7 @@ class Machine:
 
     def _decide(self, supervisor: Supervisor) -> None:
         """Run what is decided by what is known now."""
+        self._decisions = None
         assigned = [each for decision in self.decisions.values() for each in decision.assignments]
         if any(model.status.phase == "Pending" for model in self.models.values()):
             # What an earlier run left may be what is decided once that Model is known.

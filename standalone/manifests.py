@@ -7,7 +7,7 @@ would bring it.
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,8 +28,14 @@ TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
 """Secret that a Model of `--model` refers to where a download token is in the environment."""
 T = TypeVar("T")
 
+_KINDS: Final[Mapping[str, type[Model | InferenceService]]] = {"Model": Model, "InferenceService": InferenceService}
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _LONGEST_NAME: Final = 40
+_MOST_BYTES: Final = 1 << 20
+"""Of one file, which then has thousands of services. Weights, given by mistake, may be larger than memory."""
+_MOST_NODES: Final = 100_000
+_MOST_LEVELS: Final = 64
+"""Of one document, with all that its aliases repeat: far more than any manifest has."""
 
 
 class ManifestError(Exception):
@@ -106,7 +112,9 @@ def load(paths: Iterable[Path]) -> Wanted:
 def accepted(manifest: dict[str, Any], struct: type[T]) -> T:
     """Return a valid manifest as the API server would have it, as `struct`."""
     filled = validation.with_defaults(manifest)
-    metadata = {"namespace": NAMESPACE, **filled["metadata"], "generation": 1}
+    # Null is absent, as to the API server: tools write `creationTimestamp: null`.
+    stated = {name: value for name, value in filled["metadata"].items() if value is not None}
+    metadata = {**stated, "namespace": stated.get("namespace") or NAMESPACE, "generation": 1}
     return msgspec.convert({**filled, "metadata": metadata, "status": {}}, struct)
 
 
@@ -147,6 +155,11 @@ def _read(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
             problems.append(f"{path}: {error.strerror}")
         except UnicodeDecodeError as error:
             problems.append(f"{path}: is no text ({error.reason}): weights are served with --model {path}")
+        except _TooLargeError:
+            size = f"more than {_MOST_BYTES >> 20} MiB"
+            problems.append(f"{path}: has {size}, which no manifest has: weights are served with --model {path}")
+        except RecursionError:
+            problems.append(f"{path}: is no manifest: it is nested too deeply")
         except yaml.MarkedYAMLError as error:
             line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
             problems.append(f"{path}{line}: is no YAML: {error.problem}")
@@ -164,11 +177,16 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _documents(path: Path) -> Iterator[Document]:
-    loader = _Loader(path.read_text(encoding="utf-8"))
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise _TooLargeError
+    loader = _Loader(content.decode())
     try:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None, "check_node said so"  # noqa: S101 - for the type checker
+            _measure(node, {})
             value = loader.construct_document(node)
             if value is None:
                 continue
@@ -179,12 +197,54 @@ def _documents(path: Path) -> Iterator[Document]:
         loader.dispose()
 
 
+class _TooLargeError(Exception):
+    """The file is larger than any manifest."""
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Count the nodes below `node`, each as often as aliases repeat it, and the levels; refuses too many of either.
+
+    Args:
+        node: where to begin.
+        known: what was counted before, by the id of a node; None for what is being counted.
+    """
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
+        return found
+    known[id(node)] = None
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [each for pair in node.value for each in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    counted = [_measure(each, known) for each in inner]
+    nodes, levels = 1 + sum(count for count, _ in counted), 1 + max((deep for _, deep in counted), default=0)
+    if nodes > _MOST_NODES or levels > _MOST_LEVELS:
+        problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    known[id(node)] = nodes, levels
+    return nodes, levels
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as kubectl reads it: a date is a string, and a field that is stated twice is a mistake."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                node.value.encode()  # half of a character is one to YAML alone
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         stated = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="the name of a field is no text", problem_mark=key.start_mark)
             if key.value in stated:
                 raise yaml.MarkedYAMLError(problem=f"{key.value!r} is stated twice", problem_mark=key.start_mark)
             stated.add(key.value)
@@ -204,14 +264,25 @@ def _is_ours(document: Document) -> bool:
 
 def _problems(document: Document) -> Iterator[str]:
     kind = document.manifest.get("kind")
-    if kind in {"MetalProcess", "MetalHost"}:
+    if kind in ("MetalProcess", "MetalHost"):
         yield document.say("is made by Pomona: state an InferenceService instead", ("kind",))
     elif kind not in validation.kinds():
         yield document.say(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))
     else:
-        for problem in validation.problems(document.manifest):
+        found = validation.problems(document.manifest)
+        for problem in found:
             yield document.say(str(problem), problem.path)
         yield from _bad_source(document)
+        if not found:
+            yield from _bad_metadata(document)
+
+
+def _bad_metadata(document: Document) -> Iterator[str]:
+    """Tell what is of a wrong type where no schema of ours says so."""
+    try:
+        accepted(document.manifest, _KINDS[document.manifest["kind"]])
+    except msgspec.ValidationError as error:
+        yield document.say(f"metadata: {error}", ("metadata",))
 
 
 def _bad_source(document: Document) -> Iterator[str]:

@@ -56,6 +56,16 @@ def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
         load([path])
 
 
+def test_what_is_null_in_metadata_is_absent(tmp_path: Path) -> None:
+    path = tmp_path / "chat.yaml"
+    nulls = "metadata:\n  creationTimestamp: null\n  labels:\n  annotations:\n  namespace: {}\n"
+    path.write_text(f"{MODEL}---\n{SERVICE}".replace("metadata:\n", nulls.format("null"), 1))
+    assert set(load([path]).models) == {Key("default", "tiny")}
+    path.write_text(f"{MODEL}---\n{SERVICE}".replace("metadata:\n", nulls.format('""')))
+    wanted = load([path])
+    assert {each.metadata.namespace for each in wanted.services.values()} == {"default"}
+
+
 def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
     text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
@@ -101,6 +111,32 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         ("- a\n", ":1: is no YAML: not a manifest: it has no fields"),
         (MODEL + "  source: x\n", ":7: is no YAML: 'source' is stated twice"),
         ("a: \0", ": is no YAML: unacceptable character"),
+        ("? [a]\n: b\n", ":1: is no YAML: the name of a field is no text"),
+        (f"{MODEL}  memoryBytes: !!int abc\n", ":7: is no YAML: 'abc' is no int"),
+        (f"{MODEL}  memoryBytes: {'9' * 5000}\n", f":7: is no YAML: '{'9' * 40}' is no int"),
+        (f'{MODEL}  revision: "\\ud800"\n', ":7: is no YAML: '\\ud800' is no str"),
+        (f"{MODEL}  more: &more {{again: *more}}\n", ":7: is no YAML: an anchor contains itself"),
+        (
+            MODEL
+            + "  a: &a [1, 1, 1, 1]\n"
+            + "".join(f"  a{'a' * i}: &a{'a' * i} [{', '.join(['*a' + 'a' * (i - 1)] * 4)}]\n" for i in range(1, 20)),
+            ":15: is no YAML: more than 100000 values, or 64 levels",
+        ),
+        ('{"a": ' * 1000, ": is no manifest: it is nested too deeply"),
+        ("a: " + "[" * 70 + "]" * 70, ":1: is no YAML: more than 100000 values, or 64 levels"),
+        (MODEL.replace("kind: Model", "kind: [Model]"), ":2: ['Model'] tiny: kind ['Model'] does not exist"),
+        (
+            MODEL.replace("  name: tiny", "  name: tiny\n  namespace: [3]"),
+            ':5: Model tiny: metadata.namespace: Invalid value: "object": a lowercase RFC 1123 label',
+        ),
+        (
+            MODEL.replace("  name: tiny", "  name: tiny\n  namespace: 3"),
+            ":5: Model tiny: metadata.namespace: Invalid value: 3: a lowercase RFC 1123 label",
+        ),
+        (
+            MODEL.replace("  name: tiny", "  name: tiny\n  labels: 5"),
+            ":3: Model tiny: metadata: Expected `object`, got `int` - at `$.metadata.labels`",
+        ),
     ],
     ids=[
         "no service",
@@ -115,6 +151,18 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "list",
         "field twice",
         "binary",
+        "field without a name",
+        "no number",
+        "too long a number",
+        "half a character",
+        "anchor in itself",
+        "aliases of aliases",
+        "nested without end",
+        "nested too deeply",
+        "kind is a list",
+        "namespace is a list",
+        "namespace is a number",
+        "labels are a number",
     ],
 )
 def test_a_mistake_is_told_with_the_way_out(tmp_path: Path, text: str, says: str) -> None:
@@ -127,6 +175,14 @@ def test_weights_in_the_place_of_a_file_are_told_where_they_belong(tmp_path: Pat
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF\xff\xfe")
     with pytest.raises(ManifestError, match=f"is no text .*: weights are served with --model {path}"):
+        load([path])
+
+
+def test_weights_larger_than_memory_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(ManifestError, match=f"has more than 1 MiB, .*: weights are served with --model {path}"):
         load([path])
 
 
