@@ -8,6 +8,8 @@ from typing import Final
 
 import psutil
 
+from devices.footprint import descendants
+
 LOOPBACK = "127.0.0.1"
 _MACOS_SOL_LOCAL: Final = 0
 _MACOS_LOCAL_PEERPID: Final = 2
@@ -17,12 +19,12 @@ _CONNECT_SECONDS: Final = 1.0
 def loopback_port(pid: int) -> int | None:
     """Return the TCP port on which process `pid`, or one that it started, listens on 127.0.0.1; None for none yet.
 
-    Blocks while all processes are looked through.
+    Blocks while their open files are looked through.
     """
     try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        found = [socket for member in family for socket in member.net_connections("tcp4")]
+        # Not psutil's children(), which looks at every process of the machine: a Mac has many hundreds.
+        family = (pid, *descendants(pid))
+        found = [socket for member in family for socket in psutil.Process(member).net_connections("tcp4")]
     except (psutil.Error, OSError):  # it, or a child, has just ended
         return None
     ports = [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN and each.laddr.ip == LOOPBACK]

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from devices.sockets import loopback_port
@@ -34,7 +35,10 @@ def test_port_of_a_process_is_what_the_kernel_gave_it() -> None:
     assert loopback_port(pid) is None
 
 
-def test_port_of_what_a_wrapper_script_started() -> None:
+def test_port_of_what_a_wrapper_script_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        psutil.Process, "children", lambda *_, **__: pytest.fail("every process of the machine was looked at")
+    )
     # The second command keeps the shell from becoming the first.
     with started("sh", "-c", '"$0" -c "$1" 127.0.0.1 listen; :', sys.executable, LISTEN) as (pid, port):
         assert loopback_port(pid) == port
