@@ -77,7 +77,8 @@ class AiohttpTransport:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._session = self._open()
-        self._streams: set[aiohttp.ClientResponse] = set()
+        self._answers: set[aiohttp.ClientResponse] = set()
+        """Those that are being read."""
 
     async def request(self, request: Request) -> Response:
         """Send and read the whole answer; raises Unreachable."""
@@ -90,17 +91,13 @@ class AiohttpTransport:
         """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
         async with self._answer(request, limits) as answer:
-            self._streams.add(answer)
-            try:
-                yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
-            finally:
-                self._streams.discard(answer)
+            yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
 
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
         old, self._session = self._session, self._open()
-        # A session that is closed drops its streams without a word to who reads them, and their time-outs as well.
-        for answer in self._streams:
+        # A session that is closed drops its answers without a word to who reads them, and their time-outs as well.
+        for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientConnectionError("connections are made anew"))
         await old.close()
 
@@ -119,7 +116,11 @@ class AiohttpTransport:
             answer.close()
             answer = await self._send(request, limits)
         async with answer:
-            yield answer
+            self._answers.add(answer)
+            try:
+                yield answer
+            finally:
+                self._answers.discard(answer)
 
     async def _refreshed(self, request: Request) -> bool:
         async with _unreachable(request):

@@ -162,3 +162,25 @@ async def test_who_connects_anew_leaves_no_watch_deaf(client_of: ClientOf) -> No
         with pytest.raises(Unreachable):
             await waiting
     assert (await anext(client.watch(PODS, resource_version="2"))).object["metadata"]["name"] == "watch-2"
+
+
+async def test_who_connects_anew_waits_for_no_half_answer(client_of: ClientOf) -> None:
+    begun = asyncio.Event()
+
+    async def half(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/whole"):
+            return web.json_response({"metadata": {}})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"kind":')
+        begun.set()
+        return await hang(request)
+
+    client = await client_of(half)
+    waiting = asyncio.ensure_future(client.get(PODS, "half", "ns"))
+    await begun.wait()
+    await client.get(PODS, "whole", "ns")  # what was sent before this is here as well
+    await client.reconnect()
+    async with asyncio.timeout(5):
+        with pytest.raises(Unreachable):
+            await waiting
