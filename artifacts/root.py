@@ -16,7 +16,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
     if file_root is None:
         raise ArtifactError(
             "SourceForbidden",
-            f"{source.display}: this machine gives out no local files: start it with --file-root DIR to give out DIR",
+            f"{source.display}: no local file is used here unless --file-root DIR names a folder above it",
         )
     try:
         path = Path(source.path).resolve(strict=True)

@@ -11,7 +11,8 @@ import click
 
 from cli import log
 from cli.lazy import LazyGroup
-from cli.state import default_state_folder
+from cli.size import Size
+from cli.state import SHOWN, default_state_folder
 from gateway.proxy.config import Tls
 from kube import credentials
 from kube.kubeconfig import CredentialsError
@@ -76,7 +77,11 @@ SUBCOMMANDS = {
 )
 @click.option("--name", help="Name of this host's MetalHost.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Credentials of this host; default as kubectl's.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="What the agent keeps: weights, logs, records.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help=f"What the agent keeps: weights, logs, records. Default: {SHOWN}.",
+)
 @click.option(
     "--address", help="Address at which the cluster reaches this host; default: on the route to its API server."
 )
@@ -88,7 +93,7 @@ SUBCOMMANDS = {
     help="Have services speak https: the certificate and its chain, in PEM form; read again when it is renewed.",
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its key, in PEM form and without a password.")
-@click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
+@click.option("--memory-budget", type=Size(), help="Memory that models may use in all, such as 12GiB.")
 @click.option(
     "--metrics-address",
     type=Place(),
@@ -116,7 +121,7 @@ def command(
     The agent may be stopped, killed, restarted and updated at any time: what it runs goes on and is taken over.
 
     \b
-    Example:
+    Examples:
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig --file-root ~/models
       pomona agent selftest
       pomona agent weights

@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
                 raise
             raise click.ClickException(
                 f"{cmd_name} needs what the extra {EXTRAS[error.name]} brings: "
-                f"pip install 'pomona[{EXTRAS[error.name]}]'"
+                f"pip install '.[{EXTRAS[error.name]}]' in a checkout of Pomona"
             ) from error
         return command if isinstance(command, click.Command) else None
 

@@ -12,5 +12,7 @@ def command(arguments: tuple[str, ...]) -> None:
     try:
         from runtimes import llama_launcher  # noqa: PLC0415 - the extra may be missing, which deserves a sentence
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: install the extra pomona[llama], or llama-server itself") from error
+        raise click.ClickException(
+            f"{error}: pip install '.[llama]' in a checkout of Pomona, or install llama-server itself"
+        ) from error
     sys.exit(llama_launcher.main(arguments))

@@ -10,7 +10,7 @@ SUBCOMMANDS = {
     "agent": ("metal agent of an off-cluster host: serve models as native processes", "cli.agent"),
     "controller": ("controller of the cluster: run Models and InferenceServices", "cli.controller"),
     "fetch": ("fetch weights, resumed after a cut and verified", "cli.fetch"),
-    "inspect": ("read what a GGUF file says of itself, without fetching it", "cli.inspect"),
+    "inspect": ("read what the header of a model says, without fetching the model", "cli.inspect"),
     "llama-server": ("llama.cpp's server from the wheel, with llama-server's own arguments", "cli.llama_server"),
     "up": ("serve models on this machine alone, without a cluster", "cli.up"),
     "proxy": ("data plane of a host, started by its agent", "cli.proxy"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,8 @@ def command(ctx: click.Context, *, as_json: bool) -> None:
       pomona agent selftest
     """
     log.configure()
+    # It kills processes of its own on purpose: that is a line of the table, and no warning to a person.
+    logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         # macOS gives one below /var, which is a link; processes tell where it leads.
         lines = asyncio.run(run(Path(folder).resolve()))

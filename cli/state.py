@@ -3,6 +3,10 @@
 import os
 import sys
 from pathlib import Path
+from typing import Final
+
+SHOWN: Final = "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
+"""For help, which is the same for everybody."""
 
 
 def default_state_folder() -> Path:

@@ -13,7 +13,8 @@ from rich.console import Console
 from artifacts.errors import ArtifactError
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.state import default_state_folder
+from cli.size import Size
+from cli.state import SHOWN, default_state_folder
 from devices import host
 from metal_agent.ledger import Ledger, budget_bytes
 from metal_agent.ownership import HAND_OVER, own
@@ -30,8 +31,10 @@ PORT: Final = 8080
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--model", "sources", multiple=True, help="Serve this alone: hf://, http(s):// or a path. Repeatable.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port on 127.0.0.1.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="What is kept: weights, logs, records.")
-@click.option("--memory-budget", type=click.IntRange(min=1), help="Bytes that models may use in all.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help=f"What is kept: weights, logs, records. Default: {SHOWN}."
+)
+@click.option("--memory-budget", type=Size(), help="Memory that models may use in all, such as 12GiB.")
 @click.option("--ask", "question", help="Ask the first service this, print its answer, and stop.")
 def command(
     files: tuple[Path, ...],
@@ -85,7 +88,7 @@ async def _up(
     known = await asyncio.to_thread(host.read)
     allowed_bytes = budget_bytes(known, budget)
     if allowed_bytes is None:
-        raise StartError("the memory of this machine cannot be found out: give --memory-budget in bytes")
+        raise StartError("the memory of this machine cannot be found out: give --memory-budget, such as 12GiB")
     options = Options(folder, port, outcome.endpoint(), outcome.token())
     for source in sources:
         await single.add(wanted, source, options)

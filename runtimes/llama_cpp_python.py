@@ -81,6 +81,6 @@ RUNTIME: Final = Runtime(
     cache_types=frozenset(_CACHE_TYPES),
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
-    install_hint="install pomona[llama-cpp-python]",
+    install_hint="install Pomona's extra llama-cpp-python",
     refusal=_refusal,
 )

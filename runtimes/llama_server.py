@@ -147,6 +147,6 @@ RUNTIME: Final = Runtime(
     pulse="/metrics",
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
-    install_hint="install pomona[llama], or llama-server on PATH",
+    install_hint="install Pomona's extra llama, or llama-server on PATH",
     images=_IMAGES,
 )

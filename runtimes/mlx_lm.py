@@ -90,6 +90,6 @@ RUNTIME: Final = Runtime(
     pulse="/health",
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
     installed=lambda: command() is not None,
-    install_hint="install pomona[mlx]",
+    install_hint="install Pomona's extra mlx",
     refusal=_refusal,
 )

@@ -5,11 +5,13 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from cli import agent
 from cli.main import SUBCOMMANDS, main
+from cli.size import Size
 
 
 def test_help_names_every_sub_command_and_imports_none() -> None:
@@ -41,6 +43,19 @@ def test_an_agent_needs_the_name_of_its_host() -> None:
     assert "Missing option '--name'" in result.output
 
 
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("12GiB", 12 << 30), ("1.5 Gi", 3 << 29), ("512MiB", 512 << 20), ("1000", 1000)]
+)
+def test_sizes_are_read_as_they_are_shown(text: str, size_bytes: int) -> None:
+    assert Size().convert(text, None, None) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["8GB", "0", "0.1", "-1", "much", ""])
+def test_what_is_no_size_is_told_with_one_that_is(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no size such as 12GiB"):
+        Size().convert(text, None, None)
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] in {"kopf", "controller"}]:
         monkeypatch.delitem(sys.modules, module)
@@ -48,7 +63,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kopf", None)
     result = CliRunner().invoke(main, ["controller", "--help"])
     assert result.exit_code == 1
-    assert "pip install 'pomona[controller]'" in result.output
+    assert "pip install '.[controller]' in a checkout" in result.output
 
 
 def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
