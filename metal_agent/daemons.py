@@ -9,6 +9,7 @@ the daemon says that it has others only, or when nothing listens there any more.
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,7 @@ class SharedDaemon:
         self._unknown = False
         """The last look did not tell what is loaded."""
         self._silences = 0
+        self._silent_until = 0.0
         self._found: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._clean = False
@@ -222,13 +224,12 @@ class SharedDaemon:
             self.problem = f"{self.daemon.runtime} is not installed here"
             return
         watched = [handle for handle in self._handles if handle.loaded]
-        before = self.problem
+        before, began = self.problem, time.monotonic()
         try:
             self._found = await self.daemon.loaded()
         except DaemonError as error:
             self._unknown = error.reason != NOT_RUNNING
-            self._silences += 1
-            if error.reason == SILENT and self._silences < SILENT_LOOKS:
+            if self._is_excused(error, began):
                 return  # a daemon that works hard may take long to answer
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
@@ -250,6 +251,16 @@ class SharedDaemon:
             log.info("daemon", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
             self._clean = False
             self._on_change()
+
+    def _is_excused(self, error: DaemonError, began: float) -> bool:
+        """Count silent looks in a row; several at the same time, as of processes that are checked, are one."""
+        if error.reason != SILENT:
+            self._silences = 0
+            return False
+        if began >= self._silent_until:
+            self._silences += 1
+            self._silent_until = time.monotonic()
+        return self._silences < SILENT_LOOKS
 
     async def _left(self, model: str) -> None:
         while model in {name for name, _ in await self.daemon.loaded()}:  # noqa: ASYNC110 - a daemon tells nobody

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_agent.daemons import Daemons, SharedDaemon
+from metal_agent.daemons import SILENT_LOOKS, Daemons, SharedDaemon
 from runtimes import daemon, ollama, omlx
 from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
@@ -188,3 +188,30 @@ async def test_a_clean_up_that_failed_is_made_up_for(tmp_path: Path) -> None:
     assert odd.cleaned == 3
     await found.clean(list)
     assert odd.cleaned == 3
+
+
+async def test_only_silence_again_and_again_is_taken_for_the_end() -> None:
+    odd = _Odd()
+    shared = SharedDaemon(odd, "pomona-1", lambda: None)
+    silent, busy = daemon.DaemonError(daemon.SILENT, "silent"), daemon.DaemonError("DaemonBusy", "busy")
+
+    async def ask() -> list[tuple[str, int | None]]:
+        await asyncio.sleep(0)
+        raise error
+
+    odd.loaded = ask  # type: ignore[method-assign]
+    error = silent
+    await shared.look()
+    handle = shared.adopt("pomona-1/tiny:1-1")
+    assert handle
+    ended = asyncio.ensure_future(handle.wait())
+    await asyncio.gather(*(shared.look() for _ in range(SILENT_LOOKS)))
+    error = busy
+    for _ in range(SILENT_LOOKS):
+        await shared.look()
+    error = silent
+    for _ in range(SILENT_LOOKS - 1):
+        await shared.look()
+    assert not ended.done()
+    await shared.look()
+    assert (await asyncio.wait_for(ended, 5)).reason == daemon.SILENT
