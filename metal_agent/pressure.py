@@ -34,6 +34,11 @@ CRITICAL_PLACE_SECONDS: Final = 15.0
 """The same while the pressure is critical; then it is evicted, place or not."""
 SETTLE_SECONDS: Final = 15.0
 """Between the end of one engine and the choice of the next: memory is given back, and the level follows, late."""
+ENDING_SECONDS: Final = 300.0
+"""How long one that ends is waited for: many times what withdrawal, drain and SIGKILL take (50 s).
+
+A process that waits in the kernel, as for a GPU that hangs, heeds no signal, and may be there until the next boot.
+"""
 CALM_SECONDS: Final = 60.0
 """Of normal until the pressure is over."""
 MOST_CALM_SECONDS: Final = 960.0
@@ -140,7 +145,9 @@ class State:
     normal_seconds: float | None = None
     asked_seconds: float = 0.0
     quiet_seconds: float = math.inf
-    """Since an engine was last seen ending."""
+    """Since an engine was last seen ending that may still be waited for."""
+    ending_seconds: float = 0.0
+    """In a row, with an engine that ends."""
     returned_seconds: float = math.inf
     """Since one last returned."""
     over_seconds: float = math.inf
@@ -177,14 +184,17 @@ def _count(state: State, level: Level, seconds: float, candidates: Sequence[Cand
             return None
         return 0.0 if before is None else before + seconds
 
-    ending = any(each.stage == "ending" for each in candidates)
+    is_ending = any(each.stage == "ending" for each in candidates)
+    ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
+    is_quiet = not is_ending or ending_seconds > ENDING_SECONDS
     return replace(
         state,
         warn_seconds=run(state.warn_seconds, goes_on=level != "normal"),
         critical_seconds=run(state.critical_seconds, goes_on=level == "critical"),
         normal_seconds=run(state.normal_seconds, goes_on=level == "normal"),
         asked_seconds=state.asked_seconds + seconds,
-        quiet_seconds=0.0 if ending else state.quiet_seconds + seconds,
+        quiet_seconds=state.quiet_seconds + seconds if is_quiet else 0.0,
+        ending_seconds=ending_seconds,
         returned_seconds=state.returned_seconds + seconds,
         over_seconds=state.over_seconds + seconds,
     )
@@ -250,7 +260,8 @@ def _recover(state: State, candidates: Sequence[Candidate]) -> Step:
     stages = {each.uid: each.stage for each in candidates}
     back = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
     settled = state.normal_seconds is not None and state.returned_seconds >= RETURN_SECONDS
-    if back is None or not settled or {"loading", "ending"} & set(stages.values()):
+    is_busy = "loading" in stages.values() or not state.quiet_seconds
+    if back is None or not settled or is_busy:
         return state, ()
     evicted = tuple(uid for uid in state.evicted if uid != back)
     return replace(state, evicted=evicted, returned_seconds=0.0), (Return(back),)

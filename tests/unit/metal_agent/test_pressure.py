@@ -219,6 +219,21 @@ def test_one_that_found_another_place_is_not_evicted_and_the_next_has_to_wait_fo
     assert machine.did(Ask, Evict) == [Ask("low"), Ask("normal")]
 
 
+def test_one_that_never_ends_does_not_stop_the_rest() -> None:
+    stuck = Process("stuck", stage="ending", left_seconds=10**6)
+    serving, gone = Process("serving"), Process("gone", stage="absent", held=True)
+    candidates = [each.candidate() for each in (stuck, serving, gone)]
+    state, taken = State(evicted=("stuck", "gone")), list[Action]()
+    for now, level in enumerate(["critical"] * 400 + ["normal"] * 200):
+        state, actions = step(state, level, candidates, float(now))  # type: ignore[arg-type]  # a Level
+        if now < pressure.ENDING_SECONDS:
+            assert actions in ((), (Hold(),))
+        taken += actions
+        if Evict("serving") in actions:
+            candidates[1] = dataclasses.replace(candidates[1], stage="absent")
+    assert taken == [Hold(), Ask("serving"), Evict("serving"), Release(), Return("serving"), Return("gone")]
+
+
 def test_one_that_still_loads_is_ended_at_once() -> None:
     loading = Process("new", stage="loading", left_seconds=1000)
     machine = hosted(Process("old", idle_seconds=1e6), loading).play(["critical"] * 5)
