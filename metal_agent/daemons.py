@@ -20,6 +20,7 @@ from yarl import URL
 
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
+from kube.backoff import backoff_seconds
 from metal_agent.handle import Exit
 from runtimes.daemon import (
     NOT_RUNNING,
@@ -157,7 +158,7 @@ class SharedDaemon:
 
     async def unload(self, handle: DaemonModel, grace_seconds: float) -> None:
         """Unload the model of `handle`, unless another process of ours is served by it too."""
-        model = handle.model
+        model, failures = handle.model, 0
         while not any(other.model == model for other in self._handles if other is not handle):
             try:
                 await self.daemon.unload(model)
@@ -167,7 +168,8 @@ class SharedDaemon:
                 if error.reason == NOT_RUNNING:
                     return
                 log.warning("daemon does not unload", daemon=self.daemon.runtime, model=model, error=str(error))
-                await asyncio.sleep(_LEAVING_SECONDS)
+                failures += 1
+                await asyncio.sleep(backoff_seconds(failures, first=_LEAVING_SECONDS, most=_UNLOAD_AGAIN_SECONDS))
             except TimeoutError:
                 log.warning("daemon keeps what it was to unload", daemon=self.daemon.runtime, model=model)
             else:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import structlog
@@ -66,7 +66,12 @@ class Supervisor:
         self._group.create_task(self._tend_logs())
 
     def add(self, assignments: Iterable[Assignment]) -> None:
-        """Run what is not running yet, and stop what is marked as deleted."""
+        """Run what is not running yet, and stop what is marked as deleted.
+
+        What a `pomona up` left running is taken over by an assignment of the same engine.
+        """
+        assignments = list(assignments)
+        self._claim(assignments)
         for assignment in assignments:
             if assignment.uid not in self.runners:
                 self._start(Runner(assignment, self._host))
@@ -80,12 +85,9 @@ class Supervisor:
         rest of it stays, unless something that is assigned needs its memory, and then waits until that is free.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
+        self._claim(wanted.values())
         left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
-        for uid, assignment in claims.match(left, new).items():
-            if self._hand_over(uid, assignment):
-                del left[uid]
-                new.remove(assignment)
         if left and keep_unclaimed and claims.needs_room(new, self._host.ledger.available_bytes):
             keep_unclaimed = False
             for assignment in new:
@@ -111,6 +113,14 @@ class Supervisor:
             and runner.assignment.spec
             and stage(runner.state) in {"loading", "serving"}
         }
+
+    def _claim(self, assignments: Collection[Assignment]) -> None:
+        """Have what a `pomona up` left running, and nobody asks for by its uid, serve for a new assignment of it."""
+        wanted = {assignment.uid for assignment in assignments}
+        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        new = [assignment for assignment in assignments if assignment.uid not in self.runners]
+        for uid, assignment in claims.match(left, new).items():
+            self._hand_over(uid, assignment)
 
     def _hand_over(self, uid: str, assignment: Assignment) -> bool:
         """Have the engine of `uid` serve for `assignment`; False where it is gone, or cannot be written down."""

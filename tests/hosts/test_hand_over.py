@@ -49,6 +49,14 @@ async def test_an_engine_is_taken_over_by_what_the_cluster_calls_it(
     assert engines(machine) == []
 
 
+async def test_an_engine_is_taken_over_without_an_api_server_too(machine: Machine, assignment: MakeAssignment) -> None:
+    pid = await left_running(machine, assignment)
+    machine.supervisor.add([assignment("u1")])
+    assert list(machine.runners) == ["u1"]
+    assert await ready(machine) == pid
+    assert len(engines(machine)) == 1
+
+
 async def test_an_agent_that_died_while_it_took_over_has_the_engine_once(
     machine: Machine, assignment: MakeAssignment
 ) -> None:

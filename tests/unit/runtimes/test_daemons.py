@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from metal_agent import daemons
 from metal_agent.daemons import SILENT_LOOKS, Daemons, SharedDaemon
 from runtimes import daemon, ollama, omlx
 from runtimes.ollama import Ollama
@@ -215,3 +216,23 @@ async def test_only_silence_again_and_again_is_taken_for_the_end() -> None:
     assert not ended.done()
     await shared.look()
     assert (await asyncio.wait_for(ended, 5)).reason == daemon.SILENT
+
+
+async def test_a_daemon_that_does_not_unload_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, pauses = _Odd(), list[int]()
+    shared = SharedDaemon(odd, "pomona-1", lambda: None)
+    await shared.look()
+    handle = shared.adopt("pomona-1/tiny:1-1")
+    assert handle
+
+    async def unload(_: str) -> None:
+        raise daemon.DaemonError("DaemonRefused" if len(pauses) < 3 else daemon.NOT_RUNNING, "not now")
+
+    def pause(failures: int, **_: float) -> float:
+        pauses.append(failures)
+        return 0
+
+    monkeypatch.setattr(odd, "unload", unload)
+    monkeypatch.setattr(daemons, "backoff_seconds", pause)
+    await handle.end(1)
+    assert pauses == [1, 2, 3]
