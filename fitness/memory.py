@@ -7,6 +7,7 @@ must not place the model. It is held against llama.cpp itself: a few rows by `te
 whole table by `benchmarks/memory_estimate.py`.
 """
 
+import math
 from typing import Final, NamedTuple
 
 from crds.inferenceservice import InferenceServiceSpec
@@ -120,22 +121,22 @@ def largest_context(
 
 
 def way_out(layout: Layout | None, settings: Settings, limit_bytes: int, draft: Layout | None = None) -> str:
-    """Say what would fit into `limit_bytes`, for a person: a shorter context, else weights of fewer bits."""
+    """Say what would fit into `limit_bytes`, for a person: a shorter context, else fewer requests or fewer bits."""
     context = largest_context(layout, settings, limit_bytes, draft)
     if context is not None:
         return f"a contextLength of {context} would fit"
     needed = estimate(layout, settings, draft)
     if layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
-    rest_bytes = needed.total_bytes - needed.parts.weights_bytes
-    share = (limit_bytes - rest_bytes) / layout.tensor_bytes if layout.tensor_bytes else 0
-    least = estimate(layout, settings._replace(context_length=_LEAST_CONTEXT, parallel=1), draft)
-    least_share = (
-        (limit_bytes - least.total_bytes + least.parts.weights_bytes) / layout.tensor_bytes
-        if least and layout.tensor_bytes
-        else 0
-    )
-    for fraction, more in ((share, ""), (least_share, f" and a contextLength of {_LEAST_CONTEXT}")):
-        if fraction >= _LEAST_QUANTIZATION_SHARE:
-            return f"a quantization with weights of at most {fraction:.0%} of the size{more} would fit"
+    smaller = settings._replace(context_length=min(_LEAST_CONTEXT, settings.context_length), parallel=1)
+    changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < settings.context_length else []
+    changes += ["a parallel of 1"] if settings.parallel > 1 else []
+    for found, more in ((needed, []), (estimate(layout, smaller, draft), changes)):
+        rest_bytes = found.total_bytes - found.parts.weights_bytes if found else limit_bytes
+        share = (limit_bytes - rest_bytes) / layout.tensor_bytes if layout.tensor_bytes else 0
+        if share >= 1 and more:
+            return f"{' and '.join(more)} would fit"
+        if share >= _LEAST_QUANTIZATION_SHARE:
+            fewer_bits = f"a quantization with weights of at most {min(99, math.floor(100 * share))}% of the size"
+            return f"{' and '.join([fewer_bits, *more])} would fit"
     return "no quantization of this model would fit: use a smaller model or a larger host"

@@ -193,3 +193,19 @@ def test_the_largest_context_fits_and_the_next_does_not(layout: Layout, settings
 )
 def test_the_way_out_is_computed(limit_bytes: int, expected: str) -> None:
     assert re.fullmatch(expected, way_out(QWEN3_8B, Settings(context_length=32_768), limit_bytes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "share", "expected"),
+    [
+        (
+            Settings(context_length=512, parallel=64),
+            0.5,
+            "a quantization with weights of at most 95% of the size and a parallel of 1 would fit",
+        ),
+        (Settings(context_length=4096, parallel=64), 0.2, "a contextLength of 512 and a parallel of 1 would fit"),
+        (Settings(context_length=300), 0.999, "a quantization with weights of at most 99% of the size would fit"),
+    ],
+)
+def test_the_way_out_is_one(settings: Settings, share: float, expected: str) -> None:
+    assert way_out(QWEN3_8B, settings, int(_total(QWEN3_8B, settings) * share)) == expected
