@@ -44,7 +44,7 @@ async def ask(url: str, model: str, question: str, show: Callable[[str], None]) 
                 raise AskError(f"{model} answered {response.status}: {(await response.text())[:300]}")
             async for text in _texts(response.content):
                 show(text)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AskError(f"{model} at {url}: {str(error) or type(error).__name__}") from error
 
 

@@ -75,6 +75,12 @@ def test_a_mac_that_differs(
     assert verdicts(monkeypatch, MAC | changes, level)[name] == "FAILED"
 
 
+def test_a_mac_between_the_two_that_the_rule_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 84 %, as a Mac with 128 GB has, where the rule assumes the 74 % of one with 16 GB.
+    said = json.dumps({"name": "Apple M5 Pro", "workingSetBytes": int(64 * GIB * 0.84) + 1})
+    assert verdicts(monkeypatch, MAC | {"devices.metal": said}, 1)["Metal's working set"] == "ok"
+
+
 def test_a_mac_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(monkeypatch, {}, None)
     assert "ok" not in found.values()

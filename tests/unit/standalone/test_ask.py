@@ -1,0 +1,25 @@
+"""One question, as a client: what is no whole answer is told in a sentence."""
+
+import pytest
+from aiohttp import web
+
+from standalone.ask import AskError, ask
+from tests.answering import serving
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "can't decode byte"),
+        (b'data: {"choices": 3}\n\n', "Expected `array`, got `int`"),
+        (b'data: {"choices": [{"delta": {"content": "Hal"}}]}\n\n', r"ended before \[DONE\]"),
+    ],
+    ids=["no text", "no answer", "half an answer"],
+)
+async def test_what_is_no_answer_is_told(lines: bytes, problem: str) -> None:
+    async def answer(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=lines, content_type="text/event-stream")
+
+    async with serving(answer) as url:
+        with pytest.raises(AskError, match=problem):
+            await ask(url, "tiny", "Who?", lambda _text: None)
