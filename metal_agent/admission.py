@@ -57,11 +57,15 @@ async def admit(
     seen = ", which is what it was seen to take here before" if needed_bytes > spec.memory_bytes else ""
     # What was seen beside the estimate would come on top of any other context, too.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
-    return Refused(
-        "InsufficientMemory",
-        f"{problem}{seen}; {way_out(layout, settings, limit_bytes)}, or free memory there",
-        needed_bytes,
-    )
+    if needed is not None and needed.total_bytes <= limit_bytes and not spec.further_artifacts:
+        # Somebody stated more than that: no other context and no other weights would change it.
+        way = (
+            f"the file's own header tells of {size_text(needed.total_bytes)} only: lower spec.memoryBytes of Model "
+            f"{spec.model_name}"
+        )
+    else:
+        way = way_out(layout, settings, limit_bytes)
+    return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory there", needed_bytes)
 
 
 def refusal(source: str, error: ArtifactError) -> Refused | Failed:

@@ -169,7 +169,8 @@ class Machine:
             if problem and problem.phase in {"Failed", "Suspended"}:
                 raise AskError(f"{key.name}: {problem.message}")
             if any(runner.state.phase in {"Failed", "Rejected"} for runner in replicas):
-                raise AskError(f"{key.name}: {'; '.join(runner.state.message for runner in replicas)}")
+                told = dict.fromkeys(runner.state.message for runner in replicas if runner.state.message)
+                raise AskError(f"{key.name}: {'; '.join(told)}")
 
     async def run(self) -> None:
         """Serve until the owner wishes to stop, which ends everything, or to hand over, which leaves it running.

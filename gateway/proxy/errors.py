@@ -136,6 +136,10 @@ def of_engine(status: int, body: bytes, service: str) -> tuple[int, bytes]:
         message = f"service {service}: its engine refuses the proxy ({message})"
     elif status < HTTPStatus.BAD_REQUEST:
         status = HTTPStatus.BAD_GATEWAY  # wherever it sends, nobody may follow
+    elif status == HTTPStatus.NOT_IMPLEMENTED:
+        # No failure of a server, which clients would repeat: this one serves something else.
+        status = HTTPStatus.BAD_REQUEST
+        message = f"service {service} does not serve this: its spec.mode is another one ({message})"
     if kind in _CODES:
         code, kind = _CODES[kind], ""
     elif kind and not code:

@@ -1,5 +1,7 @@
 """Memory of one host, with real engines: who gets it, who waits for it, and who loads when."""
 
+import re
+
 from crds.metalprocess import MetalProcessSpec
 from fitness.memory import estimate, settings_of
 from tests.eventually import eventually
@@ -17,6 +19,7 @@ async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine
     for uid in ("u2", "u3"):
         message = await phase(machine, "Rejected", "InsufficientMemory", uid)
         assert "it needs 2.0 GiB, 1.0 GiB more than the 1.0 GiB that are free" in message
+        assert re.search(r"header tells of \d+\.\d MiB only: lower spec.memoryBytes of Model \w+, or free", message)
     machine.supervisor.assign([lower, higher])
     await phase(machine, "Ready", uid="u3")
     assert machine.runners["u2"].state.phase == "Rejected"

@@ -186,6 +186,16 @@ def test_everything_else_of_a_request_stays(fields: dict[str, object]) -> None:
             (422, "body.messages: field required", "invalid_request_error", ""),
         ),
         (401, {"detail": "Invalid API key"}, (502, "refuses the proxy (Invalid API key)", "server_error", "")),
+        (
+            501,
+            {"error": {"code": 501, "message": "no embeddings", "type": "not_supported_error"}},
+            (
+                400,
+                "does not serve this: its spec.mode is another one (no embeddings)",
+                "invalid_request_error",
+                "not_supported_error",
+            ),
+        ),
         (404, "Not Found", (404, "Not Found", "invalid_request_error", "")),
         (500, "", (500, "answered 500 and no reason", "server_error", "")),
     ],
