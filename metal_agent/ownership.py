@@ -44,15 +44,16 @@ def own(folder: Path, *, standalone: bool = False) -> Iterator[None]:
         StartError: another has it, or it cannot be made.
     """
     with _open(folder) as lock:
-        if not _is_taken(lock):
+        if not _is_taken(lock, folder):
             owner = _owner(lock)
             who = "`pomona up`" if owner and owner.standalone else "agent"
             pid = f" (process {owner.identity.pid})" if owner else ""
             raise StartError(f"another {who}{pid} uses --state-dir {folder}: stop it, or give another folder")
-        identity = identify(os.getpid())
-        lock.truncate(0)
-        lock.write(msgspec.json.encode(Owner(identity, standalone)) if identity else b"")
-        lock.flush()
+        # Only whom to ask: a full disk, or a system that does not tell, is no reason to leave engines alone.
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock.fileno(), 0)
+            if identity := identify(os.getpid()):
+                os.write(lock.fileno(), msgspec.json.encode(Owner(identity, standalone)))
         yield
 
 
@@ -63,18 +64,24 @@ async def take_over(folder: Path) -> None:
         StartError: the folder cannot be used, or the `pomona up` does not let go of it.
     """
     with _open(folder) as lock:
-        if _is_taken(lock):
+        if _is_taken(lock, folder):
             return
         owner = _owner(lock)
-        # What an earlier owner wrote may stand there for a moment: its pid may be anybody's now.
-        if owner is None or not owner.standalone or identify(owner.identity.pid) != owner.identity:
+        if owner is None or not owner.standalone or not _lives(owner):
             return
         log.info("asking `pomona up` to hand over", pid=owner.identity.pid)
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(owner.identity.pid, HAND_OVER)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            raise StartError(
+                f"`pomona up` (process {owner.identity.pid}) of another user uses --state-dir {folder}: end it with "
+                "Ctrl-C, or give another folder"
+            ) from error
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
-                while not _is_taken(lock):  # noqa: ASYNC110 - the system tells nobody that a lock is free
+                while not _is_taken(lock, folder):  # noqa: ASYNC110 - the system tells nobody that a lock is free
                     await asyncio.sleep(_PAUSE_SECONDS)
         except TimeoutError as error:
             raise StartError(
@@ -91,13 +98,23 @@ def _open(folder: Path) -> IO[bytes]:
         raise StartError(f"cannot use --state-dir {folder}: {error}") from error
 
 
-def _is_taken(lock: IO[bytes]) -> bool:
-    """Try to take the lock; it is given back when the file is closed."""
+def _is_taken(lock: IO[bytes], folder: Path) -> bool:
+    """Try to take the lock; it is given back when the file is closed. Raises StartError where there are no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise StartError(f"cannot lock --state-dir {folder}: {error}: use a local disk") from error
     return True
+
+
+def _lives(owner: Owner) -> bool:
+    """Whether its pid is still its own, for certain: what an earlier owner wrote may stand there for a moment."""
+    try:
+        return identify(owner.identity.pid) == owner.identity
+    except OSError:
+        return False
 
 
 def _owner(lock: IO[bytes]) -> Owner | None:

@@ -1,7 +1,10 @@
 """Who has a state folder: one at a time, and a `pomona up` makes way for an agent that asks."""
 
 import asyncio
+import errno
+import fcntl
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -73,3 +76,51 @@ async def test_a_free_folder_is_made_and_left_free(tmp_path: Path) -> None:
     await take_over(tmp_path / "new")
     with own(tmp_path / "new"):
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_keeps_no_agent_from_its_engines(tmp_path: Path) -> None:
+    with own(tmp_path):
+        pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with own(tmp_path):
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            with pytest.raises(StartError, match="another agent uses"), own(tmp_path):
+                pytest.fail("two agents")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_file: object, _operation: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"):
+        await take_over(tmp_path)
+    with pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"), own(tmp_path):
+        pytest.fail("not locked")
+
+
+async def test_whom_we_may_not_ask_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with own(tmp_path, standalone=True):
+        monkeypatch.setattr(os, "kill", refuse)
+        with pytest.raises(StartError, match=rf"process {os.getpid()}\) of another user uses --state-dir"):
+            await take_over(tmp_path)
+
+
+async def test_who_cannot_tell_processes_apart_owns_a_folder_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untold(_pid: int) -> None:
+        raise OSError("ps does not tell")
+
+    with own(tmp_path / "other", standalone=True):
+        monkeypatch.setattr(ownership, "identify", untold)
+        with own(tmp_path):
+            pass
+        await take_over(tmp_path / "other")
