@@ -93,11 +93,10 @@ class Supervisor:
             for assignment in new:
                 del wanted[assignment.uid]
         for uid, runner in list(self.runners.items()):
-            if uid in wanted or (keep_unclaimed and uid in left):
-                continue
-            if runner.state.phase == "Stopped":
-                del self.runners[uid]
-            else:
+            asked = wanted.get(uid)
+            if runner.state.phase == "Stopped" and not (asked and asked.deleted):
+                del self.runners[uid]  # also where it is asked for again: a list of the past had left it out
+            elif asked is None and not (keep_unclaimed and uid in left):
                 runner.remove()
         self.add(wanted.values())
         self._assigned = True
@@ -201,7 +200,7 @@ class Supervisor:
         uid = runner.assignment.uid
         self.runners[uid] = runner
         task = self._tasks[uid] = self._group.create_task(self._supervise(runner))
-        task.add_done_callback(lambda _: self._tasks.pop(uid, None))
+        task.add_done_callback(lambda ended: self._tasks.pop(uid) if self._tasks.get(uid) is ended else None)
 
     async def _supervise(self, runner: Runner) -> None:
         """See it to its end. A defect in one ends no other, and not its own engine: the next runner takes that over."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -143,6 +144,22 @@ async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
     assert machine.runners == {}
     assert spawn.identify(bystander.pid), "nobody kills a process for its number"
     await bystander.end(grace_seconds=5)
+
+
+async def test_what_a_list_of_the_past_left_out_is_served_again(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    before = await ready(machine)
+    machine.supervisor.assign([])
+    machine.supervisor.assign([assignment()])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([assignment()])
+    assert await ready(machine) != before
+    # What is deleted stays stopped until the API has it no more.
+    gone = replace(assignment(), deleted=True)
+    machine.supervisor.assign([gone])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([gone])
+    assert machine.runners["u1"].state.phase == "Stopped"
 
 
 async def test_a_deletion_while_the_engine_starts_ends_it(machine: Machine, assignment: MakeAssignment) -> None:
