@@ -12,6 +12,8 @@ from crds.metalprocess import LastExit
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
 
+LAST_LINES: Final = "; its last lines are in status.lastExit.log"
+"""Ends a message for who reads it in a cluster."""
 BACKOFF_CAP_SECONDS: Final = 300.0
 STABLE_SECONDS: Final = 60.0
 """An engine that was Ready for so long is not in a crash loop: its next failure starts the back-off anew."""
@@ -394,7 +396,7 @@ def _exited(state: State, event: Exited, now: float) -> Step:
     return _back_off(
         replace(gone, failures=0 if stable else state.failures),
         state.reason or event.reason or "EngineExited",
-        state.message or event.message or f"the engine ended with {how}; its last lines are in status.lastExit.log",
+        state.message or event.message or f"the engine ended with {how}{LAST_LINES}",
     )
 
 

@@ -18,6 +18,7 @@ from crds.metalprocess import MetalProcessStatus
 from crds.size import size_text
 from devices.footprint import footprint_bytes
 from gateway.proxy.config import ProxyState, Stats
+from metal_agent.lifecycle import LAST_LINES
 from standalone.desired import Decision
 from standalone.machine import Machine, Wishes
 
@@ -99,7 +100,7 @@ def _detail(status: MetalProcessStatus, reserved: int | None, used: int | None) 
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
     if status.phase == "Failed" and status.last_exit and (log := status.last_exit.log.strip()):
-        return f"{status.message}; it said last: {log.splitlines()[-1]}"
+        return f"{status.message.replace(LAST_LINES, '')}; it said last: {log.splitlines()[-1]}"
     return status.message
 
 
@@ -180,9 +181,13 @@ async def live(machine: Machine, console: Console, hint: Callable[[Wishes], str]
         return table(header(machine), rows, example(machine), hint(machine.wishes))
 
     with Live(console=console, auto_refresh=False) as screen:
-        while True:
-            screen.update(await look(), refresh=True)
-            await asyncio.sleep(REFRESH_SECONDS)
+        try:
+            while True:
+                screen.update(await look(), refresh=True)
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            if machine.wishes.stop.is_set():
+                screen.update(Text("everything is stopped"), refresh=True)
 
 
 async def lines(machine: Machine, out: IO[str]) -> None:

@@ -1,8 +1,10 @@
 """`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and an end that waits."""
 
+import asyncio
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -198,6 +200,39 @@ async def test_who_asks_during_the_end_is_refused_and_holds_nothing_up(start: St
         assert up.process.running
         os.kill(up.process.pid, signal.SIGINT)
         assert await up.ends() == 0
+
+
+async def test_on_a_terminal_a_table_tells_how_it_stands(weights: Path, tmp_path: Path) -> None:
+    terminal, theirs = os.openpty()
+    state = tmp_path / "state"
+    argv = [sys.executable, "-m", "cli.main", "up", f"--model={weights}", f"--state-dir={state}", "--port=0"]
+    up = await asyncio.create_subprocess_exec(
+        *argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=CHECKOUT, env={**os.environ, "COLUMNS": "120"}
+    )
+    os.close(theirs)
+    drawn = b""
+
+    def shows(pattern: bytes) -> bool:
+        nonlocal drawn
+        while select.select([terminal], [], [], 0)[0]:
+            try:
+                drawn += os.read(terminal, 1 << 16)
+            except OSError:  # nobody has its other end any more
+                break
+        return re.search(pattern, drawn) is not None
+
+    try:
+        await eventually(lambda: shows(rb"tiny[^\n]*Ready"))
+        await eventually(lambda: shows(rb"curl http://127.0.0.1:\d+/v1/chat/completions"))
+        up.send_signal(signal.SIGINT)
+        await eventually(lambda: shows(rb"everything is stopped\s"))
+        assert await asyncio.wait_for(up.wait(), 30) == 0
+        assert b"endpoint" not in drawn.rpartition(b"everything is stopped")[2]
+    finally:
+        if up.returncode is None:
+            up.kill()
+        os.close(terminal)
+        await spawn.kill_strays(state, ())
 
 
 async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Start, weights: Path) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from controller.requirements import Problem
 from crds.metalprocess import LastExit, MetalProcessStatus, Progress
 from gateway.proxy.config import Stats
+from metal_agent.lifecycle import LAST_LINES
 from standalone.desired import Decision
 from standalone.view import Row, row, table
 from tests.serving import GIB
@@ -36,7 +37,11 @@ from tests.serving import GIB
             Row("chat", "Degraded", "1 of 2 replicas are ready; crashed"),
         ),
         (
-            [MetalProcessStatus(phase="Failed", message="ended", last_exit=LastExit(time="", log="a\nbad head\n"))],
+            [
+                MetalProcessStatus(
+                    phase="Failed", message=f"ended{LAST_LINES}", last_exit=LastExit(time="", log="a\nbad head\n")
+                )
+            ],
             Row("chat", "Failed", "ended; it said last: bad head"),
         ),
         ([MetalProcessStatus(phase="Ready")] * 2, Row("chat", "Ready", "2 of 2 replicas are ready")),
