@@ -22,7 +22,8 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     ]
     renderer: structlog.types.Processor
     if stream.isatty():
-        renderer = structlog.dev.ConsoleRenderer()
+        # Its default shows the variables of each frame, tokens and prompts among them, where rich is installed.
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
         shared.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer()

@@ -1,0 +1,38 @@
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from cli import log
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    config, root = structlog.get_config(), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**config)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_a_crash_that_is_told_shows_no_variables(stream: io.StringIO) -> None:
+    log.configure(stream=stream)
+
+    def crash(token: str) -> None:
+        raise ValueError(f"a token of {len(token)} characters")
+
+    try:
+        crash("sk-" + "secret")
+    except ValueError:
+        structlog.get_logger().exception("crashed")
+    assert "a token of 9 characters" in stream.getvalue()
+    assert "sk-secret" not in stream.getvalue()
