@@ -207,7 +207,8 @@ class Exchange:
             service=self._service.config.name,
             backend=self._backend.uid,
             answering=answering,
-            error=str(error) or type(error).__name__,
+            # What cannot be read is quoted in the error, and may be part of an answer.
+            error=str(error) if isinstance(error, OSError) else type(error).__name__,
         )
         self._visit.error = "engine_broke_off"
         if self._response is None:

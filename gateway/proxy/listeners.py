@@ -6,6 +6,7 @@ changes, and takes new requests to its new backends from the next one on.
 
 import asyncio
 import errno
+import logging
 import os
 import ssl
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import aiohttp
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import structs
 
 from gateway.proxy import forward
@@ -30,6 +32,20 @@ _KEEP_ALIVE_SECONDS = 75.0
 _ROUTER = ""
 
 _log = structlog.get_logger()
+_server_log = logging.getLogger(f"{__name__}.server")
+"""Where aiohttp says what it could not do with a connection."""
+
+
+def _without_content(record: logging.LogRecord) -> bool:
+    """Keep out what aiohttp quotes of a request that is not HTTP: it may be a token, or part of a prompt."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args, record.exc_info = "request that is not HTTP: %s", (type(error).__name__,), None
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+    return True
+
+
+_server_log.addFilter(_without_content)
 
 
 class Place(NamedTuple):
@@ -77,6 +93,7 @@ class Listener:
             handler_cancellation=True,  # a client that hangs up cancels the work
             auto_decompress=False,
             access_log=None,
+            logger=_server_log,
             keepalive_timeout=_KEEP_ALIVE_SECONDS,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=None)

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gateway.proxy import exchange, forward
 from gateway.proxy.config import Backend, ProxyConfig, Tls
 from gateway.proxy.exchange import upstream_session
 from gateway.proxy.listeners import Listeners
+from tests.eventually import eventually
 from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, ProxyProcess, asks, run, service, upstream
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -128,11 +129,41 @@ async def test_pipelined_requests_are_answered_in_their_order(proxy: ProxyProces
     assert got.index(b"<0>") < got.index(b"<1>") < got.index(b"<2>")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret-token\x01\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nmy secret prompt\r\n",
+        HEAD + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\nX: my secret \x00 prompt\r\n\r\n",
+    ],
+)
+async def test_nothing_of_a_request_that_is_not_http_comes_into_the_log(
+    tmp_path_factory: pytest.TempPathFactory, sent: bytes
+) -> None:
+    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as proxy:
+        assert b" 400 " in await send(await proxy.serve(), sent)
+        await eventually(lambda: any("not HTTP" in line for line in proxy.log))
+        assert not any("secret" in line or "s3cret" in line for line in proxy.log)
+
+
 # Engines
 
 
-def _backend(server: asyncio.Server) -> Backend:
-    return Backend("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+@asynccontextmanager
+async def raw(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
+) -> AsyncIterator[Backend]:
+    """Serve `talk` as a backend, byte by byte; leaves no connection open, whatever the proxy has closed by then."""
+    talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks[asyncio.create_task(talk(reader, writer))] = writer
+
+    async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
+        yield Backend("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for writer in talks.values():
+        writer.transport.abort()
+    await asyncio.gather(*talks)
 
 
 async def test_an_engine_that_answers_before_it_has_read_is_heard(
@@ -147,9 +178,8 @@ async def test_an_engine_that_answers_before_it_has_read_is_heard(
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(hasty, "127.0.0.1", 0)
-    async with server:
-        url = await proxy.serve(_backend(server))
+    async with raw(hasty) as backend:
+        url = await proxy.serve(backend)
         large = CHAT | {"padding": "x" * (1 << 20)}
         body = io.BytesIO(json.dumps(large).encode())
         async with http.post(f"{url}/v1/completions", data=body, headers=AUTHORIZED) as response:
@@ -175,8 +205,7 @@ async def test_an_engine_that_breaks_off_or_talks_nonsense_is_a_502(
         await writer.drain()
         writer.transport.abort() if not said else writer.close()
 
-    server = await asyncio.start_server(say, "127.0.0.1", 0)
-    async with server, asks(http, await proxy.serve(_backend(server))) as response:
+    async with raw(say) as backend, asks(http, await proxy.serve(backend)) as response:
         assert response.status == 502
         assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
         assert "Location" not in response.headers
@@ -197,7 +226,7 @@ async def inside(*backends: Backend, tls: Tls | None = None) -> AsyncIterator[tu
 async def test_a_connection_to_an_engine_is_used_again_but_not_kept(
     monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr(exchange, "_KEPT_SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "_KEPT_SECONDS", 0.5)
     connections = 0
     closed = asyncio.Event()
 
@@ -213,12 +242,12 @@ async def test_a_connection_to_an_engine_is_used_again_but_not_kept(
         closed.set()
         writer.close()
 
-    async with await asyncio.start_server(engine, "127.0.0.1", 0) as server, inside(_backend(server)) as (_, url):
+    async with raw(engine) as backend, inside(backend) as (_, url):
         for _ in range(2):
             async with asks(http, url) as response:
                 assert await response.json() == {}
         assert connections == 1
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 10)
 
 
 # The certificate
