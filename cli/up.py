@@ -1,8 +1,10 @@
 """`pomona up`: serve models on this machine alone, from the same files as a cluster."""
 
 import asyncio
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +68,8 @@ def command(
             raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
         wanted = manifests.load(files) if files else Wanted()
         with own(folder, standalone=True):
-            log.to_file(folder / "up.log")
+            with _usable(folder):
+                log.to_file(folder / "up.log")
             served = asyncio.run(_up(wanted, sources, question, folder=folder, port=port, budget=memory_budget))
     except ManifestError as error:
         for problem in error.problems:
@@ -95,7 +98,8 @@ async def _up(
     for note in (*wanted.skipped, *desired.notes(wanted.services.values())):
         print(note, file=sys.stderr)
     async with aiohttp.ClientSession() as session:
-        machine = Machine(wanted, options, session, Ledger(allowed_bytes, memory_bytes=known.memory_bytes), wishes)
+        with _usable(folder):
+            machine = Machine(wanted, options, session, Ledger(allowed_bytes, memory_bytes=known.memory_bytes), wishes)
         console = Console(stderr=question is not None)
         on_terminal = console.is_terminal and question is None
         shown = view.live(machine, console, _hint) if on_terminal else view.lines(machine, console.file)
@@ -111,6 +115,15 @@ async def _up(
         if wishes.hand_over.is_set():
             console.print("handed over to `pomona agent`: everything goes on there", markup=False)
         return asking is None or (not asking.cancelled() and asking.result())
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Tell what of the state folder cannot be used: `sudo` leaves files that nobody else may read."""
+    try:
+        yield
+    except OSError as error:
+        raise StartError(f"cannot use what is in --state-dir {folder}: {error}") from error
 
 
 def _listen(wishes: Wishes) -> None:

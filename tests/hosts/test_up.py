@@ -319,13 +319,20 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
     assert psutil.pid_exists(known["identity"]["pid"])
 
 
-async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("processes/u1.json", "cannot find out what runs from"),
+        ("peaks.json", "cannot use what is in"),
+        ("up.log", "cannot use what is in"),
+    ],
+)
+async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights: Path, name: str, says: str) -> None:
     up = start("--model", str(weights))
-    (up.state / "processes").mkdir(parents=True)
-    (up.state / "processes" / "u1.json").mkdir()
+    (up.state / name).mkdir(parents=True)
     up.process.start()
     assert await up.ends() == 1
-    assert f"cannot find out what runs from --state-dir {up.state}" in up.said
+    assert f"{says} --state-dir {up.state}" in up.said
     assert "Traceback" not in up.said
 
 
