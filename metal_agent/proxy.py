@@ -91,9 +91,13 @@ class Proxy:
 
     async def end(self) -> None:
         """End the proxy for good, after `run` was cancelled; what it still answers has the grace for it."""
+        started = self.process.identity if self.process else None
         self.process = None
         self.adopt()
         process: NativeProcess | None = self.process
+        if process is None and started:
+            # It was just started and does not listen yet: it would be left behind.
+            process = spawn.adopt(started)
         if process:
             await process.end(GRACE_SECONDS)
 

@@ -51,6 +51,15 @@ async def test_it_outlives_its_agent_and_is_found_by_its_socket(folder: Path) ->
         assert await pid(second) == started
 
 
+async def test_one_that_does_not_listen_yet_is_ended_too(folder: Path) -> None:
+    async with agent(folder) as first:
+        await eventually(lambda: first.process)
+        assert first.process
+        started = first.process.pid
+    await first.end()
+    assert spawn.identify(started) is None
+
+
 async def test_one_that_is_busy_when_the_agent_starts_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
