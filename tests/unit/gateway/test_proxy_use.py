@@ -198,7 +198,9 @@ async def stats(proxy: ProxyProcess) -> Stats:
 
 async def waiting(proxy: ProxyProcess, queued: int) -> None:
     async def reached() -> bool:
-        return (await stats(proxy)).queued == queued
+        now = await stats(proxy)
+        # The first one may not have arrived yet, and another could overtake it.
+        return (now.in_flight, now.queued) == (1, queued)
 
     await eventually(reached, timeout=5)
 
