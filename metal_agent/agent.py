@@ -88,16 +88,17 @@ async def run(credentials: Credentials, options: Options) -> None:
         StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found out or
             used, or another agent has this name.
     """
+    address = find_address(options, credentials.server)
+    if options.tls:
+        await asyncio.to_thread(certificate.check, options.tls, address)
+    known = await asyncio.to_thread(host.read)
+    allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
+    if allowed_bytes is None:
+        raise StartError("the memory of this host cannot be found out: give --memory-budget, such as 12GiB")
+    # A mistake above ends nothing: only who can serve asks `pomona up` to hand over.
     await take_over(options.folder)
     with own(options.folder):
         limits.raise_descriptors()
-        address = find_address(options, credentials.server)
-        if options.tls:
-            await asyncio.to_thread(certificate.check, options.tls, address)
-        known = await asyncio.to_thread(host.read)
-        allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
-        if allowed_bytes is None:
-            raise StartError("the memory of this host cannot be found out: give --memory-budget in bytes")
         async with connect(credentials) as client, aiohttp.ClientSession() as session:
             try:
                 agent = Agent(

@@ -294,6 +294,41 @@ async def test_a_port_of_another_program_is_told_with_the_way_out(start: Start, 
         assert re.search(rf"\] no endpoint: .*{port}.*; give another with --port", up.said)
 
 
+async def test_an_end_right_after_the_start_leaves_no_proxy(start: Start, tmp_path: Path, weights: Path) -> None:
+    tiny = made(MODELS, name="tiny", source=f"file://{weights}", memoryBytes=GIB)
+    refused = service("chat", "tiny", runtime="mlx-lm")
+    up = start(manifest(tmp_path / "all.yaml", tiny, refused), "--ask", "Hi")
+    up.process.start()
+    assert await up.ends() == 1
+    assert "cannot serve a GGUF file" in up.said
+    lines = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert [each for each in lines if str(up.state) in each] == []
+
+
+async def test_an_agent_that_cannot_serve_takes_nothing_over(start: Start, tmp_path: Path, weights: Path) -> None:
+    up = start("--model", str(weights))
+    url = await up.url()
+    await up.says("tiny: Ready")
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    argv = ["agent", "--name=studio-1", f"--kubeconfig={kubeconfig}", f"--state-dir={up.state}"]
+    agent = Process("agent", [sys.executable, "-m", "cli.main", *argv], tmp_path / "agent.log")
+    agent.start()
+    assert await agent.wait(30) == 1
+    assert "the cluster cannot reach address 127.0.0.1" in agent.tail(5)
+    assert (await ask(url, "tiny"))[0] == 200
+    assert "handed over" not in up.said
+
+
 async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     up = start(manifest(path, made(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=65)))
