@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -389,12 +390,14 @@ async def test_what_was_done_is_counted_and_logged_without_what_was_said(
         assert response.status == 503
     counted = await stats(proxy)
     assert counted == Stats(requests=3, errors=1, tokens_in=3, tokens_out=3)
-    lines = [json.loads(line) for line in proxy.log if '"event": "request"' in line][-3:]
-    assert [(line["route"], line["status"], line["tokens_out"]) for line in lines] == [
-        ("chat", 200, 1),
-        ("chat", 200, 2),
-        ("chat", 503, None),
-    ]
+    wanted = [("chat", 200, 1), ("chat", 200, 2), ("chat", 503, None)]
+
+    def written() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in proxy.log if '"event": "request"' in line][-3:]
+        assert [(line["route"], line["status"], line["tokens_out"]) for line in lines] == wanted
+        return lines
+
+    lines = await eventually(written)
     assert (lines[0]["request_id"], lines[0]["service"]) == ("mine-1", "ns/tiny")
     assert 0 < lines[0]["first_token_seconds"] <= lines[0]["seconds"] < 10
     assert not any("nobody-may-read" in line for line in proxy.log)
