@@ -112,6 +112,16 @@ def too_many(service: str, retry_seconds: int) -> web.Response:
     )
 
 
+def too_busy() -> web.Response:
+    """503: the bodies of other requests have the memory that there is for them."""
+    return answer(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "too_busy",
+        "this host holds too many large requests that wait for an engine: try again later, or send smaller ones",
+        {"Retry-After": "1"},
+    )
+
+
 def bad_gateway(service: str) -> web.Response:
     """502: the server took the request and broke off before it answered. It may have worked on it: not repeated."""
     return answer(HTTPStatus.BAD_GATEWAY, "upstream_failed", f"service {service}: its server broke off the request")

@@ -92,7 +92,8 @@ class Exchange:
                 allow_redirects=False,
             ) as upstream:
                 self._visit.status = upstream.status
-                self._visit.body = self._body = b""  # nobody else gets it now, and a stream may last for hours
+                self._body = b""
+                self._visit.forget_body()
                 if upstream.status >= _FIRST_ERROR_STATUS:
                     return await self._refusal(upstream)
                 if "Content-Encoding" in upstream.headers:

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from http import HTTPMethod, HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 import msgspec
@@ -21,6 +21,7 @@ from aiohttp import web
 from gateway.proxy import asked, errors, routes
 from gateway.proxy.asked import NotUnderstoodError
 from gateway.proxy.balance import InFlight
+from gateway.proxy.bodies import Bodies
 from gateway.proxy.config import Backend
 from gateway.proxy.entrance import Entrance
 from gateway.proxy.exchange import Exchange, NotAcceptedError
@@ -36,9 +37,15 @@ _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 _log = structlog.get_logger()
 
 
-async def answer(
-    request: web.BaseRequest, entrance: Entrance, in_flight: InFlight, session: aiohttp.ClientSession
-) -> web.StreamResponse:
+class Shared(NamedTuple):
+    """What all requests to this host have in common."""
+
+    in_flight: InFlight
+    bodies: Bodies
+    session: aiohttp.ClientSession
+
+
+async def answer(request: web.BaseRequest, entrance: Entrance, shared: Shared) -> web.StreamResponse:
     """Answer one client request."""
     path, method = request.path, request.method
     if path == routes.HEALTH and method == HTTPMethod.GET:
@@ -51,7 +58,7 @@ async def answer(
     if path in routes.INFERENCE:
         if method != HTTPMethod.POST:
             return errors.wrong_method(method, path, "POST")
-        return await _infer(request, entrance, in_flight, session)
+        return await _infer(request, entrance, shared)
     if path == routes.MODELS or path.startswith(f"{routes.MODELS}/"):
         if method != HTTPMethod.GET:
             return errors.wrong_method(method, path, "GET")
@@ -78,17 +85,23 @@ def _models(entrance: Entrance, one: str) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-async def _infer(
-    request: web.BaseRequest, entrance: Entrance, in_flight: InFlight, session: aiohttp.ClientSession
-) -> web.StreamResponse:
+async def _infer(request: web.BaseRequest, entrance: Entrance, shared: Shared) -> web.StreamResponse:
     """Have one of the services do what the body asks."""
-    visit = Visit(request, _request_id(request))
-    service = await _understood(visit, entrance)
-    if isinstance(service, web.Response):
-        return _refused(service, entrance, visit.route)
+    visit = Visit(request, _request_id(request), shared.bodies.hold())
+    try:
+        service = await _understood(visit, entrance)
+        if isinstance(service, web.Response):
+            return _refused(service, entrance, visit.route)
+        return await _visited(visit, service, shared)
+    finally:
+        visit.forget_body()
+
+
+async def _visited(visit: Visit, service: Service, shared: Shared) -> web.StreamResponse:
+    """Have the service answer, and count what became of it."""
     service.begin(visit)
     try:
-        response = await _serve(visit, service, in_flight, session)
+        response = await _serve(visit, service, shared)
     except asyncio.CancelledError:
         visit.status = CLIENT_GONE
         raise
@@ -103,7 +116,7 @@ async def _infer(
 
 async def _understood(visit: Visit, entrance: Entrance) -> Service | web.Response:
     """Read the body and find whom it asks, or the error that says why not."""
-    body = await _body(visit.request)
+    body = await _body(visit)
     if isinstance(body, web.Response):
         return body
     visit.body = body
@@ -119,9 +132,7 @@ def _refused(response: web.Response, entrance: Entrance, route: str) -> web.Resp
     return response
 
 
-async def _serve(
-    visit: Visit, service: Service, in_flight: InFlight, session: aiohttp.ClientSession
-) -> web.StreamResponse:
+async def _serve(visit: Visit, service: Service, shared: Shared) -> web.StreamResponse:
     """Wait for a turn, and have a backend answer."""
     if not service.open:
         return _unavailable(service, visit)
@@ -141,13 +152,13 @@ async def _serve(
         while backend is not None:
             tried.add(backend.uid)
             try:
-                return await Exchange(visit, service, backend).run(session)
+                return await Exchange(visit, service, backend).run(shared.session)
             except NotAcceptedError as error:
                 _log.warning(
                     "backend does not accept", service=service.config.name, backend=backend.uid, error=str(error)
                 )
             finally:
-                in_flight.end(backend.uid)
+                shared.in_flight.end(backend.uid)
             backend = service.instead(tried)
         return _unavailable(service, visit)
     finally:
@@ -159,8 +170,9 @@ def _unavailable(service: Service, visit: Visit) -> web.Response:
     return errors.unavailable(service.config.name)
 
 
-async def _body(request: web.BaseRequest) -> bytes | web.Response:
+async def _body(visit: Visit) -> bytes | web.Response:
     """Read the whole body, or say why not."""
+    request = visit.request
     if (request.content_length or 0) > BODY_LIMIT_BYTES:
         return errors.too_large(BODY_LIMIT_BYTES)
     if encoding := request.headers.get("Content-Encoding"):
@@ -172,9 +184,12 @@ async def _body(request: web.BaseRequest) -> bytes | web.Response:
     try:
         while not request.content.at_eof():
             async with asyncio.timeout(BODY_PAUSE_SECONDS):
-                body += await request.content.readany()
+                part = await request.content.readany()
+            body += part
             if len(body) > BODY_LIMIT_BYTES:
                 return errors.too_large(BODY_LIMIT_BYTES)
+            if not visit.held.grow(len(part)):
+                return errors.too_busy()
     except TimeoutError:
         return errors.too_slow(BODY_PAUSE_SECONDS)
     except aiohttp.ClientError as error:

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from gateway.proxy import forward
 from gateway.proxy.balance import InFlight
+from gateway.proxy.bodies import Bodies
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
 from gateway.proxy.entrance import AllServices, Entrance, OneService
 from gateway.proxy.metrics import Level, Metrics
@@ -78,15 +79,13 @@ class Listener:
         self,
         place: Place,
         entrance: Entrance,
-        in_flight: InFlight,
-        session: aiohttp.ClientSession,
+        shared: forward.Shared,
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.place = place
         self.port = place.port
         self._entrance = entrance
-        self._in_flight = in_flight
-        self._session = session
+        self._shared = shared
         self._context = context
         server = web.Server(
             self._answer,
@@ -115,7 +114,7 @@ class Listener:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await forward.answer(request, self._entrance, self._in_flight, self._session)
+        return await forward.answer(request, self._entrance, self._shared)
 
 
 class Listeners:
@@ -123,8 +122,8 @@ class Listeners:
 
     def __init__(self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         self.in_flight = InFlight()
+        self._shared = forward.Shared(self.in_flight, Bodies(), session)
         self.metrics = Metrics(self._levels)
-        self._session = session
         self._tasks = tasks
         self._config = ProxyConfig()
         self._services: dict[str, Service] = {}
@@ -187,7 +186,7 @@ class Listeners:
         try:
             context = self._context(place.tls)
             entrance = self._all if name == _ROUTER else OneService(self._services[name])
-            listener = Listener(place, entrance, self.in_flight, self._session, context)
+            listener = Listener(place, entrance, self._shared, context)
             try:
                 await listener.bind()
             except OSError:

@@ -9,6 +9,7 @@ from aiohttp import web
 from gateway.proxy import routes
 from gateway.proxy.answers import Tokens
 from gateway.proxy.balance import InFlight, choose
+from gateway.proxy.bodies import HeldBody
 from gateway.proxy.config import Backend, ServiceListener, Stats
 from gateway.proxy.metrics import Metrics
 from gateway.proxy.turns import Turns
@@ -115,15 +116,21 @@ class Service:
 class Visit:
     """One request for inference on its way, and what its line in the log will say: nothing of its content."""
 
-    def __init__(self, request: web.BaseRequest, request_id: str) -> None:
+    def __init__(self, request: web.BaseRequest, request_id: str, held: HeldBody) -> None:
         self.arrived = time.monotonic()
         self.request = request
         self.path = request.path
         self.route = routes.name(self.path)
         self.body = b""
+        self.held = held
         self.request_id = request_id
         self.status = CLIENT_GONE
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.tokens = Tokens()
         self.error = ""
+
+    def forget_body(self) -> None:
+        """Have it no more in memory: nobody else gets it now, and the answer may last for hours."""
+        self.body = b""
+        self.held.release()

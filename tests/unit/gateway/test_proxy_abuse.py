@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from gateway.proxy import exchange, forward
+from gateway.proxy import exchange, forward, listeners
+from gateway.proxy.bodies import Bodies
 from gateway.proxy.config import Backend, ProxyConfig, Tls
 from gateway.proxy.exchange import upstream_session
 from gateway.proxy.listeners import Listeners
@@ -110,6 +111,36 @@ async def test_a_client_that_stops_in_the_middle_of_its_body_holds_no_place(
         assert answer.startswith(b"HTTP/1.1 408 ")
         async with asks(http, url) as response:
             assert response.status == 200
+
+
+async def test_bodies_that_wait_take_no_more_memory_than_there_is_for_them(
+    monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
+) -> None:
+    monkeypatch.setattr(listeners, "Bodies", lambda: Bodies(4000))
+    arrived, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        await request.read()
+        arrived.set()
+        await answer.wait()
+        return web.json_response({})
+
+    async def ask(size_bytes: int) -> aiohttp.ClientResponse:
+        body = {"prompt": "x" * size_bytes}
+        async with http.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+            await response.read()
+            return response
+
+    async with upstream(slow) as backend, inside(backend) as (_, url):
+        waits = asyncio.create_task(ask(3000))
+        await arrived.wait()
+        refused = await ask(3000)
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert (await ask(5000)).status == 503
+        small = asyncio.create_task(ask(10))
+        answer.set()
+        assert [(await each).status for each in (waits, small)] == [200, 200]
+        assert (await ask(3000)).status == 200, "what is answered is held no more"
 
 
 async def test_pipelined_requests_are_answered_in_their_order(proxy: ProxyProcess) -> None:
@@ -215,12 +246,12 @@ async def test_an_engine_that_breaks_off_or_talks_nonsense_is_a_502(
 async def inside(*backends: Backend, tls: Tls | None = None) -> AsyncIterator[tuple[Listeners, str]]:
     """The proxy's listeners in this process, with the service `ns/tiny`; gives them and where it listens."""
     async with upstream_session() as session, asyncio.TaskGroup() as tasks:
-        listeners = Listeners(session, tasks)
-        await listeners.configure(ProxyConfig((service(*backends),), tls=tls))
-        (state,) = listeners.state()
+        all_ = Listeners(session, tasks)
+        await all_.configure(ProxyConfig((service(*backends),), tls=tls))
+        (state,) = all_.state()
         assert state.error == ""
-        yield listeners, f"{'https' if tls else 'http'}://127.0.0.1:{state.port}"
-        await listeners.drain(1)
+        yield all_, f"{'https' if tls else 'http'}://127.0.0.1:{state.port}"
+        await all_.drain(1)
 
 
 async def test_a_connection_to_an_engine_is_used_again_but_not_kept(
