@@ -6,7 +6,7 @@ import aiohttp
 
 from crds.meta import slice_name
 from kube.client import Client
-from kube.resources import ENDPOINT_SLICES, METAL_HOSTS
+from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES
 from metal_agent.endpoints import Endpoints, Member, desired
 from tests.cluster.bound import Serving, answers, http, serving
 from tests.controlplane.network import PREFIX_LENGTH, ip
@@ -60,7 +60,11 @@ async def test_a_host_that_changes_to_the_other_kind_of_address_gets_a_new_slice
     client: Client, namespace: str
 ) -> None:
     address = "10.77.200.2"
-    member = Member(uid="7d3a9f0e-1", name="chat-1", ready=True)
+    spec = {"serviceName": "chat", "modelName": "tiny", "runtime": "llama.cpp", "memoryBytes": 1, "tokenSecret": "t"}
+    spec |= {"artifact": {"source": "file:///tiny.gguf"}}
+    # A real one: what has an owner that does not exist is collected as garbage.
+    owner = await client.create(METAL_PROCESSES, {"metadata": {"namespace": namespace, "name": "chat-1"}, "spec": spec})
+    member = Member(uid=owner["metadata"]["uid"], name="chat-1", ready=True)
     endpoints = Endpoints(client, "studio-9", lambda service: desired(service, "studio-9", address, 18000, [member]))
     await endpoints.publish((namespace, "chat"))
     address = "fd00::2"

@@ -69,6 +69,7 @@ class Worker:
         self._stopping = StopRequest()
         self._deletion = asyncio.Event()
         self._gone = False
+        self._lived = False
         self._changed = asyncio.Event()
         self._reported: Obj = {}
         self._overwritten = False
@@ -123,9 +124,11 @@ class Worker:
         """Run the pod to its end, report it, wait for the object's deletion and finish that."""
         if self.pod.get("status", {}).get("phase") not in FINAL:
             async with asyncio.TaskGroup() as group:
-                reporting = group.create_task(self._report_changes())
+                group.create_task(self._report_changes())
                 await self._live()
-                reporting.cancel()
+                # To its end, not cancelled: a report on its way could arrive after the last one, and undo it.
+                self._lived = True
+                self._changed.set()
             self._state = replace(self._state, finished=True)
             await self._persist(self._report)
             await self._clean_up()
@@ -222,7 +225,7 @@ class Worker:
             return None
 
     async def _report_changes(self) -> None:
-        while True:
+        while not self._lived:
             await self._changed.wait()
             self._changed.clear()
             await self._persist(self._report)
