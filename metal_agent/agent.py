@@ -95,8 +95,13 @@ async def run(credentials: Credentials, options: Options) -> None:
     allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
     if allowed_bytes is None:
         raise StartError("the memory of this host cannot be found out: give --memory-budget, such as 12GiB")
+
+    async def prove() -> None:
+        async with connect(credentials) as client:
+            await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
+
     # A mistake above ends nothing: only who can serve asks `pomona up` to hand over.
-    await take_over(options.folder)
+    await take_over(options.folder, prove)
     with own(options.folder):
         limits.raise_descriptors()
         async with connect(credentials) as client, aiohttp.ClientSession() as session:

@@ -9,13 +9,14 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 import structlog
 
+from kube.errors import ApiError, Unreachable
 from metal_agent.handle import Identity
 from metal_agent.spawn import identify
 from metal_agent.start import StartError
@@ -57,11 +58,14 @@ def own(folder: Path, *, standalone: bool = False) -> Iterator[None]:
         yield
 
 
-async def take_over(folder: Path) -> None:
+async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
     """Where a `pomona up` has the folder, have it hand over; anybody else is left to `own`, which refuses.
 
+    `prove` shows first that whoever asks can serve in its place, and raises what the API server says if not.
+
     Raises:
-        StartError: the folder cannot be used, or the `pomona up` does not let go of it.
+        StartError: the folder cannot be used, the API server does not take this host, or the `pomona up` does not let
+            go of the folder.
     """
     with _open(folder) as lock:
         if _is_taken(lock, folder):
@@ -69,6 +73,13 @@ async def take_over(folder: Path) -> None:
         owner = _owner(lock)
         if owner is None or not owner.standalone or not _lives(owner):
             return
+        try:
+            await prove()
+        except (ApiError, Unreachable) as error:
+            raise StartError(
+                f"the API server does not take this host: {error}; `pomona up` (process {owner.identity.pid}) goes on "
+                "serving: mend that, then start the agent again"
+            ) from error
         log.info("asking `pomona up` to hand over", pid=owner.identity.pid)
         try:
             os.kill(owner.identity.pid, HAND_OVER)

@@ -11,10 +11,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kube.errors import Unauthorized
 from metal_agent import ownership
 from metal_agent.handle import Identity
 from metal_agent.ownership import HAND_OVER, Owner, own, take_over
 from metal_agent.start import StartError
+
+
+async def can_serve() -> None:
+    """Who asks would serve."""
+
+
+async def test_who_cannot_serve_in_its_place_ends_nobody(tmp_path: Path) -> None:
+    async def refused() -> None:
+        raise Unauthorized("list metalprocesses", status=401)
+
+    before = signal.signal(HAND_OVER, lambda *_: pytest.fail("it was asked to end"))
+    try:
+        with own(tmp_path, standalone=True), pytest.raises(StartError, match=r"401.*goes on serving"):
+            await take_over(tmp_path, refused)
+    finally:
+        signal.signal(HAND_OVER, before)
 
 
 async def test_who_serves_alone_is_asked_and_waited_for(tmp_path: Path) -> None:
@@ -23,7 +40,7 @@ async def test_who_serves_alone_is_asked_and_waited_for(tmp_path: Path) -> None:
     taken = None
     try:
         with own(tmp_path, standalone=True):
-            taken = asyncio.create_task(take_over(tmp_path))
+            taken = asyncio.create_task(take_over(tmp_path, can_serve))
             await asked.wait()
             assert not taken.done()
         await taken
@@ -38,7 +55,7 @@ async def test_who_does_not_hand_over_is_named(tmp_path: Path, monkeypatch: pyte
     asyncio.get_running_loop().add_signal_handler(HAND_OVER, lambda: None)
     try:
         with own(tmp_path, standalone=True), pytest.raises(StartError, match=rf"process {os.getpid()}\) did not hand"):
-            await take_over(tmp_path)
+            await take_over(tmp_path, can_serve)
     finally:
         asyncio.get_running_loop().remove_signal_handler(HAND_OVER)
 
@@ -58,14 +75,14 @@ async def test_nobody_else_gets_the_signal(tmp_path: Path, owner: bytes) -> None
     try:
         with own(tmp_path, standalone=True):
             (tmp_path / "agent.lock").write_bytes(owner)
-            await take_over(tmp_path)
+            await take_over(tmp_path, can_serve)
     finally:
         signal.signal(HAND_OVER, before)
 
 
 async def test_an_agent_is_not_asked_and_refuses_the_second(tmp_path: Path) -> None:
     with own(tmp_path):
-        await take_over(tmp_path)
+        await take_over(tmp_path, can_serve)
         with pytest.raises(StartError, match="another agent"), own(tmp_path):
             pytest.fail("two agents")
     with own(tmp_path, standalone=True), pytest.raises(StartError, match="another `pomona up`"), own(tmp_path):
@@ -73,7 +90,7 @@ async def test_an_agent_is_not_asked_and_refuses_the_second(tmp_path: Path) -> N
 
 
 async def test_a_free_folder_is_made_and_left_free(tmp_path: Path) -> None:
-    await take_over(tmp_path / "new")
+    await take_over(tmp_path / "new", can_serve)
     with own(tmp_path / "new"):
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
@@ -98,7 +115,7 @@ async def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"):
-        await take_over(tmp_path)
+        await take_over(tmp_path, can_serve)
     with pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"), own(tmp_path):
         pytest.fail("not locked")
 
@@ -110,7 +127,7 @@ async def test_whom_we_may_not_ask_is_named(tmp_path: Path, monkeypatch: pytest.
     with own(tmp_path, standalone=True):
         monkeypatch.setattr(os, "kill", refuse)
         with pytest.raises(StartError, match=rf"process {os.getpid()}\) of another user uses --state-dir"):
-            await take_over(tmp_path)
+            await take_over(tmp_path, can_serve)
 
 
 async def test_who_cannot_tell_processes_apart_owns_a_folder_and_asks_nobody(
@@ -123,4 +140,4 @@ async def test_who_cannot_tell_processes_apart_owns_a_folder_and_asks_nobody(
         monkeypatch.setattr(ownership, "identify", untold)
         with own(tmp_path):
             pass
-        await take_over(tmp_path / "other")
+        await take_over(tmp_path / "other", can_serve)
