@@ -42,6 +42,13 @@ def asks(http: aiohttp.ClientSession, url: str, **more: Any) -> AbstractAsyncCon
     return http.post(f"{url}/v1/chat/completions", json=CHAT, headers=AUTHORIZED | more.pop("headers", {}), **more)
 
 
+def error_of(answer: object) -> str:
+    """Return the code of an error in OpenAI's form, which has these fields and no other."""
+    assert isinstance(answer, dict)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    return str(answer["error"]["code"])
+
+
 def service(*backends: Backend, name: str = "ns/tiny", port: int = 0) -> ServiceListener:
     return ServiceListener(name=name, address="127.0.0.1", port=port, token=TOKEN, backends=backends)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -12,19 +12,7 @@ from aiohttp import web
 from gateway.proxy.config import Backend
 from gateway.proxy.forward import BODY_LIMIT_BYTES
 from tests import llama, tiny_gguf
-from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, ProxyProcess, asks, run, upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
-        yield process
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
+from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, ProxyProcess, asks, error_of, upstream
 
 
 async def echo(request: web.BaseRequest) -> web.StreamResponse:
@@ -33,12 +21,6 @@ async def echo(request: web.BaseRequest) -> web.StreamResponse:
     return web.json_response(
         seen | {"body": body.decode()}, headers={"Connection": "X-Hop", "X-Hop": "1", "X-Kept": "2"}
     )
-
-
-def error_of(answer: object) -> str:
-    assert isinstance(answer, dict)
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    return str(answer["error"]["code"])
 
 
 # Real tokens

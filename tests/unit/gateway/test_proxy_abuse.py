@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,18 +26,6 @@ from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, Prox
 CERTIFICATES = Path(__file__).parent / "certificates"
 """Of 127.0.0.1, each signed by itself and good until 2126; made with `openssl req -x509 -newkey ec ... -days 36500`."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret-token\r\n"
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
-        yield process
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
 
 
 async def echo(request: web.BaseRequest) -> web.StreamResponse:

@@ -7,7 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -31,18 +31,6 @@ def mortal(socket_path: Path) -> Iterator[ProxyProcess]:
     """A proxy of the test's own, to be ended."""
     with run(socket_path) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
-        yield process
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
 
 
 async def hello(_: web.BaseRequest) -> web.StreamResponse:

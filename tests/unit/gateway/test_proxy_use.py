@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -13,25 +13,17 @@ from msgspec import structs
 from gateway.proxy.client import ProxyRefusedError
 from gateway.proxy.config import Backend, ProxyConfig, Router, Stats
 from tests.eventually import eventually
-from tests.unit.gateway.proxy_process import AUTHORIZED, CHAT, LAST, Gated, ProxyProcess, asks, run, service, upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with run(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as process:
-        yield process
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
-
-
-def code(answer: object) -> str:
-    assert isinstance(answer, dict)
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    return str(answer["error"]["code"])
+from tests.unit.gateway.proxy_process import (
+    AUTHORIZED,
+    CHAT,
+    LAST,
+    Gated,
+    ProxyProcess,
+    asks,
+    error_of,
+    service,
+    upstream,
+)
 
 
 async def named(request: web.BaseRequest) -> web.StreamResponse:
@@ -77,7 +69,7 @@ async def test_models_are_listed_under_the_services_name_whether_or_not_one_answ
     async with http.get(f"{url}/v1/models/tiny", headers=AUTHORIZED) as response:
         assert await response.json() == model
     async with http.get(f"{url}/v1/models/other", headers=AUTHORIZED) as response:
-        assert (response.status, code(await response.json())) == (404, "model_not_found")
+        assert (response.status, error_of(await response.json())) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +100,7 @@ async def test_nothing_else_of_an_engine_can_be_reached(
         http.request(method, await proxy.serve(backend) + path, json=CHAT, headers=AUTHORIZED) as response,
     ):
         assert response.status == status
-        assert code(await response.json()) in {"unknown_url", "method_not_allowed"}
+        assert error_of(await response.json()) in {"unknown_url", "method_not_allowed"}
     assert not never.arrived.is_set()
 
 
@@ -134,7 +126,7 @@ async def test_an_engines_error_comes_in_openais_form_and_with_a_time(
     async with upstream(busy) as backend, asks(http, await proxy.serve(backend)) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "7")
         answer = await response.json()
-    assert (code(answer), answer["error"]["message"]) == ("engine_error", "server busy")
+    assert (error_of(answer), answer["error"]["message"]) == ("engine_error", "server busy")
 
 
 async def test_blanks_of_an_engine_that_still_works_go_ahead_of_its_answer(
@@ -230,7 +222,7 @@ async def test_who_comes_first_is_served_first_and_who_finds_the_queue_full_is_t
         async with asks(http, url) as response:
             assert response.status == 429
             assert int(response.headers["Retry-After"]) >= 1
-            assert code(await response.json()) == "queue_full"
+            assert error_of(await response.json()) == "queue_full"
         for _ in tasks:
             engine.release()
         assert [await task for task in tasks] == [200, 200, 200]
@@ -318,10 +310,10 @@ async def test_the_router_lists_every_model_and_names_them_to_who_asks_for_anoth
         assert [model["id"] for model in (await response.json())["data"]] == ["chat", "mail", "x/twice", "y/twice"]
     async with http.post(f"{router}/v1/completions", json={"model": "gpt"}) as response:
         answer = await response.json()
-        assert (response.status, code(answer), answer["error"]["param"]) == (404, "model_not_found", "model")
+        assert (response.status, error_of(answer), answer["error"]["param"]) == (404, "model_not_found", "model")
         assert "chat, mail, x/twice, y/twice" in answer["error"]["message"]
     async with http.post(f"{router}/v1/completions", json={}) as response:
-        assert (response.status, code(await response.json())) == (400, "missing_model")
+        assert (response.status, error_of(await response.json())) == (400, "missing_model")
     async with http.post(f"{router}/v1/completions", json={"model": "x/twice"}) as response:
         assert response.status == 503
     async with http.get(f"{router}/health") as response:
@@ -342,7 +334,7 @@ async def test_a_web_page_cannot_use_a_router_without_a_token(
     http: aiohttp.ClientSession, router: str, headers: dict[str, str]
 ) -> None:
     async with http.post(f"{router}/v1/completions", json={"model": "chat"}, headers=headers) as response:
-        assert (response.status, code(await response.json())) == (403, "foreign_origin")
+        assert (response.status, error_of(await response.json())) == (403, "foreign_origin")
 
 
 async def test_a_router_without_a_token_is_for_this_machine_only(proxy: ProxyProcess) -> None:
