@@ -16,6 +16,7 @@ from metal_agent.lifecycle import STABLE_SECONDS, Freed, backoff_seconds
 from metal_agent.proxy import LOG as PROXY_LOG
 from metal_agent.records import Record
 from metal_agent.runner import Host, Runner
+from metal_agent.upkeep import again_and_again
 from metal_agent.watchdog import stage
 
 _STANDARD_ERROR = 2
@@ -63,7 +64,7 @@ class Supervisor:
             self._start(Runner(record.assignment, self._host, record, engine))
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await spawn.kill_strays(self._host.folder, adopted | set(others))
-        self._group.create_task(self._tend_logs())
+        self._group.create_task(again_and_again(self._tend_logs, logs.LOOK_SECONDS, failed="logs not looked after"))
 
     def add(self, assignments: Iterable[Assignment]) -> None:
         """Run what is not running yet, and stop what is marked as deleted.
@@ -187,14 +188,9 @@ class Supervisor:
 
     async def _tend_logs(self) -> None:
         folder = self._host.folder / "logs"
-        while True:
-            written = [folder / PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
-            try:
-                await asyncio.to_thread(logs.tend, folder, written)
-                logs.tend_own(_STANDARD_ERROR)
-            except Exception:  # a defect here must not end what the host serves
-                log.exception("logs not looked after")
-            await asyncio.sleep(logs.LOOK_SECONDS)
+        written = [folder / PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
+        await asyncio.to_thread(logs.tend, folder, written)
+        logs.tend_own(_STANDARD_ERROR)
 
     def _start(self, runner: Runner) -> None:
         uid = runner.assignment.uid

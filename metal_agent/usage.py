@@ -8,20 +8,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from devices.footprint import Footprint, footprint
 from devices.pressure import Reading
 from metal_agent.ledger import Ledger, excess_bytes
 from metal_agent.peaks import Peaks
+from metal_agent.upkeep import again_and_again
 from runtimes.daemon import LoadedModel
 
 if TYPE_CHECKING:
     from metal_agent.runner import Runner
 
 LOOK_SECONDS: Final = 10.0
-
-log = structlog.get_logger()
 
 
 class Usage:
@@ -56,12 +53,7 @@ class Usage:
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except Exception:  # a defect here must not end what the host serves
-                log.exception("memory in use not looked at")
-            await asyncio.sleep(LOOK_SECONDS)
+        await again_and_again(self.look, LOOK_SECONDS, failed="memory in use not looked at")
 
     async def look(self) -> None:
         """Look once; what is seen of an engine that ended meanwhile is let go."""

@@ -22,6 +22,7 @@ from metal_agent import lifecycle, pressure
 from metal_agent.ledger import Ledger
 from metal_agent.pressure import Action, Ask, Candidate, Evict, Hold, Keep, Release, Return, Stage, State
 from metal_agent.runner import Runner
+from metal_agent.upkeep import again_and_again
 
 _HOLD: Final = "this host is short of memory, and starts nothing until that is over"
 _EVICTED: Final = "this host is short of memory: stopped, and started again when that is over"
@@ -96,12 +97,7 @@ class Watchdog:
 
     async def run(self) -> None:
         """Watch for ever."""
-        while True:
-            try:
-                await self.look()
-            except Exception:  # a defect here must not end what the host serves
-                log.exception("memory pressure not looked at")
-            await asyncio.sleep(pressure.SAMPLE_SECONDS)
+        await again_and_again(self.look, pressure.SAMPLE_SECONDS, failed="memory pressure not looked at")
 
     async def look(self) -> None:
         """Look once, and do what follows."""
