@@ -1,1 +1,1 @@
-"""Weights: where they are, what they say of themselves, and how they get here whole."""
+"""Weights: parse their sources, inspect their headers, download and verify them, and keep them on a host."""

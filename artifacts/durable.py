@@ -1,8 +1,8 @@
-"""Small files that are whole or absent, whenever the power fails.
+"""State files: small JSON files that are complete or absent, even after a power failure.
 
-What a download or an agent must remember over its own death is a few hundred bytes each: a file per thing, replaced
-atomically. A file that makes no sense is set aside and reported, never a reason not to start; one that cannot be read
-just now says nothing, least of all that there is none.
+Downloads and agents keep a few hundred bytes each over their own end: a file per thing, replaced atomically. A damaged
+file is set aside and logged, and never keeps a process from starting. A file that cannot be read raises: it must not be
+taken for one that is absent.
 """
 
 import os
@@ -31,7 +31,7 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, type_: type[T]) -> T | None:
-    """Read what `write` wrote; None when there is none, or when it is damaged, which is logged and set aside.
+    """Read what `write` wrote; None when the file is absent, or damaged: then it is logged and set aside.
 
     Raises OSError when it cannot be read.
     """
@@ -41,13 +41,13 @@ def read(path: Path, type_: type[T]) -> T | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         aside = path.with_name(f".{path.name}.damaged")
-        log.warning("ignoring a damaged state file", path=str(path), kept_as=str(aside), error=str(error))
+        log.warning("damaged_state_file_ignored", path=str(path), kept_as=str(aside), error=str(error))
         path.replace(aside)
         return None
 
 
 def sync_folder(path: Path) -> None:
-    """Have what was renamed in the folder `path` on disk. Raises OSError."""
+    """Flush the names in the folder `path` to disk, as after a rename. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,22 +1,22 @@
-"""The one error of this package: a CamelCase reason for conditions, a sentence for people, and whether to try again."""
+"""The one error of this package: a CamelCase reason for conditions, a message for users, and whether to retry."""
 
 from typing import Final, Literal
 
 RETRYABLE_EXIT: Final = 1
-"""Exit code of `pomona inspect` and `pomona fetch` for a failure that may pass by itself."""
+"""Exit code of `pomona inspect` and `pomona fetch` for a failure that a retry may heal."""
 PERMANENT_EXIT: Final = 2
-"""Their exit code for what trying again cannot heal: the controller makes no further Job."""
+"""Their exit code for a failure that no retry heals: the controller creates no further Job."""
 
 Reason = Literal[
-    "SourceInvalid",  # the text is no source that can exist
-    "SourceNotFound",  # the server says that it is not there
-    "SourceUnauthorized",  # the server wants a token, or another one
-    "SourceForbidden",  # this machine does not give the file out
-    "SourceRefused",  # the server does not serve it in a way that can be used
+    "SourceInvalid",  # the text is no valid source
+    "SourceNotFound",  # the server has no such file, repository or revision
+    "SourceUnauthorized",  # the server requires a token, or another one
+    "SourceForbidden",  # outside --file-root
+    "SourceRefused",  # the server answered, but not so that the file can be fetched
     "SourceUnreachable",  # network, time-out, overload
-    "SourceChanged",  # upstream is no longer what was asked for
+    "SourceChanged",  # the file on the server has another revision now
     "ChecksumMismatch",
-    "HeaderInvalid",  # no GGUF, a broken or a hostile one
+    "HeaderInvalid",  # not a GGUF header, or a damaged or hostile one
     "SplitUnsupported",
     "NoSpace",
     "StorageFailed",
@@ -29,7 +29,7 @@ class ArtifactError(Exception):
     Attributes:
         reason: CamelCase, fit for a Kubernetes condition.
         message: one line that names the object, the value and the way out; holds no secret.
-        retryable: True when the same call may succeed later without anybody changing anything here.
+        retryable: True when the same call may succeed later without any change on this side.
 
     """
 

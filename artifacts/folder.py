@@ -1,7 +1,7 @@
 """Artifacts of several files: the folder of a repository, as MLX has its weights.
 
-The hub lists what a revision holds; only what an engine reads is taken, which leaves out code that came with the
-weights. The commit of the listing pins every file, so a branch that moves meanwhile mixes no two versions.
+The hub lists the files of a revision. Only those that an engine reads are fetched, so no code that came with the
+weights is. The commit of the listing pins every file, so a branch that moves meanwhile mixes no two versions.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from urllib.parse import quote
 
 import msgspec
 
-from artifacts import root
+from artifacts import local_files
 from artifacts.errors import ArtifactError
-from artifacts.fetch import Fetched, MakeRoom, Progress, fetch
-from artifacts.origin import connect
-from artifacts.part import storage_faults
-from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch
+from artifacts.http_source import connect
+from artifacts.partial_download import storage_faults
+from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import MAX_NAME_BYTES, Source
 from crds.size import size_text
 
 CONFIG: Final = "config.json"
 _ADAPTER_CONFIG: Final = "adapter_config.json"
-"""What a folder has in its place whose weights are a LoRA adapter."""
+"""The configuration of a folder whose weights are a LoRA adapter."""
 WEIGHTS: Final = ".safetensors"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _OURS: Final = (".verified.json", ".part.json")
-"""Of files that lie beside a download."""
+"""Suffixes of our own files beside a download."""
 _COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _LISTING_BYTES: Final = 8 << 20
 _CONFIG_BYTES: Final = 1 << 20
@@ -37,8 +37,8 @@ _MOST_FILES: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One file of a folder. `sha256` is the hub's word, which it has for large files only."""
+class FolderFile:
+    """One file of a folder. The hub states `sha256` for large files only."""
 
     name: str
     size_bytes: int
@@ -46,21 +46,21 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Listing:
-    """What a folder holds at `revision`: a commit, or of a local folder its newest time and its size."""
+class FolderListing:
+    """The files of a folder at `revision`: a commit; of a local folder, its newest time and its size."""
 
     revision: str
-    entries: Sequence[Entry]
+    files: Sequence[FolderFile]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(entry.size_bytes for entry in self.entries)
+        return sum(file.size_bytes for file in self.files)
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is a LoRA adapter, which is served on top of a model only."""
-        names = {entry.name for entry in self.entries}
+        """True for a LoRA adapter, which can only be served with a model."""
+        names = {file.name for file in self.files}
         return _ADAPTER_CONFIG in names and CONFIG not in names
 
 
@@ -75,14 +75,14 @@ class _Sibling(msgspec.Struct, rename={"name": "rfilename"}):
 
 
 class _Repository(msgspec.Struct):
-    """The answer of the hub's /api/models/REPO/revision/REVISION?blobs=true, as far as it is read."""
+    """The answer of the hub's /api/models/REPO/revision/REVISION?blobs=true: the fields that we read."""
 
     sha: str
     siblings: list[_Sibling]
 
 
 def refuse_digest(source: Source, sha256: str | None) -> None:
-    """Raise SourceInvalid for an expected digest of a folder, which has none that the hub or a user could know."""
+    """Raise SourceInvalid for an expected digest of a folder: a folder has none that the hub or a user could know."""
     if sha256 and source.is_folder:
         raise ArtifactError(
             "SourceInvalid",
@@ -92,7 +92,7 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A source that is a folder, with what it takes to read it; as the arguments of `fetch.fetch`."""
+    """A source that is a folder, with the settings to read it, which are those of `fetch.fetch`."""
 
     source: Source
     token: str | None
@@ -100,21 +100,21 @@ class Folder:
     file_root: Path | None
     patience: Patience = DEFAULT_PATIENCE
 
-    async def listing(self, revision: str | None) -> Listing:
-        """Tell what is in it at a resolved revision; None is what the source says now.
+    async def listing(self, revision: str | None) -> FolderListing:
+        """List the files at a resolved revision; None is the current one.
 
         Raises:
-            ArtifactError: with a reason and whether to try again later.
+            ArtifactError: with a reason and whether a retry may help.
         """
         if self.source.scheme == "file":
-            folder = root.locate(self.source, self.file_root)
+            folder = local_files.locate(self.source, self.file_root)
             with storage_faults(folder):
                 listing = await asyncio.to_thread(_list_local, self.source, folder, self.file_root)
         else:
             at = quote(revision or self.source.revision, safe="")
             url = f"{self.endpoint.rstrip('/')}/api/models/{self.source.repo}/revision/{at}?blobs=true"
-            listing = _parse(self.source, await self._read(url, _LISTING_BYTES))
-        names = {entry.name for entry in listing.entries}
+            listing = _parse_listing(self.source, await self._read(url, _LISTING_BYTES))
+        names = {file.name for file in listing.files}
         if names.isdisjoint({CONFIG, _ADAPTER_CONFIG}) or not any(name.endswith(WEIGHTS) for name in names):
             raise ArtifactError(
                 "SourceNotFound",
@@ -123,40 +123,40 @@ class Folder:
             )
         return listing
 
-    async def config(self, listing: Listing) -> bytes:
-        """Return the text of its configuration; an adapter has none.
+    async def config(self, listing: FolderListing) -> bytes:
+        """Return the text of its config.json; an adapter has none.
 
         Raises:
-            ArtifactError: with a reason and whether to try again later.
+            ArtifactError: with a reason and whether a retry may help.
         """
-        size = next(entry.size_bytes for entry in listing.entries if entry.name == CONFIG)
+        size = next(file.size_bytes for file in listing.files if file.name == CONFIG)
         if size > _CONFIG_BYTES:
             raise ArtifactError("HeaderInvalid", f"{CONFIG} is longer than {size_text(_CONFIG_BYTES)}")
         if self.source.scheme == "file":
-            path = root.locate(self.source, self.file_root) / CONFIG
+            path = local_files.locate(self.source, self.file_root) / CONFIG
             with storage_faults(path):
                 return await asyncio.to_thread(path.read_bytes)
-        return await self._read(self._file(listing, CONFIG).url(self.endpoint), _CONFIG_BYTES)
+        return await self._read(self._source_of(listing, CONFIG).url(self.endpoint), _CONFIG_BYTES)
 
     async def fetch(
-        self, listing: Listing, destination_dir: Path, *, on_progress: Progress, make_room: MakeRoom
-    ) -> list[Fetched]:
-        """Bring all files of an hf:// folder as listed, one after the other; what is there is not fetched again.
+        self, listing: FolderListing, destination_dir: Path, *, on_progress: ReportProgress, make_room: MakeRoom
+    ) -> list[FetchedArtifact]:
+        """Fetch all listed files of an hf:// folder, one after the other; a verified file is not fetched again.
 
         Raises:
-            ArtifactError: with a reason and whether to try again later.
+            ArtifactError: with a reason and whether a retry may help.
         """
-        fetched: list[Fetched] = []
+        fetched: list[FetchedArtifact] = []
         done = 0
-        for entry in listing.entries:
+        for file in listing.files:
 
             def advance(here: int, _total: int | None, before: int = done) -> None:
                 on_progress(before + here, listing.size_bytes)
 
             each = await fetch(
-                self._file(listing, entry.name),
+                self._source_of(listing, file.name),
                 destination_dir,
-                sha256=entry.sha256,
+                sha256=file.sha256,
                 token=self.token,
                 endpoint=self.endpoint,
                 file_root=None,
@@ -165,15 +165,15 @@ class Folder:
                 make_room=make_room,
                 patience=self.patience,
             )
-            if each.size_bytes != entry.size_bytes:
-                # What was reckoned with, on the disk and in memory, was another.
-                problem = f"listed {entry.name} with {entry.size_bytes} bytes, but sent {each.size_bytes}"
+            if each.size_bytes != file.size_bytes:
+                # Disk and memory were reserved for the listed size.
+                problem = f"listed {file.name} with {file.size_bytes} bytes, but sent {each.size_bytes}"
                 raise ArtifactError("SourceRefused", f"{self.source.display}: the hub {problem}")
             fetched.append(each)
             done += each.size_bytes
         return fetched
 
-    def _file(self, listing: Listing, name: str) -> Source:
+    def _source_of(self, listing: FolderListing, name: str) -> Source:
         repo, revision = self.source.repo, listing.revision
         return Source("hf", f"hf://{repo}@{revision}/{name}", name, repo, revision, name)
 
@@ -195,22 +195,22 @@ class Folder:
             await asyncio.sleep(pause)
 
 
-def _list_local(source: Source, folder: Path, file_root: Path | None) -> Listing:
-    entries, newest = [], 0
+def _list_local(source: Source, folder: Path, file_root: Path | None) -> FolderListing:
+    files, newest = [], 0
     for path in sorted(folder.iterdir()):
         if _is_wanted(path.name) and path.is_file():
-            root.refuse_outside(source, path, file_root)
+            local_files.refuse_outside(source, path, file_root)
             stat = path.stat()
-            entries.append(Entry(path.name, stat.st_size, None))
+            files.append(FolderFile(path.name, stat.st_size, None))
             newest = max(newest, stat.st_mtime_ns)
-    return Listing(f"{newest:x}-{sum(entry.size_bytes for entry in entries):x}", entries)
+    return FolderListing(f"{newest:x}-{sum(file.size_bytes for file in files):x}", files)
 
 
-def _parse(source: Source, text: bytes) -> Listing:
+def _parse_listing(source: Source, text: bytes) -> FolderListing:
     try:
         repository = msgspec.json.decode(text, type=_Repository)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing makes no sense: {error}") from error
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing is not valid: {error}") from error
     if not _COMMIT.fullmatch(repository.sha):
         problem = f"names {repository.sha[:100]!r} as its commit, which is none"
         raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
@@ -219,12 +219,12 @@ def _parse(source: Source, text: bytes) -> Listing:
     if unsized or len(wanted) > _MOST_FILES:
         problem = f"does not say how large {unsized[0]} is" if unsized else f"lists more than {_MOST_FILES} files"
         raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
-    entries = [Entry(each.name, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in wanted]
-    return Listing(repository.sha, sorted(entries, key=lambda entry: entry.name))
+    files = [FolderFile(each.name, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in wanted]
+    return FolderListing(repository.sha, sorted(files, key=lambda file: file.name))
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether an engine reads this file; engines look at the top of the folder only."""
+    """Decide whether an engine reads this file; engines read the top level of the folder only."""
     is_name = (
         "/" not in name and not name.startswith(".") and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
     )

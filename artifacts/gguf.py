@@ -1,9 +1,9 @@
-"""Reader of GGUF headers, for bytes that nobody vouches for: every count and length is checked before it is believed.
+"""Reader of GGUF headers from untrusted bytes: every count and length is checked before it is used.
 
-A pure function of a prefix of the file. Nothing is allocated by what the header claims, only by what it is; long arrays
-(a tokenizer's vocabulary) are walked over, not kept. Format: ggml-org/ggml `docs/gguf.md`, versions 2 and 3, little
-endian. What llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions, tensors outside
-the file) is refused here too, so that a header that passes is one that a server can load.
+A pure function of a prefix of the file. Nothing is allocated by a size that the header claims; long arrays (a
+tokenizer's vocabulary) are skipped, not kept. Format: ggml-org/ggml `docs/gguf.md`, versions 2 and 3, little
+endian. Whatever llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions, tensors
+outside the file) is refused here too, so an engine can load a file whose header passes.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ MAX_HEADER_BYTES = 64 << 20
 
 Number = int | float | bool
 Value = Number | str | tuple[Number, ...] | None
-"""None stands for an array that was not kept: of strings, of arrays, or a long one."""
+"""None is an array that was skipped: of strings, of arrays, or a long one."""
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -87,13 +87,13 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 
-class HeaderTruncated(Exception):  # noqa: N818  not a fault of the file: the caller brings more bytes
+class HeaderTruncated(Exception):  # noqa: N818  no fault of the file: the caller reads more bytes
     """The given prefix ends before the header does."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUFHeader:
-    """What a header says.
+    """The content of a header.
 
     Attributes:
         version: of the format.
@@ -102,7 +102,7 @@ class GGUFHeader:
         tensor_bytes: exact sum of their sizes, without padding.
         bytes_by_type: the same by the name of the tensor type.
         shapes: dimensions of each tensor by name, the innermost first.
-        data_offset: where the first tensor begins, in bytes from the start of the file.
+        data_offset: offset of the first tensor, in bytes from the start of the file.
 
     """
 
@@ -178,7 +178,7 @@ def _invalid(problem: str) -> ArtifactError:
 
 
 class _Reader:
-    """A position in the prefix; refuses what cannot be in the file, and says when the prefix is too short."""
+    """A position in the prefix. Refuses impossible sizes; raises HeaderTruncated at the end of the prefix."""
 
     def __init__(self, data: bytes, file_bytes: int) -> None:
         self._data = data
@@ -187,10 +187,10 @@ class _Reader:
         self.position = 0
 
     def skip(self, size: int, what: str) -> int:
-        """Step over `size` bytes and return where they began."""
+        """Skip `size` bytes and return their offset."""
         start, end = self.position, self.position + size
         if end > self._header_limit:
-            raise _invalid(f"ends, or passes {MAX_HEADER_BYTES >> 20} MiB of header, within {what}")
+            raise _invalid(f"ends, or its header is longer than {MAX_HEADER_BYTES >> 20} MiB, within {what}")
         if end > len(self._data):
             raise HeaderTruncated
         self.position = end
@@ -205,7 +205,7 @@ class _Reader:
         return int(self.scalar(form, what))
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Read how many entries follow, of at least `least_bytes` each."""
+        """Read the number of entries that follow, of at least `least_bytes` each."""
         count = self.unsigned(_U64, f"the number of {what}")
         if count > _MAX_ENTRIES or count * least_bytes > self._header_limit:
             raise _invalid(f"claims {count} {what}, more than it can hold")

@@ -1,19 +1,18 @@
-"""What a file says of itself, without fetching it: only its header crosses the network."""
+"""Inspection: facts of a file from its header, or of a folder from its config.json, without downloading the weights."""
 
 import asyncio
 import dataclasses
 from pathlib import Path
 
-from artifacts import config as configuration
-from artifacts import gguf, root
+from artifacts import gguf, local_files
+from artifacts import mlx_config as configuration
 from artifacts.errors import ArtifactError
 from artifacts.folder import WEIGHTS, Folder, refuse_digest
-from artifacts.layout import layout_of
-from artifacts.origin import Answer, Origin, RangeRefused, connect
-from artifacts.part import storage_faults
-from artifacts.patience import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.gguf_facts import layout_of, summarize
+from artifacts.http_source import Origin, RangeRefused, SourceResponse, connect
+from artifacts.partial_download import storage_faults
+from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, refuse_library
-from artifacts.summary import summarize
 from crds.model import GGUF, Layout
 
 _FIRST_BYTES = 256 << 10
@@ -23,15 +22,15 @@ _TOTAL_SECONDS = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """What is known without fetching.
+    """The facts that are known without downloading the weights.
 
     Attributes:
         size_bytes: size of the whole file.
-        revision: what was resolved: commit of hf://, entity tag or date of http(s)://, time and size of file://.
+        revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
         file: its name; empty for a folder.
         sha256: its digest as expected or as the hub states it, or None.
         gguf: summary of the header; of a folder, of its config.json.
-        layout: what decides the memory of serving, or None where the header does not tell all of it.
+        layout: the sizes that decide the memory of serving; None where the header does not have all of them.
         tensor_bytes: exact bytes of all weights.
 
     """
@@ -46,19 +45,19 @@ class Inspection:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _FoundHeader:
     size_bytes: int
     revision: str
     sha256: str | None
     header: gguf.GGUFHeader
 
 
-async def _folder(
+async def _inspect_folder(
     source: Source, *, token: str | None, endpoint: str, file_root: Path | None, patience: Patience
 ) -> Inspection:
     folder = Folder(source=source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
     listing = await folder.listing(None)
-    tensor_bytes = sum(entry.size_bytes for entry in listing.entries if entry.name.endswith(WEIGHTS))
+    tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
     config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
     return Inspection(
         size_bytes=listing.size_bytes,
@@ -91,7 +90,7 @@ async def inspect(
         patience: time-outs and attempts.
 
     Raises:
-        ArtifactError: with a reason and whether to try again later.
+        ArtifactError: with a reason and whether a retry may help.
 
     """
     refuse_library(source)
@@ -99,17 +98,15 @@ async def inspect(
         async with asyncio.timeout(_TOTAL_SECONDS):
             if source.is_folder:
                 refuse_digest(source, sha256)
-                return await _folder(source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
-            if source.scheme == "file":
-                path = root.locate(source, file_root)
-                with storage_faults(path):
-                    found = await asyncio.to_thread(_local, path)
-            else:
-                async with connect(source, token=token, endpoint=endpoint, revision=None, patience=patience) as origin:
-                    found = await _remote(source, origin, patience)
+                return await _inspect_folder(
+                    source, token=token, endpoint=endpoint, file_root=file_root, patience=patience
+                )
+            found = await _find_header(source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
     except TimeoutError as error:
         raise ArtifactError(
-            "SourceUnreachable", f"{source.display}: its header took over {_TOTAL_SECONDS:.0f} s", retryable=True
+            "SourceUnreachable",
+            f"{source.display}: its header was not read within {_TOTAL_SECONDS:.0f} s",
+            retryable=True,
         ) from error
     except ArtifactError as error:
         if error.reason != "HeaderInvalid":
@@ -118,7 +115,7 @@ async def inspect(
     if sha256 and found.sha256 and sha256 != found.sha256:
         raise ArtifactError(
             "ChecksumMismatch",
-            f"{source.display}: expected sha256 {sha256}, but the hub's file has {found.sha256}: "
+            f"{source.display}: expected sha256 {sha256}, but the file on the hub has {found.sha256}: "
             "correct the sha256 or the source",
         )
     _refuse_split(source, found.header)
@@ -138,11 +135,22 @@ def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:
     if isinstance(parts, int) and parts > 1:
         raise ArtifactError(
             "SplitUnsupported",
-            f"{source.display}: is one of {parts} files: merge them with `llama-gguf-split --merge`",
+            f"{source.display}: is one of {parts} files of a split model: merge them with `llama-gguf-split --merge`",
         )
 
 
-def _local(path: Path) -> _Found:
+async def _find_header(
+    source: Source, *, token: str | None, endpoint: str, file_root: Path | None, patience: Patience
+) -> _FoundHeader:
+    if source.scheme == "file":
+        path = local_files.locate(source, file_root)
+        with storage_faults(path):
+            return await asyncio.to_thread(_read_local_header, path)
+    async with connect(source, token=token, endpoint=endpoint, revision=None, patience=patience) as origin:
+        return await _read_remote_header(source, origin, patience)
+
+
+def _read_local_header(path: Path) -> _FoundHeader:
     size, wanted = path.stat().st_size, _FIRST_BYTES
     with path.open("rb") as file:
         while wanted <= gguf.MAX_HEADER_BYTES * _GROWTH:
@@ -152,11 +160,11 @@ def _local(path: Path) -> _Found:
             except gguf.HeaderTruncated:
                 wanted *= _GROWTH
             else:
-                return _Found(size, root.revision(path), None, header)
+                return _FoundHeader(size, local_files.revision(path), None, header)
     raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
 
 
-async def _remote(source: Source, origin: Origin, patience: Patience) -> _Found:
+async def _read_remote_header(source: Source, origin: Origin, patience: Patience) -> _FoundHeader:
     backoff = Backoff(patience)
     while True:
         try:
@@ -168,39 +176,39 @@ async def _remote(source: Source, origin: Origin, patience: Patience) -> _Found:
         await asyncio.sleep(pause)
 
 
-async def _read_header(source: Source, origin: Origin) -> _Found:
-    """Ask for growing ranges until the header is whole; a server without ranges is read until then and left."""
+async def _read_header(source: Source, origin: Origin) -> _FoundHeader:
+    """Request growing ranges until the header is complete; a server without ranges is read only so far."""
     prefix = bytearray()
     wanted = _FIRST_BYTES
     validator = ""
     while True:
-        async with origin.read(len(prefix), wanted - 1, validator) as answer:
-            if answer.first == 0:
+        async with origin.read(len(prefix), wanted - 1, validator) as response:
+            if response.first == 0:
                 prefix.clear()
-            elif answer.validator != validator:
+            elif response.validator != validator:
                 problem = "changed while its header was read"
                 raise ArtifactError("SourceChanged", f"{source.display}: {problem}", retryable=True)
-            header = await _parse_growing(answer, prefix, wanted)
+            header = await _parse_growing(response, prefix, wanted)
             if header:
-                return _Found(answer.size_bytes, answer.revision, answer.sha256, header)
-        if len(prefix) == answer.first:
+                return _FoundHeader(response.size_bytes, response.revision, response.sha256, header)
+        if len(prefix) == response.first:
             raise ArtifactError("SourceRefused", f"{source.display}: the server sends an empty range")
-        validator = answer.validator
+        validator = response.validator
         wanted = max(wanted, len(prefix)) * _GROWTH
 
 
-async def _parse_growing(answer: Answer, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
-    """Read the answer into `prefix` until a header is in it; None when the answer ends before the header does."""
+async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
+    """Read the response into `prefix` until it has the header; None when the response ends before the header does."""
     parsed_bytes = -1
-    async for block in answer.blocks:
+    async for block in response.blocks:
         prefix += block
         if len(prefix) >= wanted:
-            header = await _try_parse(prefix, answer.size_bytes)
+            header = await _try_parse(prefix, response.size_bytes)
             if header:
                 return header
             parsed_bytes = len(prefix)
             wanted = parsed_bytes * _GROWTH
-    return await _try_parse(prefix, answer.size_bytes) if len(prefix) > parsed_bytes else None
+    return await _try_parse(prefix, response.size_bytes) if len(prefix) > parsed_bytes else None
 
 
 async def _try_parse(prefix: bytearray, size_bytes: int) -> gguf.GGUFHeader | None:

@@ -1,4 +1,4 @@
-"""What a user writes as a source, parsed once: down to one file, one folder, or one model of Ollama's library."""
+"""The source of weights as a user writes it, parsed to one file, one folder, or one model of Ollama's library."""
 
 import dataclasses
 import hashlib
@@ -15,15 +15,15 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
-# With its tag, without which Ollama takes what is the latest then.
+# The tag is required: without it Ollama takes whatever is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 MAX_NAME_BYTES = 240
-"""Names of files beside it (`.verified.json`) have to fit in the 255 bytes of file systems too."""
+"""The names of files beside it (with `.verified.json`) must fit in the 255 bytes of file systems too."""
 _KEY_DIGITS = 16
 
 
 class SourceError(ArtifactError):
-    """The text is no source: reason SourceInvalid, never retryable."""
+    """The text is no valid source: reason SourceInvalid, never retryable."""
 
     def __init__(self, text: str, problem: str) -> None:
         super().__init__("SourceInvalid", f"source {without_secrets(text)!r}: {problem}")
@@ -31,10 +31,10 @@ class SourceError(ArtifactError):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One file somewhere, or one folder of them, or a model by its name in Ollama's library.
+    """One file, one folder of files, or one model of Ollama's library.
 
     Attributes:
-        scheme: how it is reached.
+        scheme: scheme of its URL.
         text: canonical text; equal texts mean the same file.
         file: its name, safe to use as a name in a folder; empty for a folder.
         repo: ORG/REPO of an hf:// source, else empty.
@@ -53,12 +53,12 @@ class Source:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of weights, as MLX has them."""
+        """True for a folder of weights, as MLX has them."""
         return not self.file
 
     @property
     def is_library(self) -> bool:
-        """Whether only an Ollama can fetch it, by its name."""
+        """True for a model that only Ollama can fetch, by its name."""
         return self.scheme == "ollama"
 
     @property
@@ -75,17 +75,17 @@ class Source:
 
 
 def refuse_library(source: Source) -> None:
-    """Raise ArtifactError for what only an Ollama fetches."""
+    """Raise ArtifactError for a source that only Ollama can fetch."""
     if source.is_library:
         raise ArtifactError(
             "SourceInvalid",
-            f"{source.display}: only an Ollama fetches from its library: serve it with runtime ollama, on a host where "
+            f"{source.display}: only Ollama can fetch from its library: serve it with runtime ollama, on a host where "
             "Ollama runs",
         )
 
 
 def cache_key(text: str, revision: str) -> str:
-    """Return the folder below a cache's root that holds the file of this source at a resolved revision.
+    """Return the name of the cache folder for the file of this source at a resolved revision.
 
     Raises:
         SourceError: `text` is no source.
@@ -95,7 +95,7 @@ def cache_key(text: str, revision: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` without a query, a fragment and what stands before an @ in the host."""
+    """Return `text` without a query, a fragment and the user info before an @ in the host."""
     bare = re.split(r"[?#]", text, maxsplit=1)[0]
     return bare if bare.startswith("hf://") else re.sub(r"//[^/]*@", "//", bare)
 
@@ -104,7 +104,7 @@ def parse(text: str) -> Source:
     """Return the source that `text` names.
 
     Raises:
-        SourceError: it names none, tries to leave its folder, or carries a password.
+        SourceError: it is no source, leaves its folder, or carries a password.
 
     """
     scheme = text.partition("://")[0]
@@ -122,7 +122,7 @@ def parse(text: str) -> Source:
         return _web(text, parts, host)
     if scheme == "file":
         return _local(text, parts, host)
-    raise SourceError(text, f"has to start with hf://, https://, http://, file:// or ollama://, for example {_HF_FORM}")
+    raise SourceError(text, f"must start with hf://, https://, http://, file:// or ollama://, for example {_HF_FORM}")
 
 
 def _hugging_face(text: str) -> Source:
@@ -133,7 +133,7 @@ def _hugging_face(text: str) -> Source:
     _check_segments(text, f"{repo}/{path}" if path else repo)
     if not path:
         if repo.endswith(".gguf"):
-            raise SourceError(text, f"names a file but not where it is: write {_HF_FORM}")
+            raise SourceError(text, f"names a file but not its repository: write {_HF_FORM}")
         return Source("hf", f"hf://{repo}@{revision}", "", repo, revision, "")
     canonical = f"hf://{repo}@{revision}/{path}"
     return Source("hf", canonical, _file_name(text, path), repo, revision, path)
@@ -150,9 +150,12 @@ def _library(text: str) -> Source:
 
 def _web(text: str, parts: SplitResult, host: str | None) -> Source:
     if not host or re.search(r"\s", text):
-        raise SourceError(text, "needs a host and no blanks: https://HOST/FILE.gguf")
+        raise SourceError(text, "must have a host and no blanks: https://HOST/FILE.gguf")
     if "@" in parts.netloc:
-        raise SourceError(text, "must not carry a password: give a token instead (spec.sourceSecretRef, HF_TOKEN)")
+        raise SourceError(
+            text,
+            "must not carry a password: use a token instead (spec.sourceSecretRef, HF_TOKEN)",
+        )
     url = text.partition("#")[0]
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
     return Source(scheme, url, _file_name(text, unquote(parts.path)), "", "", url)
@@ -180,6 +183,6 @@ def _file_name(text: str, path: str) -> str:
     name = path.rpartition("/")[2]
     if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise SourceError(
-            text, f"has to end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
+            text, f"must end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
         )
     return name

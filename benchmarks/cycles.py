@@ -1,7 +1,7 @@
-"""What a thousand starts and stops leave behind in the agent's process, and on the host: nothing.
+"""Leaks after a thousand starts and stops of engines, in the agent's process and on the host; the floor is none.
 
 Supervisor, records, weights, ledger and probe are the real ones. The engine is a stand-in that starts in a fraction of
-a second, as llama.cpp's server would take an hour for as many.
+a second, because llama.cpp's server would take an hour.
 """
 
 import asyncio
@@ -18,40 +18,40 @@ import aiohttp
 import psutil
 import structlog
 
-from benchmarks.parts.report import Figure, show
+from benchmarks.report import Figure, print_figures
 from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent.assignments import Assignment
-from metal_agent.logs import KEPT_LOGS
-from tests import tiny_gguf
-from tests.eventually import eventually
-from tests.machine import Machine
-from tests.serving import GIB
+from metal_agent.native.log_files import KEPT_LOGS
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine
+from tests.support.tiny_models import tiny_gguf
 
 CYCLES: Final = 1000
 WARM_UP: Final = 100
 AT_ONCE: Final = 10
 MIB: Final = 2**20
-ENGINE: Final = Path(__file__).parent / "parts" / "quick_engine.py"
+ENGINE: Final = Path(__file__).parent / "servers" / "quick_engine.py"
 
 
-class Holdings(NamedTuple):
-    """What a process has."""
+class HeldResources(NamedTuple):
+    """The resources that the agent's process and its state folder hold."""
 
     descriptors: int
     tasks: int
     processes: int
     reservations: int
-    """With runners that are left."""
+    """Reservations in the ledger and runners."""
     records: int
     logs: int
     resident_mib: float
 
 
-def holdings(machine: Machine) -> Holdings:
-    """Count what this process holds now."""
+def count_resources(machine: Machine) -> HeldResources:
+    """Count the resources that are held now."""
     gc.collect()
     ours = psutil.Process()
-    return Holdings(
+    return HeldResources(
         ours.num_fds(),
         len(asyncio.all_tasks()),
         len(ours.children(recursive=True)),
@@ -63,7 +63,7 @@ def holdings(machine: Machine) -> Holdings:
 
 
 def assignment(number: int, model: Path) -> Assignment:
-    """The process of one cycle; each is another object, as in a cluster."""
+    """Return the assignment of one cycle; each is another object, as in a cluster."""
     spec = MetalProcessSpec(
         service_name="chat",
         model_name="tiny",
@@ -76,8 +76,8 @@ def assignment(number: int, model: Path) -> Assignment:
     return Assignment(f"u{number}", "team", f"chat-{number}", spec)
 
 
-async def cycles(machine: Machine, model: Path, first: int, count: int) -> None:
-    """Start and stop so many."""
+async def run_cycles(machine: Machine, model: Path, first: int, count: int) -> None:
+    """Start and stop `count` engines, some at once."""
     for begin in range(first, first + count, AT_ONCE):
         batch = [assignment(number, model) for number in range(begin, begin + AT_ONCE)]
         machine.supervisor.assign(batch)
@@ -90,7 +90,7 @@ async def cycles(machine: Machine, model: Path, first: int, count: int) -> None:
 
 
 async def run(folder: Path) -> None:
-    """Measure and print."""
+    """Measure and print all figures."""
     launcher = folder / "llama-server"
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -SE {ENGINE} "$@"\n')
     launcher.chmod(0o700)
@@ -102,17 +102,17 @@ async def run(folder: Path) -> None:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         machine = Machine(folder / "state", model.parent, session)
         await machine.start()
-        await cycles(machine, model, 0, WARM_UP)
-        before = holdings(machine)
-        await cycles(machine, model, WARM_UP, CYCLES)
-        # They are looked at now and then.
-        await eventually(lambda: holdings(machine).logs <= KEPT_LOGS)
-        after = holdings(machine)
+        await run_cycles(machine, model, 0, WARM_UP)
+        before = count_resources(machine)
+        await run_cycles(machine, model, WARM_UP, CYCLES)
+        # Old logs are removed now and then.
+        await eventually(lambda: count_resources(machine).logs <= KEPT_LOGS)
+        after = count_resources(machine)
         await machine.stop()
     more = [late - early for late, early in zip(after, before, strict=True)]
-    named = dict(zip(Holdings._fields, more, strict=True))
+    named = dict(zip(HeldResources._fields, more, strict=True))
     counted = ("descriptors", "tasks", "processes", "reservations", "records")
-    show(
+    print_figures(
         f"{CYCLES} starts and stops",
         [
             *(Figure(f"more {name}", named[name], None, 0, "") for name in counted),

@@ -1,7 +1,7 @@
-"""What `fitness/memory.py` says beside what llama.cpp holds, over models, contexts, slots and cache types.
+"""The memory estimate of `fitness/memory.py` beside llama.cpp's memory, over models, contexts, slots and cache types.
 
-The figure is the estimate, the floor the resident size of the server after prompts of the full context on every slot
-(`tests/resident.py` says why that one). Every row is above 100 MiB; the goal is an error below 10 %.
+The figure is the estimate; the floor is the resident size of the server after prompts of the full context on every slot
+(`tests/support/resident_memory.py` says why that one). Every row is above 100 MiB; the goal is an error below 10 %.
 """
 
 import tempfile
@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from crds.serving import CacheType
+from crds.serving import CacheType, ServingOptions
 from crds.size import size_text
-from fitness.parts import Settings
-from tests.hollow_gguf import KINDS, Shape
-from tests.resident import Row, measure
+from tests.support.resident_memory import Row, measure
+from tests.support.tiny_models.hollow_gguf import KINDS, Shape
 
 GOAL: Final = 0.1
 _SHAPES: Final = {
@@ -29,25 +28,27 @@ _SHAPES: Final = {
 
 
 def rows() -> Iterator[Row]:
-    """Give every row of the table."""
+    """Yield every row of the table."""
     for kind in KINDS:
         for context in (1024, 8192):
-            yield Row(_SHAPES[kind], Settings(context_length=context))
-        yield Row(_SHAPES[kind], Settings(context_length=1024, parallel=4))
+            yield Row(_SHAPES[kind], ServingOptions(context_length=context))
+        yield Row(_SHAPES[kind], ServingOptions(context_length=1024, parallel=4))
     attends = _SHAPES["llama"]
     types: tuple[tuple[CacheType, CacheType], ...] = (("q8_0", "q8_0"), ("q8_0", "f16"), ("q4_0", "q4_0"))
     for key, value in types:
-        yield Row(attends, Settings(context_length=8192, cache_type_k=key, cache_type_v=value))
-    for extra in (("-kvu",), ("-fa", "off")):
-        yield Row(attends, Settings(context_length=2048, parallel=2, extra=extra))
-    yield Row(_SHAPES["gemma3"], Settings(context_length=8192, extra=("--swa-full",)))
+        yield Row(attends, ServingOptions(context_length=8192, cache_type_k=key, cache_type_v=value))
+    for extra_args in (["-kvu"], ["-fa", "off"]):
+        yield Row(attends, ServingOptions(context_length=2048, parallel=2, extra_args=extra_args))
+    yield Row(_SHAPES["gemma3"], ServingOptions(context_length=8192, extra_args=["--swa-full"]))
     large = Shape(layers=8, embedding=1024, heads=16, heads_kv=4, feed_forward=4096, vocabulary=128_000)
-    yield Row(large, Settings(context_length=2048))
-    yield Row(Shape(layers=8, embedding=1024, vocabulary=128_000, tensor_type="Q8_0"), Settings(context_length=2048))
+    yield Row(large, ServingOptions(context_length=2048))
+    yield Row(
+        Shape(layers=8, embedding=1024, vocabulary=128_000, tensor_type="Q8_0"), ServingOptions(context_length=2048)
+    )
 
 
 def main() -> None:
-    """Print a line for each row as it is measured, then the worst."""
+    """Print a line for each row as it is measured, then the worst error."""
     print(
         f"{'model':<10} {'context':>7} {'slots':>5}  {'served with':<15} {'estimate':>10} {'resident':>10} {'error':>7}"
     )
@@ -56,11 +57,11 @@ def main() -> None:
         for row in rows():
             found = measure(row, Path(folder))
             worst = max(worst, found.error, -found.error)
-            settings = row.settings
-            types = f"{settings.cache_type_k}/{settings.cache_type_v}"
+            options = row.options
+            types = f"{options.cache_type_k}/{options.cache_type_v}"
             print(
-                f"{row.shape.kind:<10} {settings.context_length:>7} {settings.parallel:>5}  "
-                f"{' '.join(settings.extra) or types:<15} {size_text(found.estimated.total_bytes):>10} "
+                f"{row.shape.kind:<10} {options.context_length:>7} {options.parallel:>5}  "
+                f"{' '.join(options.extra_args) or types:<15} {size_text(found.estimated.total_bytes):>10} "
                 f"{size_text(found.resident_bytes):>10} {found.error:>+7.1%}",
                 flush=True,
             )

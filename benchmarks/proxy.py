@@ -1,8 +1,9 @@
-"""What the proxy costs: beside a call straight to the engine, and beside the least that an aiohttp proxy can do.
+"""The latency that the proxy adds to a token, its memory with many streams, and its restart time.
 
-Streams run at the pace of a model on a Mac. Each event carries the time at which the engine sent it, on the one clock
-of this machine; the time to the first token includes the request and everything between. The ways take turns, so that
-whatever else the machine does meets all of them.
+Latency is measured over a direct call to the engine; its floor is a minimal aiohttp proxy (`servers/pass_through.py`).
+The floor of the memory is a proxy without a stream, that of the restart the imports of the proxy. Streams run at the
+pace of a model on a Mac. Each event carries the time at which the engine sent it, by the one clock of this machine; the
+time to the first token includes the request. The three ways take turns, so that other load on the machine meets all.
 """
 
 import asyncio
@@ -25,17 +26,17 @@ from typing import Final, NamedTuple
 import psutil
 from msgspec import structs
 
-from benchmarks.parts.report import Figure, show
-from benchmarks.parts.stream_engine import PAUSE_SECONDS
+from benchmarks.report import Figure, print_figures
+from benchmarks.servers.stream_engine import PAUSE_SECONDS
 from devices import limits
 from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener
-from metal_agent import spawn
-from metal_agent.proxy import Proxy
+from metal_agent.native.process import kill_strays
+from metal_agent.traffic.proxy_process import Proxy
 
 STREAMS: Final = 32
 TOKENS: Final = 10
 ROUNDS: Final = 6
-"""Of each way, taking turns; each stream asks `PER_ROUND` times in one."""
+"""Turns of each way; in one of them each stream sends `PER_ROUND` requests."""
 PER_ROUND: Final = 4
 IDLE_STREAMS: Final = 1000
 KILLS: Final = 5
@@ -43,23 +44,23 @@ MIB: Final = 2**20
 TOKEN: Final = "benchmark"  # noqa: S105 - of a service that lives for a minute
 
 
-class Running:
-    """The proxy as an agent runs it, which tells it its configuration again after each of its lives."""
+class SupervisedProxy:
+    """The proxy as an agent runs it: restarted when it ends, and configured again after each start."""
 
     def __init__(self, folder: Path) -> None:
         self.proxy = Proxy(folder, self._changed)
         self.config = ProxyConfig()
         self.answers = asyncio.Event()
-        self._told: set[asyncio.Task[ProxyState]] = set()
+        self._configuring: set[asyncio.Task[ProxyState]] = set()
 
     async def configure(self, config: ProxyConfig) -> int:
-        """Make it serve `config`; returns the first service's port."""
+        """Configure the proxy with `config` and return the first service's port."""
         self.config = config
         return (await self.proxy.client.configure(config)).services[0].port
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The proxy's process id."""
         assert self.proxy.process  # noqa: S101 - it answers
         return self.proxy.process.pid
 
@@ -68,15 +69,15 @@ class Running:
             self.answers.set()
         if self.proxy.answers and self.config.services:
             task = asyncio.create_task(self.proxy.client.configure(self.config))
-            self._told.add(task)
-            task.add_done_callback(self._told.discard)
+            self._configuring.add(task)
+            task.add_done_callback(self._configuring.discard)
 
 
 @asynccontextmanager
-async def proxy() -> AsyncIterator[Running]:
+async def run_proxy() -> AsyncIterator[SupervisedProxy]:
     """Run the proxy until the context ends."""
     with tempfile.TemporaryDirectory() as name:
-        running = Running(Path(name))
+        running = SupervisedProxy(Path(name))
         task = asyncio.create_task(running.proxy.run())
         try:
             await running.answers.wait()
@@ -84,11 +85,11 @@ async def proxy() -> AsyncIterator[Running]:
         finally:
             task.cancel()
             await asyncio.wait([task])
-            await spawn.kill_strays(Path(name), ())
+            await kill_strays(Path(name), ())
 
 
 class Way(NamedTuple):
-    """One way to the engine, and what was measured on it, in milliseconds."""
+    """One way to the engine, and its latencies in milliseconds."""
 
     name: str
     port: int
@@ -97,9 +98,9 @@ class Way(NamedTuple):
 
 
 @contextmanager
-def helper(module: str, *arguments: str) -> Iterator[int]:
-    """Run a program of this package until the context ends; yields the port that it prints."""
-    command = [sys.executable, "-m", f"benchmarks.parts.{module}", *arguments]
+def run_server(module: str, *arguments: str) -> Iterator[int]:
+    """Run one of `benchmarks.servers` until the context ends; yields its port."""
+    command = [sys.executable, "-m", f"benchmarks.servers.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdin  # noqa: S101, PT018 - both are pipes
         try:
@@ -108,16 +109,16 @@ def helper(module: str, *arguments: str) -> Iterator[int]:
             process.stdin.close()
 
 
-def config(engine: int, concurrency: int) -> ProxyConfig:
-    """One service in front of the engine."""
+def proxy_config(engine: int, concurrency: int) -> ProxyConfig:
+    """Return a configuration with one service in front of the engine."""
     backend = Backend("engine", f"http://127.0.0.1:{engine}", concurrency=concurrency)
     return ProxyConfig((ServiceListener("bench/tiny", "127.0.0.1", 0, TOKEN, (backend,)),))
 
 
-async def ask(
+async def request_stream(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, tokens: int, idle: bool = False
 ) -> AsyncIterator[int]:
-    """Ask for a stream on an open connection; yields for each token the time at which it was sent, in nanoseconds."""
+    """Request a stream on an open connection; yields the time of sending of each token, in nanoseconds."""
     body = json.dumps({"model": "tiny", "stream": True, "max_tokens": tokens, "idle": idle}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -132,17 +133,17 @@ async def ask(
     await reader.readuntil(b"0\r\n\r\n")
 
 
-async def stream(way: Way) -> None:
-    """Have one client ask a few times, and note how long it waits."""
+async def measure_latency(way: Way) -> None:
+    """Send a few requests as one client, and note the latency of each token."""
     reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
     for _ in range(PER_ROUND):
-        await asyncio.sleep(random.random() * TOKENS * PAUSE_SECONDS)  # noqa: S311 - so that they do not march in step
-        asked = time.monotonic_ns()
+        await asyncio.sleep(random.random() * TOKENS * PAUSE_SECONDS)  # noqa: S311 - so that the streams are not in step
+        requested = time.monotonic_ns()
         first = True
-        async for sent in ask(reader, writer, tokens=TOKENS):
+        async for sent in request_stream(reader, writer, tokens=TOKENS):
             now = time.monotonic_ns()
             if first:
-                way.first_token_ms.append((now - asked) / 1e6)
+                way.first_token_ms.append((now - requested) / 1e6)
             else:
                 way.token_ms.append((now - sent) / 1e6)
             first = False
@@ -150,19 +151,19 @@ async def stream(way: Way) -> None:
     await writer.wait_closed()
 
 
-async def compare() -> list[Figure]:
-    """Have 32 streams on each way, in turns."""
+async def measure_added_latency() -> list[Figure]:
+    """Measure 32 streams on each way, in turns."""
     with ExitStack() as stack:
-        engine = stack.enter_context(helper("stream_engine"))
-        bare = stack.enter_context(helper("pass_through", f"http://127.0.0.1:{engine}"))
-        async with proxy() as running:
-            port = await running.configure(config(engine, STREAMS))
+        engine = stack.enter_context(run_server("stream_engine"))
+        bare = stack.enter_context(run_server("pass_through", f"http://127.0.0.1:{engine}"))
+        async with run_proxy() as running:
+            port = await running.configure(proxy_config(engine, STREAMS))
             ways = [Way("direct", engine, [], []), Way("bare", bare, [], []), Way("ours", port, [], [])]
             for _ in range(ROUNDS):
                 for way in ways:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(STREAMS):
-                            group.create_task(stream(way))
+                            group.create_task(measure_latency(way))
     direct, least, ours = ways
     figures = []
     for name, of in (("to the first token", attrgetter("first_token_ms")), ("each token", attrgetter("token_ms"))):
@@ -171,16 +172,16 @@ async def compare() -> list[Figure]:
     return figures
 
 
-async def idle() -> Figure:
-    """Hold open streams, after their first token."""
-    with helper("stream_engine") as engine:
-        async with proxy() as running:
+async def measure_memory() -> Figure:
+    """Measure the resident memory of the proxy with many open, idle streams."""
+    with run_server("stream_engine") as engine:
+        async with run_proxy() as running:
             empty = psutil.Process(running.pid).memory_info().rss
-            port = await running.configure(config(engine, IDLE_STREAMS))
+            port = await running.configure(proxy_config(engine, IDLE_STREAMS))
             streams = []
             for _ in range(IDLE_STREAMS):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                events = ask(reader, writer, tokens=1, idle=True)
+                events = request_stream(reader, writer, tokens=1, idle=True)
                 await anext(events)
                 streams.append((events, writer))
             held = psutil.Process(running.pid).memory_info().rss
@@ -189,32 +190,32 @@ async def idle() -> Figure:
     return Figure(f"{IDLE_STREAMS} idle streams, resident (floor: none)", held / MIB, empty / MIB, 100, "MiB")
 
 
-async def killed() -> Figure:
-    """Kill the proxy, and ask until somebody answers."""
-    with helper("stream_engine") as engine, socket.create_server(("127.0.0.1", 0)) as free:
+async def measure_restart() -> Figure:
+    """Kill the proxy, and send requests until one is answered."""
+    with run_server("stream_engine") as engine, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
-        async with proxy() as running:
-            fixed = config(engine, STREAMS)
+        async with run_proxy() as running:
+            fixed = proxy_config(engine, STREAMS)
             await running.configure(structs.replace(fixed, services=(structs.replace(fixed.services[0], port=port),)))
             seconds = []
             for _ in range(KILLS):
                 os.kill(running.pid, signal.SIGKILL)
                 began = time.monotonic()
-                while not await answers(port):  # noqa: ASYNC110 - a client asks, and hears of nothing
+                while not await is_answering(port):  # noqa: ASYNC110 - a client has no event to wait for
                     await asyncio.sleep(0.005)
                 seconds.append(time.monotonic() - began)
-    start = await asyncio.to_thread(importing)
+    start = await asyncio.to_thread(measure_imports)
     return Figure(
         "killed, until it serves again, median (floor: its imports)", statistics.median(seconds), start, 1, "s"
     )
 
 
-async def answers(port: int) -> bool:
-    """Ask for one token."""
+async def is_answering(port: int) -> bool:
+    """Decide whether a request for one token is answered."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        tokens = [token async for token in ask(reader, writer, tokens=1)]
+        tokens = [token async for token in request_stream(reader, writer, tokens=1)]
         writer.close()
         await writer.wait_closed()
     except OSError:
@@ -222,18 +223,18 @@ async def answers(port: int) -> bool:
     return bool(tokens)
 
 
-def importing() -> float:
-    """Measure how long Python takes to load what the proxy is made of."""
+def measure_imports() -> float:
+    """Return the seconds that Python takes to import the proxy."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import cli.main, gateway.proxy.control"], check=True)
     return time.monotonic() - began
 
 
 async def main() -> None:
-    """Measure everything."""
-    show("proxy", [*await compare(), await idle(), await killed()])
+    """Measure and print all figures."""
+    print_figures("proxy", [*await measure_added_latency(), await measure_memory(), await measure_restart()])
 
 
 if __name__ == "__main__":
-    limits.raise_descriptors()
+    limits.raise_descriptor_limit()
     asyncio.run(main())

@@ -1,7 +1,7 @@
-"""What supervision costs: from a MetalProcess to Ready, after a crash, over an agent's death, and at rest.
+"""The cost of supervision: time from MetalProcess to Ready, time to recover from a crash, and CPU and memory at rest.
 
-All of it with the real API server, agent, proxy and llama.cpp's server, in a sandbox as tests have it. The floor of a
-start is the same server, started by hand and asked all the time until it has generated a token.
+API server, agent, proxy and llama.cpp's server are the real ones, in a sandbox as in tests. The floor of a start is the
+same server, started by hand and polled until it has generated a token.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from benchmarks.parts.report import Figure, show
+from benchmarks.report import Figure, print_figures
 from crds.meta import HOSTS_NAMESPACE
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK, loopback_port
@@ -30,16 +30,16 @@ from kube.client import Client, Obj, connect
 from kube.resources import ENDPOINT_SLICES, METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import engine
-from tests import tiny_gguf
-from tests.background import running
-from tests.cluster.main_job.cluster import Customer
+from metal_agent.native import engine_command
+from tests.cluster.main_job.cluster import FixedAddressClient
 from tests.controlplane import members, sandbox
-from tests.controlplane.binaries import ensure
+from tests.controlplane.binaries import ensure_binaries
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import Network
 from tests.controlplane.plane import ControlPlane
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
+from tests.support.tiny_models import tiny_gguf
 
 NAMESPACE: Final = "default"
 TOKEN: Final = "benchmark"  # noqa: S105 - of a service that lives for a minute
@@ -52,7 +52,7 @@ BODY: Final = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
 
 class Bench:
-    """One host with its agent, and what the API says, as it says it."""
+    """One host with its agent, and a store that follows the API."""
 
     def __init__(self, client: Client, host: MetalHost, model: Path, http: aiohttp.ClientSession) -> None:
         self.client = client
@@ -64,7 +64,7 @@ class Bench:
         self.store.subscribe(lambda *_: self._changed.set())
 
     def spec(self, service: str) -> Obj:
-        """What each process is."""
+        """Return the spec of each process."""
         return {
             "hostName": self.host.name,
             "serviceName": service,
@@ -84,39 +84,39 @@ class Bench:
         await self.client.create(METAL_PROCESSES, {"metadata": metadata, "spec": self.spec(service)})
 
     async def delete(self, service: str) -> None:
-        """Take it away, and wait until nothing of it is left."""
-        pid = (self.seen(METAL_PROCESSES, service) or {})["status"]["pid"]
+        """Delete the process, and wait until its engine has ended."""
+        pid = (self.get_cached(METAL_PROCESSES, service) or {})["status"]["pid"]
         await self.client.delete(METAL_PROCESSES, service, NAMESPACE)
         await eventually(lambda: not psutil.pid_exists(pid))
 
-    def seen(self, resource: Resource, name: str) -> Obj | None:
-        """What was last heard of an object."""
+    def get_cached(self, resource: Resource, name: str) -> Obj | None:
+        """Return an object from the store."""
         return self.store.get(resource, name, NAMESPACE)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what a change of the API brings."""
+        """Wait until a change of the store makes `condition` true."""
         async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
     def endpoint_ready(self, service: str) -> bool:
-        """Whether the endpoint was last said to be ready."""
-        found = self.seen(ENDPOINT_SLICES, f"{service}.{self.host.name}")
+        """Return whether the endpoint of `service` is ready in the store."""
+        found = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
         return bool(found and found["endpoints"][0]["conditions"]["ready"])
 
     def url(self, service: str) -> str:
-        """Where the service is."""
-        found: Any = self.seen(ENDPOINT_SLICES, f"{service}.{self.host.name}")
+        """Return the URL of `service`."""
+        found: Any = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
         return f"http://{self.host.address}:{found['ports'][0]['port']}"
 
     def pid(self, service: str) -> int:
-        """The engine's process."""
-        found: Any = self.seen(METAL_PROCESSES, service)
+        """Return the process id of the engine of `service`."""
+        found: Any = self.get_cached(METAL_PROCESSES, service)
         return int(found["status"]["pid"])
 
-    async def answers(self, url: str) -> bool:
-        """Whether a token comes."""
+    async def is_answering(self, url: str) -> bool:
+        """Decide whether a request for one token is answered."""
         try:
             async with self.http.post(f"{url}/v1/chat/completions", json=BODY) as response:
                 return response.status == 200  # noqa: PLR2004 - OK
@@ -124,17 +124,17 @@ class Bench:
             return False
 
 
-async def by_hand(bench: Bench) -> float:
-    """Seconds from the start of the server to its first token, for who does nothing but wait for it."""
+async def start_by_hand(bench: Bench) -> float:
+    """Return the seconds from the start of the server to its first token, with nothing but polling between."""
     spec = msgspec.convert(bench.spec("hand"), MetalProcessSpec)
     start = time.monotonic()
     server = await asyncio.create_subprocess_exec(
-        *engine.argv(spec, bench.model), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        *engine_command.build_argv(spec, bench.model), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        while not (port := loopback_port(server.pid)):  # noqa: ASYNC110 - the floor is who waits actively
+        while not (port := loopback_port(server.pid)):  # noqa: ASYNC110 - the floor is to poll
             await asyncio.sleep(0.02)
-        while not await bench.answers(f"http://{LOOPBACK}:{port}"):  # noqa: ASYNC110 - as above
+        while not await bench.is_answering(f"http://{LOOPBACK}:{port}"):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
         return time.monotonic() - start
     finally:
@@ -142,48 +142,50 @@ async def by_hand(bench: Bench) -> float:
         await server.wait()
 
 
-async def to_ready(bench: Bench, service: str) -> float:
-    """Seconds from the MetalProcess to its phase Ready, both as the API tells."""
+async def start_supervised(bench: Bench, service: str) -> float:
+    """Return the seconds from the creation of a MetalProcess to its phase Ready in the API."""
     start = time.monotonic()
     await bench.create(service)
-    await bench.until(lambda: _ready(bench.seen(METAL_PROCESSES, service) or {}))
+    await bench.until(lambda: _ready(bench.get_cached(METAL_PROCESSES, service) or {}))
     took = time.monotonic() - start
     await bench.until(lambda: bench.endpoint_ready(service))
     return took
 
 
-async def crash(bench: Bench, service: str) -> tuple[float, float]:
-    """Seconds from the engine's death until its endpoint is not ready, and until it serves again."""
+async def kill_engine(bench: Bench, service: str) -> tuple[float, float]:
+    """Return the seconds from the engine's death until its endpoint is not ready, and until it serves again."""
     url = bench.url(service)
     os.kill(bench.pid(service), signal.SIGKILL)
     start = time.monotonic()
     await bench.until(lambda: not bench.endpoint_ready(service))
     withdrawn = time.monotonic() - start
     await bench.until(lambda: bench.endpoint_ready(service))
-    while not await bench.answers(url):  # noqa: ASYNC110 - measured
+    while not await bench.is_answering(url):  # noqa: ASYNC110 - measured
         await asyncio.sleep(0.005)
     return withdrawn, time.monotonic() - start
 
 
-async def over_an_agents_death(bench: Bench, service: str) -> tuple[int, int]:
-    """Failed requests and broken streams while agents die and start, and the number of requests."""
-    customer = Customer(bench.url(service), service, TOKEN, pause_seconds=0.02)
+async def restart_agent(bench: Bench, service: str) -> tuple[int, int]:
+    """Kill and start agents; return the number of failed requests and broken streams, and that of all requests."""
+    caller = FixedAddressClient(bench.url(service), service, TOKEN, pause_seconds=0.02)
     long = BODY | {"stream": True, "max_tokens": 29000}
     url = f"{bench.url(service)}/v1/chat/completions"
-    async with running(customer.run()), bench.http.post(url, json=long) as stream:
+    async with running(caller.run()), bench.http.post(url, json=long) as stream:
         for _ in range(3):
             await stream.content.readline()
-            before = customer.answers
+            before = caller.answers
             await bench.host.agent.kill()
-            await eventually(lambda before=before: customer.answers > before + 10)  # type: ignore[misc]  # bound now
+            await eventually(lambda before=before: caller.answers > before + 10)  # type: ignore[misc]  # bound now
             bench.host.agent.start()
-            await eventually(lambda: '"regained"' in bench.host.agent.log.read_text().rpartition('"agent starts"')[2])
+            await eventually(
+                lambda: "contact_regained" in bench.host.agent.log.read_text().rpartition('"agent_started"')[2]
+            )
         broken = not await stream.content.readline()
-    return len(customer.failures) + broken, customer.answers
+    return len(caller.failures) + broken, caller.answers
 
 
-async def at_rest(bench: Bench) -> tuple[float, float]:
-    """Share of a core, in percent, that agent and proxy use with many processes, and the agent's resident MiB."""
+async def measure_at_rest(bench: Bench) -> tuple[float, float]:
+    """Return the share of a core, in percent, of agent and proxy with many processes, and the agent's resident MiB."""
     await asyncio.gather(*(bench.create(f"rest-{number}") for number in range(AT_REST - 1)))
     await bench.until(lambda: sum(_ready(each) for each in bench.store.list(METAL_PROCESSES, NAMESPACE)) == AT_REST)
     ours = [psutil.Process(bench.host.agent.pid), _proxy(bench)]
@@ -212,23 +214,23 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 async def measure(bench: Bench) -> list[Figure]:
-    """Take all figures."""
+    """Measure all figures."""
     hand, agent = [], []
     for number in range(ROUNDS):
-        hand.append(await by_hand(bench))
-        agent.append(await to_ready(bench, f"start-{number}"))
+        hand.append(await start_by_hand(bench))
+        agent.append(await start_supervised(bench, f"start-{number}"))
         await bench.delete(f"start-{number}")
     load = statistics.median(hand)
-    await to_ready(bench, "chat")
+    await start_supervised(bench, "chat")
     withdrawn, again = [], []
     for _ in range(3):
-        took = await crash(bench, "chat")
+        took = await kill_engine(bench, "chat")
         withdrawn.append(took[0])
         again.append(took[1])
     await bench.delete("chat")
-    await to_ready(bench, "chat")
-    failed, requests = await over_an_agents_death(bench, "chat")
-    percent, resident_mib = await at_rest(bench)
+    await start_supervised(bench, "chat")
+    failed, requests = await restart_agent(bench, "chat")
+    percent, resident_mib = await measure_at_rest(bench)
     over = statistics.median(agent) - load
     return [
         Figure("MetalProcess to Ready (median)", 1000 * statistics.median(agent), 1000 * load, 1000 * load + 300, "ms"),
@@ -242,8 +244,8 @@ async def measure(bench: Bench) -> list[Figure]:
 
 
 async def run(folder: Path) -> None:
-    """Start everything, measure, print."""
-    network, plane = Network(), ControlPlane(ensure(), folder / "plane")
+    """Start all parts, measure, and print the figures."""
+    network, plane = Network(), ControlPlane(ensure_binaries(), folder / "plane")
     await network.start()
     try:
         await plane.start()
@@ -264,7 +266,7 @@ async def run(folder: Path) -> None:
             async with running(
                 *(reflect(client, bench.store, kind, NAMESPACE) for kind in (METAL_PROCESSES, ENDPOINT_SLICES))
             ):
-                show("supervision", await measure(bench))
+                print_figures("supervision", await measure(bench))
         await host.host.close()
         await host.agent.kill()
     finally:

@@ -11,35 +11,35 @@ from pathlib import Path
 import click
 
 from cli import log
-from controller.run import Controller, Options
+from controller.run import Controller, ControllerOptions
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
 
-HANDED_ON = ("HF_ENDPOINT",)
-"""Variables of the controller's own environment that the Jobs get too."""
+INHERITED_VARIABLES = ("HF_ENDPOINT",)
+"""Environment variables that the Jobs inherit from the controller."""
 
 
 @click.command()
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Cluster and identity; else $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+    help="Cluster and credentials; default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
 )
 @click.option(
     "--image",
     default=f"ghcr.io/pomona-dev/pomona:{version('pomona')}",
     show_default=True,
-    help="Image with pomona as its entry point, for the Jobs that read and fetch weights.",
+    help="Image for the Jobs that inspect and download weights; its entry point is pomona.",
 )
 @click.option(
     "--hosts-ca",
     type=click.Path(path_type=Path),
-    help="Certificates, in PEM form, of who may vouch for hosts that serve https; default: the system's.",
+    help="Certificate authorities, in PEM form, of hosts that serve https; default: the system's.",
 )
-@click.option("--verbose", is_flag=True, help="Log debugging events too.")
+@click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbose: bool) -> None:
-    """Run the in-cluster controller of Models and InferenceServices.
+    """Run the controller of Models and InferenceServices.
 
     \b
     Examples:
@@ -47,25 +47,25 @@ def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbo
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
     """
     log.configure(verbose=verbose)
-    environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
-    trust = _trust(hosts_ca) if hosts_ca else None
+    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    trust = _load_authorities(hosts_ca) if hosts_ca else None
     try:
-        asyncio.run(_run(kubeconfig, Options(image, environment, trust)))
+        asyncio.run(_run(kubeconfig, ControllerOptions(image, environment, trust)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _trust(authorities: Path) -> ssl.SSLContext:
-    """Trust what they vouch for, and nothing else. Raises click.ClickException: there are none to be read."""
+def _load_authorities(authorities: Path) -> ssl.SSLContext:
+    """Return a context that trusts these authorities only. Raises click.ClickException: the file cannot be read."""
     try:
         return ssl.create_default_context(cafile=authorities)
     except OSError as error:
-        message = f"cannot use --hosts-ca {authorities}: {error}: it has to be a file of certificates in PEM form"
+        message = f"cannot read --hosts-ca {authorities}: {error}: give a file of certificates in PEM form"
         raise click.ClickException(message) from error
 
 
-async def _run(kubeconfig: Path | None, options: Options) -> None:
-    """Run until SIGTERM or SIGINT, then give up leadership and leave."""
+async def _run(kubeconfig: Path | None, options: ControllerOptions) -> None:
+    """Run until SIGTERM or SIGINT, then release leadership and end."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""`pomona fetch`: one file of weights to a folder, in a Job, on a host, or by hand."""
+"""`pomona fetch`: download one file of weights to a folder, in a Job or by hand."""
 
 import contextlib
 import sys
@@ -22,9 +22,9 @@ _LINE_EVERY_SECONDS = 10.0
 @click.option(
     "--sha256",
     callback=outcome.digest,
-    help="Expected digest; a file that differs is deleted. Default: the hub's, where it has one.",
+    help="Expected digest; a file with another one is deleted. Default: the hub's, if it has one.",
 )
-@click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` says it.")
+@click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` prints it.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
@@ -38,12 +38,12 @@ def command(
     as_json: bool,
     result: Path | None,
 ) -> None:
-    """Fetch the file of SOURCE into a folder: resumed after a cut, verified, never half there.
+    """Download the file of SOURCE to a folder: resumed after an interruption, verified, never left incomplete.
 
-    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. Calling it again
-    is free when the file is there. A token is taken from HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
+    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. A file that
+    is complete is not downloaded again. HF_TOKEN is the token for downloads, HF_ENDPOINT a mirror of the hub.
 
-    Exit code: 0 fetched, 1 failed and may work later, 2 failed for good.
+    Exit code: 0 fetched, 1 failed but a retry may help, 2 failed for good.
 
     \b
     Examples:
@@ -63,15 +63,15 @@ def command(
 async def _fetch(
     text: str, folder: Path, sha256: str | None, revision: str | None, file_root: Path | None
 ) -> dict[str, Any]:
-    # aiohttp takes longer to import than a refused source takes to be refused.
+    # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import fetch  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
     source = parse(text)
     if source.is_folder:
-        raise ArtifactError("SourceInvalid", f"{source.display}: is a folder: name one file of it")
-    with _progress(source.file) as show:
+        raise ArtifactError("SourceInvalid", f"{source.display}: is a folder: give the path of one file in it")
+    with _show_progress(source.file) as show:
         done = await fetch(
             source,
             folder,
@@ -92,10 +92,10 @@ async def _fetch(
 
 
 @contextlib.contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Give what shows progress on standard error: a bar on a terminal, now and then a line elsewhere."""
+def _show_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a function that shows progress on standard error: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        yield _Lines(name, time.monotonic).show
+        yield _ProgressLines(name, time.monotonic).show
         return
     from rich.console import Console  # noqa: PLC0415  only a terminal pays for it
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
@@ -107,8 +107,8 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-class _Lines:
-    """Progress for logs: a line every ten seconds, none for what is done before the first."""
+class _ProgressLines:
+    """Prints a line of progress every ten seconds; a shorter download prints none."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self._name = name

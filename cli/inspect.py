@@ -1,4 +1,4 @@
-"""`pomona inspect`: what a GGUF file says of itself, without fetching it."""
+"""`pomona inspect`: print the facts in the header of a model, without downloading the weights."""
 
 import sys
 from pathlib import Path
@@ -21,10 +21,10 @@ def command(source: str, *, sha256: str | None, file_root: Path | None, as_json:
     """Read the header of the file of SOURCE: architecture, quantization, context, and the memory that serving takes.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
-    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header crosses the network. A token is taken from
-    HF_TOKEN, a mirror of the hub from HF_ENDPOINT.
+    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header is downloaded. HF_TOKEN is the
+    token for downloads, HF_ENDPOINT a mirror of the hub.
 
-    Exit code: 0 inspected, 1 failed and may work later, 2 failed for good.
+    Exit code: 0 inspected, 1 failed but a retry may help, 2 failed for good.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def command(source: str, *, sha256: str | None, file_root: Path | None, as_json:
 
 
 async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dict[str, Any]:
-    # aiohttp takes longer to import than a refused source takes to be refused.
+    # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dic
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what a person wants to know, without what the file does not say."""
+    """Return names and values to print; facts that the file lacks are left out."""
     gguf = facts["gguf"]
     tensors = gguf.get("tensorCount")
     heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
@@ -86,16 +86,16 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
-    """Say what serving takes with the context that a service has by default."""
-    from crds.model import Layout  # noqa: PLC0415  only a person asks
-    from fitness.memory import estimate  # noqa: PLC0415
-    from fitness.parts import Settings  # noqa: PLC0415
+    """Return the memory that serving needs with the default context of a service."""
+    from crds.model import Layout  # noqa: PLC0415  not needed for --json
+    from crds.serving import ServingOptions  # noqa: PLC0415
+    from fitness.memory import Workload, estimate  # noqa: PLC0415
 
-    settings = Settings(context_length=4096, runtime=runtime)
-    needed = estimate(msgspec.convert(layout, Layout | None), settings)
+    options = ServingOptions()
+    needed = estimate(Workload(msgspec.convert(layout, Layout | None), runtime), options)
     if needed is None:
-        return "not known: state spec.memoryBytes of its Model"
-    return f"{size_text(needed.total_bytes)} with {settings.context_length:,} tokens of context: {needed.text()}"
+        return "not known: set spec.memoryBytes of its Model"
+    return f"{size_text(needed.total_bytes)} with {options.context_length:,} tokens of context: {needed.text()}"
 
 
 def _show_table(facts: dict[str, Any]) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Final
 import click
 
 EXTRAS: Final = {"kopf": "controller", "xllamacpp": "llama"}
-"""Modules that the base install lacks, and the extra that brings each."""
+"""Modules that the base install lacks, and the extra that installs each."""
 
 
 class LazyGroup(click.Group):
-    """Knows of each sub-command its name, one line for people, and the module whose `command` it is."""
+    """A group with the name of each sub-command, its line in the help, and the module that has its `command`."""
 
     def __init__(self, *args: Any, subcommands: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -23,7 +23,7 @@ class LazyGroup(click.Group):
         return sorted(self._subcommands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one sub-command that is asked for.
+        """Import this sub-command only.
 
         Raises:
             click.ClickException: it needs an extra that is not installed.
@@ -36,9 +36,10 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if error.name not in EXTRAS:
                 raise
+            extra = EXTRAS[error.name]
             raise click.ClickException(
-                f"{cmd_name} needs what the extra {EXTRAS[error.name]} brings: "
-                f"pip install '.[{EXTRAS[error.name]}]' in a checkout of Pomona"
+                # No index has a package of ours: its name there would be anybody's.
+                f"`pomona {cmd_name}` needs the extra `{extra}`: pip install '.[{extra}]' in a checkout of Pomona"
             ) from error
         return command if isinstance(command, click.Command) else None
 

@@ -10,7 +10,7 @@ import click
 def command(arguments: tuple[str, ...]) -> None:
     """Run llama.cpp's server; ARGUMENTS are llama-server's (--help lists those it takes)."""
     try:
-        from runtimes import llama_launcher  # noqa: PLC0415 - the extra may be missing, which deserves a sentence
+        from runtimes import llama_launcher  # noqa: PLC0415 - the extra may be missing, and the error says how to install it
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"{error}: pip install '.[llama]' in a checkout of Pomona, or install llama-server itself"

@@ -1,4 +1,4 @@
-"""How long-running commands log: one event a line on standard error, for people on a terminal and JSON elsewhere."""
+"""Logging of long-running commands: one event in a line on standard error, as text on a terminal and JSON elsewhere."""
 
 import logging
 import sys
@@ -9,12 +9,12 @@ import structlog
 
 
 def to_file(path: Path) -> None:
-    """Log to a new file, for a command that talks to a person by itself. Raises OSError."""
+    """Log to a new file, for a command that uses the terminal itself. Raises OSError."""
     configure(stream=path.open("w", encoding="utf-8"))
 
 
 def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
-    """Send our events and those of libraries through the same renderer; call once, before anything logs."""
+    """Render events of Pomona and of libraries alike; call it once, before the first event."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -22,7 +22,7 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     ]
     renderer: structlog.types.Processor
     if stream.isatty():
-        # Its default shows the variables of each frame, tokens and prompts among them, where rich is installed.
+        # Where rich is installed, the default shows the variables of each frame, tokens and prompts among them.
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
         shared.append(structlog.processors.format_exc_info)
@@ -43,6 +43,6 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    # Libraries say each request at INFO; what they have to say to an operator is a warning.
+    # These libraries log each request at INFO; an operator needs their warnings only.
     for library in ("aiohttp", "asyncio", "kopf", "urllib3"):
         logging.getLogger(library).setLevel(logging.WARNING)

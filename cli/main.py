@@ -1,4 +1,4 @@
-"""`pomona`: one command for people. Each sub-command's world is imported only when it runs, so that help is quick."""
+"""The `pomona` command. A sub-command is imported only when it runs, so that help is quick."""
 
 from importlib.metadata import version
 
@@ -7,21 +7,21 @@ import click
 from cli.lazy import LazyGroup
 
 SUBCOMMANDS = {
-    "agent": ("metal agent of an off-cluster host: serve models as native processes", "cli.agent"),
-    "controller": ("controller of the cluster: run Models and InferenceServices", "cli.controller"),
-    "fetch": ("fetch weights, resumed after a cut and verified", "cli.fetch"),
-    "inspect": ("read what the header of a model says, without fetching the model", "cli.inspect"),
-    "llama-server": ("llama.cpp's server from the wheel, with llama-server's own arguments", "cli.llama_server"),
+    "agent": ("join this machine to a cluster as a host outside of it", "cli.agent"),
+    "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
+    "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
+    "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
+    "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
     "up": ("serve models on this machine alone, without a cluster", "cli.up"),
-    "proxy": ("data plane of a host, started by its agent", "cli.proxy"),
+    "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
 }
-"""Name, one line for people, and the module whose `command` it is."""
+"""The line in the help and the module with the `command`, by name."""
 
 
 @click.group(cls=LazyGroup, subcommands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("pomona"), prog_name="pomona")
 def main() -> None:
-    """Serve large language models on the hardware you own: Kubernetes pods and off-cluster hosts, one API.
+    """Serve large language models on the hardware you own: pods and hosts outside the cluster, one API.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""How `pomona fetch` and `pomona inspect` end: for people, for scripts, and for the Job that the controller reads.
+"""Exit code, error line and result file of `pomona fetch` and `pomona inspect`.
 
-The exit codes are those of artifacts/errors.py. The result file is a container's termination message, which Kubernetes
-cuts at 4,096 bytes.
+The exit codes are those of artifacts/errors.py. The controller reads the result file of a Job as the termination
+message of its container, which Kubernetes cuts at 4,096 bytes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ RESULT_BYTES = 3500
 
 
 def token() -> str | None:
-    """Return the download token: from the environment, since everybody can read a command line."""
+    """Return the download token: from the environment, since other users can read a command line."""
     return os.environ.get("HF_TOKEN") or None
 
 
@@ -39,22 +39,22 @@ def digest(context: click.Context, parameter: click.Parameter, value: str | None
     del context, parameter
     if value is None or re.fullmatch(r"[0-9a-fA-F]{64}", value):
         return value and value.lower()
-    raise click.BadParameter(f"{value!r} is no SHA-256: it has 64 hexadecimal digits")
+    raise click.BadParameter(f"{value!r} is not a SHA-256: give 64 hexadecimal digits")
 
 
 def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
-    """Run `work` until its end or SIGTERM; on an ArtifactError say it in one line, write it to `result` and exit."""
+    """Run `work` until its end or SIGTERM; on an ArtifactError print one line, write it to `result` and exit."""
     try:
         return asyncio.run(_until_stopped(work))
     except ArtifactError as error:
         _fail(verb, error, result)
     except asyncio.CancelledError:
-        print(f"pomona {verb}: stopped; the next call goes on from here", file=sys.stderr)
+        print(f"pomona {verb}: stopped; run the command again to resume", file=sys.stderr)
         sys.exit(RETRYABLE_EXIT)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    # The first process of a container has no default action: unhandled, SIGTERM would do nothing until SIGKILL.
+    # The kernel ignores SIGTERM for the first process of a container unless that handles it.
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -68,7 +68,7 @@ def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
 
 
 def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:
-    """Write the facts as JSON to the result file, if one is wanted; exits 1 when that is not possible."""
+    """Write the facts as JSON to the result file, if there is one; exits 1 when that fails."""
     if not result:
         return
     try:

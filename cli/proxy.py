@@ -12,20 +12,20 @@ from gateway.proxy import control
 @click.command("proxy")
 @click.option("--socket", required=True, type=click.Path(path_type=Path), help="Unix socket of the control API.")
 @click.option(
-    "--drain-seconds", default=30.0, show_default=True, help="After SIGTERM, how long running requests may still take."
+    "--drain-seconds", default=30.0, show_default=True, help="Time for running requests to end after SIGTERM."
 )
 def command(socket: Path, drain_seconds: float) -> None:
-    """Serve what the agent configures over the control socket, until SIGTERM.
+    """Forward requests to engines as the agent configures it over the control socket, until SIGTERM.
 
-    A running proxy holds the socket alone: a second one on the same path refuses to start.
+    The agent starts it. A second proxy at the same socket refuses to start.
 
     \b
-    Example, to see what one serves:
+    Example, to print its state:
       curl --unix-socket ~/.local/state/pomona/proxy/control.sock http://proxy/state
     """
     log.configure()
     try:
-        with control.claim(socket) as claimed:
-            asyncio.run(control.serve(claimed, drain_seconds=drain_seconds))
+        with control.claim_socket(socket) as claimed:
+            asyncio.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
     except control.SocketError as error:
         raise click.ClickException(str(error)) from error

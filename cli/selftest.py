@@ -1,4 +1,4 @@
-"""`pomona agent selftest`: what the agent relies on, on this machine, beside what it expects."""
+"""`pomona agent selftest`: compare this machine with what the agent expects of it."""
 
 import asyncio
 import json
@@ -11,40 +11,40 @@ import click
 
 from cli import log
 from metal_agent.selftest.line import Line
-from metal_agent.selftest.run import run
+from metal_agent.selftest.run import run_selftest
 
 
 @click.command("selftest")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for pasting into an issue.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, to be pasted into an issue.")
 @click.pass_context
 def command(ctx: click.Context, *, as_json: bool) -> None:
-    """Look at this machine as the agent does, and say where it differs from what the agent expects.
+    """Check what the agent relies on: tools, processes, sockets and memory of this machine.
 
-    Each line is ok, unknown (the agent does without) or FAILED. It starts and ends a few processes of its own, one of
-    which takes 256 MiB, and changes nothing. The exit code is 1 when something FAILED.
+    Each line is ok, unknown (the agent works without it) or FAILED. The command starts and ends a few processes of its
+    own, one of which takes 256 MiB, and changes nothing else. The exit code is 1 when a check FAILED.
 
     \b
     Example:
       pomona agent selftest
     """
     log.configure()
-    # It kills processes of its own on purpose: that is a line of the table, and no warning to a person.
+    # Processes that are killed on purpose are a line of the table, so their warnings are not logged.
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
-        # macOS gives one below /var, which is a link; processes tell where it leads.
-        lines = asyncio.run(run(Path(folder).resolve()))
-    print(rows(lines) if as_json else table(lines))
+        # On macOS it is below /var, a link; paths that processes report are resolved.
+        lines = asyncio.run(run_selftest(Path(folder).resolve()))
+    print(format_json(lines) if as_json else format_table(lines))
     if any(line.verdict == "FAILED" for line in lines):
         ctx.exit(1)
 
 
-def rows(lines: list[Line]) -> str:
+def format_json(lines: list[Line]) -> str:
     """Return the lines as JSON, each in a row of its own."""
     return "[\n" + ",\n".join(json.dumps(line._asdict()) for line in lines) + "\n]"
 
 
-def table(lines: list[Line]) -> str:
-    """Lay the lines out for people, with a sum below."""
+def format_table(lines: list[Line]) -> str:
+    """Return the lines as a table, with the counts below."""
     names = max((len(line.name) for line in lines), default=0)
     founds = min(40, max((len(line.found) for line in lines), default=0))
     texts = [

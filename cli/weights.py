@@ -1,4 +1,4 @@
-"""`pomona agent weights`: what weights are on this host, what uses them, and the way to be rid of one."""
+"""`pomona agent weights`: list the weights on this host, or delete some."""
 
 import time
 from pathlib import Path
@@ -8,25 +8,27 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.source import without_secrets
-from artifacts.store import Store, Stored
-from cli.state import default_state_folder
+from artifacts.weights_store import StoredWeights, WeightsStore
+from cli.options import default_state_folder
 from crds.size import size_text
-from metal_agent.weights import Weights
+from metal_agent.weights import HostWeights
 
 _SHOWN_DIGITS = 12
 _WIDEST = 4096
-"""Columns: a source is told whole, and a terminal wraps it."""
+"""Columns of the table: a source is printed whole, and the terminal wraps it."""
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
 @click.command("weights")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="As given to the agent.")
-@click.option("--remove", "removed", multiple=True, metavar="DIGEST", help="Delete these weights; a few digits do.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="State folder of the agent.")
+@click.option(
+    "--remove", "removed", multiple=True, metavar="DIGEST", help="Delete these weights; the first digits are enough."
+)
 def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
     """List the weights on this host, the most recently used first, or delete some.
 
-    Weights that an engine has open are in use, and are never deleted. What nothing uses is deleted by itself when the
-    disk is short for something new, least recently used first.
+    Weights that an engine has open are in use, and are never deleted. Unused weights are deleted automatically when a
+    download needs the disk, the least recently used first.
 
     \b
     Examples:
@@ -41,11 +43,11 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
 
 
 def _list_or_remove(folder: Path, removed: tuple[str, ...]) -> None:
-    store = Weights(folder, None).store
+    store = HostWeights(folder, None).store
     stored = store.stored()
     if removed:
         for text in removed:
-            _remove(store, _the_one(stored, text))
+            _remove(store, _find_weights(stored, text))
         return
     if not stored:
         click.echo(f"no weights in {folder}")
@@ -53,21 +55,21 @@ def _list_or_remove(folder: Path, removed: tuple[str, ...]) -> None:
     Console(width=_WIDEST, markup=False).print(_table(stored))
 
 
-def _table(stored: list[Stored]) -> Table:
+def _table(stored: list[StoredWeights]) -> Table:
     table = Table("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE", box=None, pad_edge=False)
     for each in stored:
         manifest = each.manifest
         table.add_row(
             manifest.digest[:_SHOWN_DIGITS],
             size_text(manifest.size_bytes),
-            _ago(time.time() - each.used_at),
+            _format_age(time.time() - each.used_at),
             "yes" if each.in_use else "no",
             without_secrets(manifest.source),
         )
     return table
 
 
-def _the_one(stored: list[Stored], text: str) -> Stored:
+def _find_weights(stored: list[StoredWeights], text: str) -> StoredWeights:
     if not text:
         raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
     found = [each for each in stored if each.manifest.digest.startswith(text.lower())]
@@ -77,7 +79,7 @@ def _the_one(stored: list[Stored], text: str) -> Stored:
     return found[0]
 
 
-def _remove(store: Store, stored: Stored) -> None:
+def _remove(store: WeightsStore, stored: StoredWeights) -> None:
     manifest = stored.manifest
     if not store.remove(manifest.digest):
         raise click.ClickException(
@@ -87,7 +89,7 @@ def _remove(store: Store, stored: Stored) -> None:
     click.echo(f"deleted {manifest.digest[:_SHOWN_DIGITS]}, {size_text(manifest.size_bytes)}")
 
 
-def _ago(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in _UNITS:
         if seconds >= length:
             count = int(seconds // length)

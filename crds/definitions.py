@@ -28,7 +28,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def condition(type_: str, field: str) -> str:
-    """JSONPath of one field of the condition of that type."""
+    """Return the JSONPath of one field of the condition of that type."""
     return f".status.conditions[?(@.type=='{type_}')].{field}"
 
 
@@ -36,7 +36,7 @@ AGE = Column("Age", ".metadata.creationTimestamp", "date")
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kind is beside its fields."""
+    """Names, columns and rules of a kind, beside its fields."""
 
     struct: type[msgspec.Struct]
     plural: str
@@ -49,7 +49,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The kind's name is the struct's."""
+        """Return the kind's name, which is the struct's."""
         return self.struct.__name__
 
     def render(self) -> dict[str, Any]:
@@ -180,4 +180,4 @@ DEFINITIONS = (
         selectable=(".spec.hostName",),
     ),
 )
-"""Every kind, in the order in which a user meets them."""
+"""All kinds, in the order in which a user meets them."""

@@ -1,4 +1,4 @@
-"""`python -m crds.generate`: write the CRD YAML beside the structs; with `--check` only say which file is stale."""
+"""`python -m crds.generate`: write the CRD YAML beside the structs; with `--check` only report stale files."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 HEADER = "# Generated from the structs in this folder by `make crds`. Do not edit.\n"
 
 
-def rendered() -> dict[Path, str]:
+def render_files() -> dict[Path, str]:
     """Return each file's path and text."""
     return {
         FOLDER / f"{GROUP}_{each.plural}.yaml": HEADER + yaml.safe_dump(each.render(), sort_keys=False, width=120)
@@ -22,7 +22,7 @@ def rendered() -> dict[Path, str]:
 
 def main() -> int:
     """Write the files, or name the stale ones and return 1."""
-    files = rendered()
+    files = render_files()
     known = set(FOLDER.glob(f"{GROUP}_*.yaml"))
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     stale += sorted(known - files.keys())

@@ -6,32 +6,21 @@ from msgspec import Meta
 
 from crds.meta import (
     Accelerator,
+    ApiStruct,
     Conditions,
     Name,
     ObjectMeta,
     Priority,
     Quantity,
-    Resource,
     Toleration,
     described,
     keyed_by,
     rule,
 )
-from crds.serving import (
-    Adapter,
-    CacheTypeK,
-    CacheTypeV,
-    ChatTemplate,
-    ContextLength,
-    ExtraArguments,
-    Parallel,
-    RuntimeName,
-    ServedMode,
-    Speculative,
-)
+from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
 
 
-class ServiceHardware(Resource, frozen=True):
+class ServiceHardware(ApiStruct, frozen=True):
     """Hardware of one replica."""
 
     accelerator: Annotated[
@@ -43,8 +32,8 @@ class ServiceHardware(Resource, frozen=True):
     ] = None
 
 
-class Resources(Resource, frozen=True):
-    """What one replica that runs as a pod asks of its node."""
+class Resources(ApiStruct, frozen=True):
+    """Resources that one replica requests of its node where it runs as a pod."""
 
     gpu: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None,
@@ -56,8 +45,8 @@ class Resources(Resource, frozen=True):
     ] = None
 
 
-class InferenceServiceSpec(Resource, frozen=True):
-    """What the user wants served."""
+class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
+    """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
     model_ref: Annotated[Name, described("Name of a Model in the same namespace.")]
     replicas: Annotated[
@@ -75,11 +64,6 @@ class InferenceServiceSpec(Resource, frozen=True):
             "llama.cpp; hosts run what `kubectl get mh -o yaml` lists in status.runtimes."
         ),
     ] = None
-    mode: ServedMode = "chat"
-    context_length: ContextLength = 4096
-    parallel: Parallel = 1
-    cache_type_k: CacheTypeK = "f16"
-    cache_type_v: CacheTypeV = "f16"
     speculative: Annotated[
         Speculative | None,
         described("Speculative decoding: a small model guesses, the model itself checks several guesses at once."),
@@ -93,8 +77,6 @@ class InferenceServiceSpec(Resource, frozen=True):
         Meta(max_length=8),
         described("LoRA adapters on top of the model.", **keyed_by("modelRef")),
     ] = []
-    chat_template: ChatTemplate = None
-    extra_args: ExtraArguments = []
     priority: Annotated[
         Priority,
         described(
@@ -116,8 +98,8 @@ class InferenceServiceSpec(Resource, frozen=True):
     ] = []
 
 
-class InferenceServiceStatus(Resource, frozen=True):
-    """What the controller knows about a service."""
+class InferenceServiceStatus(ApiStruct, frozen=True):
+    """Observed state of a service, as the controller reports it."""
 
     observed_generation: Annotated[
         int | None, described("The metadata.generation that this status was decided for.", format="int64")
@@ -152,7 +134,7 @@ MODE_RULES = (
 )
 
 
-class InferenceService(Resource, frozen=True):
+class InferenceService(ApiStruct, frozen=True):
     """Desired serving of one Model at one address."""
 
     metadata: Annotated[ObjectMeta, described("Standard object metadata.")]

@@ -1,11 +1,11 @@
-"""What all Pomona resources share: the group, labels, object metadata, conditions, and how a struct is declared.
+"""Definitions that all Pomona resources share: group, labels, object metadata, conditions, and the base of structs.
 
 Structs read what the API server sends and write what we apply. Unknown fields are ignored, so that an older agent
 reads a newer object; a field that equals its default is left out of what is written, so that server-side apply owns
 only what was decided.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,8 @@ MEMORY_PRESSURE: Final = "MemoryPressure"
 
 Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
+PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
+"""Position in the order of importance: 0 is the most important, which is bound and loaded first and evicted last."""
 
 
 HTTPS: Final = "https"
@@ -44,8 +46,14 @@ HTTPS: Final = "https"
 
 
 def slice_name(service: str, host: str) -> str:
-    """Name the EndpointSlice of a service on a host; unambiguous, for a Service's name has no dot."""
+    """Return the name of the EndpointSlice of a service on a host, which `split_slice_name` takes apart."""
     return f"{service}.{host}"
+
+
+def split_slice_name(name: str) -> tuple[str, str]:
+    """Return service and host of a slice: a Service's name has no dot. The host of a slice without one is empty."""
+    service, _, host = name.partition(".")
+    return service, host
 
 
 def host_secret_key(namespace: str, secret: str) -> str:
@@ -53,7 +61,7 @@ def host_secret_key(namespace: str, secret: str) -> str:
     return f"{namespace}_{secret}_token"
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Base of every struct that crosses the API."""
 
 
@@ -85,7 +93,7 @@ Quantity = Annotated[
 """A Kubernetes quantity such as `500m`, `4Gi` or a plain number."""
 
 
-class OwnerReference(Resource, frozen=True):
+class OwnerReference(ApiStruct, frozen=True):
     """`metav1.OwnerReference`."""
 
     api_version: str
@@ -96,14 +104,14 @@ class OwnerReference(Resource, frozen=True):
     block_owner_deletion: bool | None = None
 
 
-class ManagedFields(Resource, frozen=True):
+class ManagedFields(ApiStruct, frozen=True):
     """`metav1.ManagedFieldsEntry`: when one writer last changed what it owns."""
 
     time: str = ""
     subresource: str = ""
 
 
-class ObjectMeta(Resource, frozen=True):
+class ObjectMeta(ApiStruct, frozen=True):
     """The part of `metav1.ObjectMeta` that a decision of ours reads."""
 
     name: str = ""
@@ -120,7 +128,7 @@ class ObjectMeta(Resource, frozen=True):
     managed_fields: list[ManagedFields] = []
 
 
-class Condition(Resource, frozen=True):
+class Condition(ApiStruct, frozen=True):
     """`metav1.Condition`: one observed fact, with when it last changed and for which generation it was seen."""
 
     type: Annotated[
@@ -148,13 +156,13 @@ Conditions = Annotated[
 ]
 
 
-class SecretReference(Resource, frozen=True):
+class SecretReference(ApiStruct, frozen=True):
     """Names a Secret in the object's own namespace."""
 
     name: Annotated[SecretName, described("Name of a Secret in the same namespace.")]
 
 
-class Toleration(Resource, frozen=True):
+class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
     key: Annotated[str, described("Taint key that is tolerated; empty with operator Exists tolerates all.")] = ""

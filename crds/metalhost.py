@@ -2,14 +2,14 @@
 
 from typing import Annotated
 
-from crds.meta import Conditions, ObjectMeta, Resource, described, keyed_by, rule
+from crds.meta import ApiStruct, Conditions, ObjectMeta, described, keyed_by, rule
 
 
-class MetalHostSpec(Resource, frozen=True):
-    """Nothing yet: a host is registered by its agent and wants nothing."""
+class MetalHostSpec(ApiStruct, frozen=True):
+    """Empty: a host is registered by its agent and has no desired state."""
 
 
-class HostProcess(Resource, frozen=True):
+class HostProcess(ApiStruct, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""
 
     uid: Annotated[str, described("metadata.uid of the MetalProcess.")]
@@ -18,17 +18,17 @@ class HostProcess(Resource, frozen=True):
     memory_bytes: Annotated[int | None, described("Bytes reserved for it.", format="int64")] = None
 
 
-class CoreLevel(Resource, frozen=True):
+class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
     name: Annotated[str, described("Level as the system calls it, for example Performance.")]
     cores: Annotated[int, described("Cores of this level.", format="int32")]
 
 
-class MetalHostStatus(Resource, frozen=True):
-    """Facts that the agent reports. A fact that is not known is absent, never 0.
+class MetalHostStatus(ApiStruct, frozen=True):
+    """Observed state of a host, as its agent reports it. An unknown value is absent, never 0.
 
-    What moves all the time is written when it has moved by a step, and looked at once a minute.
+    A value that changes all the time is read once a minute and written when it has changed by a step.
     """
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
@@ -89,7 +89,7 @@ class MetalHostStatus(Resource, frozen=True):
     conditions: Conditions = []
 
 
-class MetalHost(Resource, frozen=True):
+class MetalHost(ApiStruct, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
     metadata: ObjectMeta

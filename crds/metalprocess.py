@@ -9,23 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from crds.meta import Conditions, Name, ObjectMeta, Priority, Resource, SecretName, described, rule
+from crds.meta import ApiStruct, Conditions, Name, ObjectMeta, Priority, SecretName, described, rule
 from crds.model import Revision
-from crds.serving import (
-    AdapterScale,
-    CacheTypeK,
-    CacheTypeV,
-    ChatTemplate,
-    ContextLength,
-    DraftTokens,
-    ExtraArguments,
-    Parallel,
-    Role,
-    ServedMode,
-)
+from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 
-class Artifact(Resource, frozen=True):
+class Artifact(ApiStruct, frozen=True):
     """The exact weights: what a host fetches and verifies by itself."""
 
     source: Annotated[str, Meta(max_length=2048), described("Where the weights are, as in the Model's spec.source.")]
@@ -34,7 +23,7 @@ class Artifact(Resource, frozen=True):
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
 
 
-class FurtherArtifact(Resource, frozen=True):
+class FurtherArtifact(ApiStruct, frozen=True):
     """An artifact that is served together with the weights."""
 
     role: Annotated[
@@ -51,8 +40,8 @@ class FurtherArtifact(Resource, frozen=True):
     ] = None
 
 
-class MetalProcessSpec(Resource, frozen=True):
-    """Everything that a host needs to serve one replica."""
+class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
+    """Everything that a host needs to serve one replica; the fields of `ServingOptions` are part of it."""
 
     service_name: Annotated[Name, described("InferenceService that this process serves; also the model's served name.")]
     model_name: Annotated[Name, described("Model that is served.")]
@@ -64,11 +53,6 @@ class MetalProcessSpec(Resource, frozen=True):
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[int, Meta(ge=1), described("Bytes that are reserved on the host.", format="int64")]
     token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
-    context_length: ContextLength = 4096
-    parallel: Parallel = 1
-    mode: ServedMode = "chat"
-    cache_type_k: CacheTypeK = "f16"
-    cache_type_v: CacheTypeV = "f16"
     further_artifacts: Annotated[
         list[FurtherArtifact],
         Meta(max_length=10),
@@ -83,8 +67,6 @@ class MetalProcessSpec(Resource, frozen=True):
         ),
     ] = []
     draft_max_tokens: DraftTokens = None
-    chat_template: ChatTemplate = None
-    extra_args: ExtraArguments = []
     priority: Annotated[
         Priority,
         described("Which process is placed first when hosts are scarce, and leaves last when its host has no memory."),
@@ -98,15 +80,15 @@ class MetalProcessSpec(Resource, frozen=True):
     ] = None
 
 
-class Progress(Resource, frozen=True):
-    """How far a fetch is."""
+class FetchProgress(ApiStruct, frozen=True):
+    """Progress of a fetch."""
 
     bytes: Annotated[int, described("Bytes that are on the host.", format="int64")] = 0
     total_bytes: Annotated[int | None, described("Bytes in all, where the source says so.", format="int64")] = None
 
 
-class LastExit(Resource, frozen=True):
-    """How the engine ended the last time."""
+class LastExit(ApiStruct, frozen=True):
+    """The last exit of the engine."""
 
     code: Annotated[int | None, described("Exit code, where it exited by itself.", format="int32")] = None
     signal: Annotated[str, described("Signal that ended it, for example SIGKILL.")] = ""
@@ -114,8 +96,8 @@ class LastExit(Resource, frozen=True):
     log: Annotated[str, Meta(max_length=4096), described("Its last lines on standard error.")] = ""
 
 
-class MetalProcessStatus(Resource, frozen=True):
-    """What the host's agent reports."""
+class MetalProcessStatus(ApiStruct, frozen=True):
+    """Observed state of a process, as the host's agent reports it."""
 
     phase: Annotated[
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
@@ -128,7 +110,7 @@ class MetalProcessStatus(Resource, frozen=True):
     ] = "Pending"
     reason: Annotated[str, described("Why, as one CamelCase word.")] = ""
     message: Annotated[str, Meta(max_length=4096), described("Why, and the way out, for a person.")] = ""
-    progress: Annotated[Progress | None, described("How far the fetch is.")] = None
+    progress: Annotated[FetchProgress | None, described("How far the fetch is.")] = None
     pid: Annotated[int | None, described("Process id on the host.", format="int64")] = None
     port: Annotated[int | None, described("Port of the service on the host's address.", format="int32")] = None
     restarts: Annotated[int | None, described("Times that the engine was started again.", format="int32")] = None
@@ -145,7 +127,7 @@ class MetalProcessStatus(Resource, frozen=True):
 
 
 def _same(field: str) -> str:
-    """CEL: an optional field is as it was, or absent as it was."""
+    """Return the CEL rule that an optional field keeps its value, or stays absent."""
     return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
 
 
@@ -163,7 +145,7 @@ HOST_RULE = rule(
 )
 
 
-class MetalProcess(Resource, frozen=True):
+class MetalProcess(ApiStruct, frozen=True):
     """One native process on an off-cluster host."""
 
     metadata: ObjectMeta

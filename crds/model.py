@@ -6,18 +6,18 @@ from msgspec import Meta
 
 from crds.meta import (
     Accelerator,
+    ApiStruct,
     Conditions,
     Name,
     ObjectMeta,
     Quantity,
-    Resource,
     SecretReference,
     described,
     rule,
 )
 
 
-class Cache(Resource, frozen=True):
+class Cache(ApiStruct, frozen=True):
     """The volume that holds the verified weights for pods."""
 
     access_mode: Annotated[
@@ -35,7 +35,7 @@ class Cache(Resource, frozen=True):
     ] = None
 
 
-class ModelHardware(Resource, frozen=True):
+class ModelHardware(ApiStruct, frozen=True):
     """Hardware that services of this Model use unless they say otherwise."""
 
     accelerator: Annotated[
@@ -44,8 +44,8 @@ class ModelHardware(Resource, frozen=True):
     ] = "cpu"
 
 
-class ModelSpec(Resource, frozen=True):
-    """What the user states about a Model."""
+class ModelSpec(ApiStruct, frozen=True):
+    """Desired state of a Model."""
 
     source: Annotated[
         str,
@@ -80,8 +80,8 @@ class ModelSpec(Resource, frozen=True):
     cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
 
 
-class Layers(Resource, frozen=True):
-    """Layers that keep the same for a request. Those of a model are told by kind, not one by one."""
+class Layers(ApiStruct, frozen=True):
+    """Layers that keep the same for a request. A model lists them by kind, not one by one."""
 
     count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
     key_elements: Annotated[
@@ -101,8 +101,8 @@ class Layers(Resource, frozen=True):
     ] = 0
 
 
-class Layout(Resource, frozen=True):
-    """What decides how much memory serving takes, whatever the format of the weights."""
+class Layout(ApiStruct, frozen=True):
+    """Dimensions that decide how much memory serving takes, whatever the format of the weights."""
 
     tensor_bytes: Annotated[int, Meta(ge=0), described("Bytes of all weights.", format="int64")]
     vocabulary_size: Annotated[int, Meta(ge=0), described("Tokens of the vocabulary.", format="int64")]
@@ -126,8 +126,8 @@ class Layout(Resource, frozen=True):
     ] = 0
 
 
-class GGUF(Resource, frozen=True):
-    """What the artifact's own header says."""
+class GGUF(ApiStruct, frozen=True):
+    """Facts of the artifact's own header."""
 
     architecture: Annotated[str, described("Architecture of the model, for example llama or qwen3.")] = ""
     model_name: Annotated[str, described("Name that the artifact gives itself.")] = ""
@@ -151,7 +151,7 @@ Revision = Annotated[str, Meta(max_length=256)]
 """An HTTP server decides how long its ETag is; what is longer is refused where it is read."""
 
 
-class Cached(Resource, frozen=True):
+class Cached(ApiStruct, frozen=True):
     """Verified weights for pods. A volume made anew under the same name is another, and empty."""
 
     claim: Annotated[str, described("Uid of the PersistentVolumeClaim of the volume that they are on.")] = ""
@@ -159,8 +159,8 @@ class Cached(Resource, frozen=True):
     sha256: Annotated[str, described("The SHA-256 that was verified; empty where none was known.")] = ""
 
 
-class ModelStatus(Resource, frozen=True):
-    """What the controller knows about a Model."""
+class ModelStatus(ApiStruct, frozen=True):
+    """Observed state of a Model, as the controller reports it."""
 
     observed_generation: Annotated[
         int | None, described("The metadata.generation that this status was decided for.", format="int64")
@@ -194,7 +194,7 @@ class ModelStatus(Resource, frozen=True):
     conditions: Conditions = []
 
 
-class Model(Resource, frozen=True):
+class Model(ApiStruct, frozen=True):
     """An artifact that can be served, and what it needs."""
 
     metadata: ObjectMeta

@@ -1,4 +1,4 @@
-"""From a struct to the structural OpenAPI schema that a CustomResourceDefinition wants.
+"""Renders a struct as the structural OpenAPI schema that a CustomResourceDefinition wants.
 
 msgspec's own JSON schema is not one: a CRD allows no `$ref`, no `anyOf` with null, no `title`, and wants a type beside
 every enum. So the type information is walked once, and each type of a field has one line here.
@@ -36,7 +36,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
     for field in info.fields:
         schema = _schema(field.type, defaults=defaults)
         if "description" not in schema:
-            raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would be silent")
+            raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
         if defaults:
             default = _default(field, schema)
             if default is not None:
@@ -52,7 +52,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
 
 
 def _default(field: inspect.Field, schema: Schema) -> object:
-    """What the API server fills in; None is nothing, and nothing is said of empty values, which say nothing."""
+    """Return the default that the API server fills in, or None; an empty value is none, since absent means the same."""
     value = field.default
     if value is msgspec.NODEFAULT or value in (None, "", []):
         return None
@@ -96,7 +96,7 @@ def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
 
 
 def _union(info: inspect.UnionType, *, defaults: bool) -> Schema:
-    """An optional field is simply not required; a number or string is Kubernetes' int-or-string."""
+    """Render an optional field as one that is not required, and a number or string as Kubernetes' int-or-string."""
     members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
     if {type(member) for member in members} == {inspect.IntType, inspect.StrType}:
         return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}

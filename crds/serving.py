@@ -1,12 +1,17 @@
-"""How a model is served: the settings that a service states and a process carries unchanged."""
+"""Serving options: how a model is served, as an InferenceService states it and its MetalProcesses carry it.
+
+`ServingOptions` is the one definition of them. Both kinds inherit it, and it goes whole to the engine and to the memory
+estimate, so that a new option is a field here, an argument of the engines and, where it takes memory, a term of the
+estimate. Speculative decoding names a Model in one kind and a file in the other, and is apart.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import Name, Resource, described, rule
+from crds.meta import ApiStruct, Name, described, rule
 
 RuntimeName = Literal["llama.cpp", "mlx-lm", "llama-cpp-python", "omlx", "ollama"]
 Mode = Literal["chat", "embeddings", "rerank"]
@@ -30,25 +35,15 @@ TUNING_ARGUMENTS: Final[Mapping[RuntimeName, tuple[str, ...]]] = MappingProxyTyp
         "ollama": (),
     }
 )
-"""The engine's arguments that are the user's to set, in each engine's own words.
+"""Arguments of the engine that a user may set, by runtime.
 
-Everything else is refused, also what is not known yet: it would set what Pomona renders, open the engine to the
-network, name files of its machine, log prompts, or take memory that nobody has reserved.
+Everything else is refused, unknown arguments too: it would set what Pomona renders, open the engine to the network,
+name files of its machine, log prompts, or take memory that is not reserved.
 """
 _ANY_TUNING = tuple(dict.fromkeys(name for names in TUNING_ARGUMENTS.values() for name in names))
 EXTRA_ARGUMENT = rf"^({'|'.join(_ANY_TUNING)}|[^-\x00-\x1f\x7f][^\x00-\x1f\x7f]*)$"
 """One item of extraArgs: such an argument, or a value, which has no leading '-' and no control character."""
 
-ContextLength = Annotated[
-    int,
-    Meta(ge=128, le=2_097_152),
-    described("Context that each request may use, in tokens.", format="int32"),
-]
-Parallel = Annotated[
-    int,
-    Meta(ge=1, le=64),
-    described("Requests that one replica serves at the same time, each with the whole context length.", format="int32"),
-]
 ExtraArguments = Annotated[
     list[
         Annotated[
@@ -73,20 +68,7 @@ ExtraArguments = Annotated[
 ]
 
 
-ServedMode = Annotated[
-    Mode,
-    described(
-        "What the service answers. chat: /v1/chat/completions and /v1/completions. "
-        "embeddings: /v1/embeddings. rerank: /v1/rerank."
-    ),
-]
 _CACHE_TYPE = "Type of the {} in the KV cache of each token; smaller than f16 saves memory and costs some quality."
-CacheTypeK = Annotated[CacheType, described(_CACHE_TYPE.format("keys"))]
-CacheTypeV = Annotated[CacheType, described(_CACHE_TYPE.format("values"))]
-ChatTemplate = Annotated[
-    Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
-    described("Jinja template that makes a prompt of messages; absent is the model's own."),
-]
 DraftTokens = Annotated[
     Annotated[int, Meta(ge=1, le=64)] | None,
     described("Tokens that the draft guesses ahead at most; absent leaves it to the engine.", format="int32"),
@@ -98,7 +80,43 @@ AdapterScale = Annotated[
 ]
 
 
-class Speculative(Resource, frozen=True):
+class ServingOptions(ApiStruct, frozen=True, kw_only=True):
+    """Options of serving a model, which are the same in a pod and on a host."""
+
+    context_length: Annotated[
+        int,
+        Meta(ge=128, le=2_097_152),
+        described("Context that each request may use, in tokens.", format="int32"),
+    ] = 4096
+    parallel: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        described(
+            "Requests that one replica serves at the same time, each with the whole context length.", format="int32"
+        ),
+    ] = 1
+    mode: Annotated[
+        Mode,
+        described(
+            "What the service answers. chat: /v1/chat/completions and /v1/completions. "
+            "embeddings: /v1/embeddings. rerank: /v1/rerank."
+        ),
+    ] = "chat"
+    cache_type_k: Annotated[CacheType, described(_CACHE_TYPE.format("keys"))] = "f16"
+    cache_type_v: Annotated[CacheType, described(_CACHE_TYPE.format("values"))] = "f16"
+    chat_template: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
+        described("Jinja template that makes a prompt of messages; absent is the model's own."),
+    ] = None
+    extra_args: ExtraArguments = []
+
+
+def stated_options(spec: ServingOptions) -> dict[str, Any]:
+    """Return the serving options of a service or process by field name, to make a struct with the same options."""
+    return {name: getattr(spec, name) for name in ServingOptions.__struct_fields__}
+
+
+class Speculative(ApiStruct, frozen=True):
     """Speculative decoding: a small model guesses, the model itself checks several guesses at once."""
 
     draft_model_ref: Annotated[
@@ -108,7 +126,7 @@ class Speculative(Resource, frozen=True):
     max_tokens: DraftTokens = None
 
 
-class Adapter(Resource, frozen=True):
+class Adapter(ApiStruct, frozen=True):
     """A LoRA adapter on top of the model."""
 
     model_ref: Annotated[Name, described("Name of a Model in the same namespace whose artifact is the adapter.")]

@@ -1,4 +1,4 @@
-"""Sizes as people read them: in statuses, messages and on terminals alike."""
+"""Sizes for people: in statuses, messages and on terminals alike."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024

@@ -1,9 +1,9 @@
-"""Refuses a manifest as the API server does, where there is none: by the generated schema and its CEL rules.
+"""Validates a manifest as the API server does, where there is none: by the generated schema and its CEL rules.
 
-The schema is the one that `make crds` writes, so a manifest that is good here is good on a cluster, and the sentences
+The schema is the one that `make crds` writes, so a manifest that is valid here is valid on a cluster, and the messages
 are the API server's. A JSON Schema library walks the schema; what Kubernetes adds to it (CEL rules, RE2 patterns,
-fields that nobody knows) are keywords of that walk, and defaults are filled in first. Rules about an edit (`oldSelf`)
-say nothing about a manifest alone.
+unknown fields) are keywords of that walk, and defaults are filled in first. Rules about an edit (`oldSelf`) do not
+apply to a single manifest.
 """
 
 import json
@@ -51,7 +51,7 @@ _IN_BODY: Final = {
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
-class Problem(NamedTuple):
+class SchemaViolation(NamedTuple):
     """One reason why a manifest is refused."""
 
     path: Path
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
     """What is wrong and the way out, without the field."""
 
     def __str__(self) -> str:
-        """Say it as the API server does."""
+        """Return the message as the API server prints it."""
         return f"{_dotted(self.path)}: {self.message}" if self.path else self.message
 
 
@@ -75,7 +75,7 @@ def with_defaults(manifest: Manifest) -> Manifest:
     return {**manifest, "spec": _filled(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
 
 
-def problems(manifest: Manifest) -> list[Problem]:
+def problems(manifest: Manifest) -> list[SchemaViolation]:
     """Return all that is wrong with a manifest of one of `kinds()`; nothing when the API server would take it."""
     found = [*_envelope(manifest)]
     if found:
@@ -84,26 +84,28 @@ def problems(manifest: Manifest) -> list[Problem]:
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
     structural = [each for each in errors if each.validator != "x-kubernetes-validations"]
     # As on the API server: rules may rely on what the schema promises.
-    return [Problem(_path_of(each), _said(each)) for each in structural or errors]
+    return [SchemaViolation(_path_of(each), _render_message(each)) for each in structural or errors]
 
 
-def _envelope(manifest: Manifest) -> Iterator[Problem]:
+def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
     """Check what Kubernetes itself checks of every object."""
     if manifest.get("apiVersion") != API_VERSION:
-        yield Problem(("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}")
+        yield SchemaViolation(
+            ("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}"
+        )
     for field in manifest.keys() - set(_TOP_LEVEL):
-        yield Problem((field,), _unknown(field, _TOP_LEVEL))
+        yield SchemaViolation((field,), _unknown(field, _TOP_LEVEL))
     metadata = manifest.get("metadata")
     name: object = metadata.get("name") if isinstance(metadata, dict) else None
     if name is None:
-        yield Problem(("metadata", "name"), "Required value: name is required")
+        yield SchemaViolation(("metadata", "name"), "Required value: name is required")
     elif not isinstance(name, str) or len(name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
-        yield Problem(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
+        yield SchemaViolation(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
     namespace: object = metadata.get("namespace") if isinstance(metadata, dict) else None
     if namespace and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):
-        yield Problem(("metadata", "namespace"), f"Invalid value: {_shown(namespace)}: {_LABEL_TEXT}")
+        yield SchemaViolation(("metadata", "namespace"), f"Invalid value: {_shown(namespace)}: {_LABEL_TEXT}")
     if "spec" in manifest and not isinstance(manifest["spec"], dict):
-        yield Problem(("spec",), f"Invalid value: {_shown(manifest['spec'])}: must be of type object")
+        yield SchemaViolation(("spec",), f"Invalid value: {_shown(manifest['spec'])}: must be of type object")
 
 
 @cache
@@ -128,7 +130,7 @@ def _validator(kind: str) -> Draft202012Validator:
 
 
 def _filled(value: Any, schema: Schema) -> Any:
-    """Return the value with the schema's defaults, and without what is null: a key with nothing after it, in YAML."""
+    """Return the value with the schema's defaults and without nulls, which YAML reads from a key without a value."""
     if isinstance(value, list) and "items" in schema:
         return [_filled(each, schema["items"]) for each in value]
     if not isinstance(value, dict):
@@ -158,7 +160,7 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """Say that a field does not exist, and which one may be meant."""
+    """Return the message for an unknown field, with the field that may be meant."""
     near = get_close_matches(str(name), known, n=1)
     return f"unknown field; is {near[0]} meant?" if near else "unknown field"
 
@@ -195,7 +197,7 @@ def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Sc
 
 
 def _evaluate(expression: str, /, **variables: object) -> object:
-    # It brings a prompt for terminals along, which takes longer to import than all else: only who has rules pays.
+    # Its import takes longer than all others together, since it loads a prompt for terminals: only rules need it.
     import cel  # noqa: PLC0415
 
     return cel.evaluate(expression, variables)
@@ -209,8 +211,8 @@ def _path_of(error: ValidationError) -> Path:
     return (*path, next(name for name in _items(error.validator_value) if repr(name) in error.message))
 
 
-def _said(error: ValidationError) -> str:
-    """Say it in the API server's words."""
+def _render_message(error: ValidationError) -> str:
+    """Return the API server's message."""
     value, limit = _shown(error.instance), error.validator_value
     match error.validator:
         case "required":

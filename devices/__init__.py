@@ -1,1 +1,1 @@
-"""What hardware is: facts about this machine and its processes, each behind a probe that may answer "unknown"."""
+"""Facts about this machine and its processes. Every probe may fail, and a fact that it could not read is None."""

@@ -1,6 +1,7 @@
-"""The table of Apple's chips: memory bandwidth, which bounds the speed of decoding and which no Mac tells by itself.
+"""The table of Apple's chips: memory bandwidth, which bounds the speed of decoding and which macOS does not report.
 
-A chip that was sold with two memory interfaces is told apart by its GPU cores. One that is not listed is unknown.
+The variants of a chip that was sold with two memory interfaces differ in GPU cores. The bandwidth of a chip that is not
+listed is None.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class Bandwidth(NamedTuple):
 
 CHIPS: Final[Mapping[str, tuple[Bandwidth, ...]]] = MappingProxyType(
     {
-        # Apple tells none for the M1; its memory is LPDDR4X-4266 on 128 bits.
+        # Apple states none for the M1; its memory is LPDDR4X-4266 on 128 bits.
         "Apple M1": (Bandwidth(68, "4266 MT/s x 16 bytes; Apple calls the M2's 100 GB/s 50 % more, 2022-06-06"),),
         "Apple M1 Pro": (Bandwidth(200, "Apple newsroom, M1 Pro and M1 Max, 2021-10-18"),),
         "Apple M1 Max": (Bandwidth(400, "Apple newsroom, M1 Pro and M1 Max, 2021-10-18"),),
@@ -54,11 +55,11 @@ CHIPS: Final[Mapping[str, tuple[Bandwidth, ...]]] = MappingProxyType(
         "Apple M6": (Bandwidth(170, "Apple newsroom, M6 and M5 Ultra, 2026-08-25: up to 170 GB/s"),),
     }
 )
-"""By the name that sysctl machdep.cpu.brand_string tells."""
+"""By the name in sysctl machdep.cpu.brand_string."""
 
 
 def bandwidth_bytes_per_second(chip: str | None, gpu_cores: int | None) -> int | None:
-    """Look up the memory bandwidth of `chip`; None for one that is not listed, or whose variant cannot be told."""
+    """Look up the memory bandwidth of `chip`; None when the chip is not listed or its variant is not known."""
     for variant in CHIPS.get(chip or "", ()):
         if variant.gpu_cores in {None, gpu_cores}:
             return variant.gb_per_second * _GB

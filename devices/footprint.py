@@ -1,8 +1,8 @@
-"""How much memory a process takes, as the host feels it: what the ledger is corrected by and a victim is chosen by.
+"""Memory that a process takes from the host: it corrects the ledger and decides which process is evicted.
 
 On macOS that is the physical footprint: the resident size leaves out Metal's buffers, so that a server with a model of
 19 GB shows some 40 MB. On Linux it is the resident size: weights that are mapped from a file are used for every token,
-and whoever evicts those pages makes the engine read them again. Pages that two processes share count for both.
+and evicting those pages makes the engine read them again. Pages that two processes share count for both.
 """
 
 import os
@@ -18,15 +18,15 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Footprint(NamedTuple):
-    """What a process, with all that it started, takes."""
+    """Memory of a process and all its descendants."""
 
     bytes: int
     unavailable_bytes: int
-    """What of it the system does not count as available: on Linux not the pages of files, which it can read again."""
+    """The share that is not available to others: on Linux without pages of files, which can be read again."""
 
 
 def footprint_bytes(pid: int) -> int | None:
-    """Measure process `pid` and all that it started; None when there is none, or the system does not tell.
+    """Measure process `pid` and its descendants; None when it does not run or cannot be measured.
 
     Blocks for less than a millisecond.
     """
@@ -35,16 +35,16 @@ def footprint_bytes(pid: int) -> int | None:
 
 
 def footprint(pid: int) -> Footprint | None:
-    """Measure as `footprint_bytes` does, and tell what of it cannot be had back."""
-    own = _one(pid)
+    """Measure as `footprint_bytes` does, with the share that cannot be reclaimed."""
+    own = _measure_one(pid)
     if own is None:
         return None
-    family = [own, *(found for child in descendants(pid) if (found := _one(child)))]
+    family = [own, *(found for child in descendants(pid) if (found := _measure_one(child)))]
     return Footprint(sum(each.bytes for each in family), sum(each.unavailable_bytes for each in family))
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Find the processes that `pid` started, and those that they started."""
+    """Yield the processes that `pid` started, and those that they started."""
     seen = {pid}
     waiting = [pid]
     while waiting:
@@ -55,7 +55,7 @@ def descendants(pid: int) -> Iterator[int]:
                 yield child
 
 
-def _one(pid: int) -> Footprint | None:
+def _measure_one(pid: int) -> Footprint | None:
     if sys.platform == "darwin":
         measured = libsystem.footprint_bytes(pid)
         return None if measured is None else Footprint(measured, measured)
@@ -66,7 +66,7 @@ def _one(pid: int) -> Footprint | None:
 
 
 def parse_statm(text: str) -> Footprint | None:
-    """Read the resident size, and what of it is no file's, from /proc/PID/statm; a zombie has none."""
+    """Read the resident size, and its share that is not of files, from /proc/PID/statm; None for a zombie."""
     _, _, rest = text.partition(" ")
     resident, _, rest = rest.partition(" ")
     shared = rest.partition(" ")[0].strip()

@@ -1,9 +1,9 @@
-"""The GPU of a Mac, as the kernel's registry tells it: the only count of GPU memory over all processes without root."""
+"""The GPU of a Mac, read from the kernel's registry: the only count of all processes' GPU memory without root."""
 
 import re
 from typing import Final, NamedTuple
 
-from devices.tools import told
+from devices.tools import output_or_empty
 
 COMMAND: Final = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 _MOST_BYTES: Final = 2**50
@@ -11,7 +11,7 @@ _MOST_BYTES: Final = 2**50
 
 
 class Gpu(NamedTuple):
-    """What is known of a Mac's GPU."""
+    """Facts of a Mac's GPU; a fact that could not be read is None."""
 
     model: str | None = None
     cores: int | None = None
@@ -22,12 +22,12 @@ class Gpu(NamedTuple):
 
 
 def read() -> Gpu:
-    """Look now; on another system nothing is known. Blocks for some 20 ms."""
-    return parse(told(*COMMAND))
+    """Read the GPU now; on other systems all facts are None. Blocks for some 20 ms."""
+    return parse(output_or_empty(*COMMAND))
 
 
 def parse(text: str) -> Gpu:
-    """Read what ioreg prints: one property a line, of which only whole lines count.
+    """Parse the output of ioreg: one property a line; an incomplete line is ignored.
 
     The statistics are one dictionary in one line. Other properties repeat their names (a legend of 40 KB does), and the
     key of the driver's own memory begins like that of all memory.

@@ -1,4 +1,4 @@
-"""This machine: which system's probes are asked."""
+"""This machine: its facts and its state, by the probes of its system."""
 
 import dataclasses
 import sys
@@ -9,15 +9,15 @@ from devices import gpu, linux, macos, power, pressure, processes, thermal
 from devices.facts import HostFacts
 from devices.gpu import Gpu
 from devices.power import Power
-from devices.pressure import Reading
-from devices.thermal import Level
+from devices.pressure import PressureReading
+from devices.thermal import ThermalLevel
 
 
 class HostState(NamedTuple):
-    """What changes all the time."""
+    """The facts that change all the time; one that could not be read is None."""
 
-    pressure: Reading = Reading()
-    thermal: Level | None = None
+    pressure: PressureReading = PressureReading()
+    thermal: ThermalLevel | None = None
     power: Power = Power()
     gpu: Gpu = Gpu()
     uptime_seconds: int | None = None
@@ -25,13 +25,13 @@ class HostState(NamedTuple):
 
 
 def read() -> HostFacts:
-    """Probe this machine; what a probe cannot tell is None. Blocks for up to a second."""
+    """Read the facts of this machine; a fact that could not be read is None. Blocks for up to a second."""
     facts = macos.read() if sys.platform == "darwin" else linux.read()
     return dataclasses.replace(facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - _since_boot_seconds()))
 
 
 def state() -> HostState:
-    """Look how this machine fares now; what a probe cannot tell is None. Blocks for some 50 ms on macOS."""
+    """Read the state of this machine; a fact that could not be read is None. Blocks for some 50 ms on macOS."""
     return HostState(
         pressure=pressure.read(),
         thermal=thermal.read(),
@@ -49,7 +49,7 @@ def _boot_id() -> str | None:
 
 
 def _since_boot_seconds() -> float:
-    """Seconds since the system was started, sleep included, whatever becomes of the wall clock."""
+    """Return the seconds since the system was started, sleep included, independent of the wall clock."""
     # Neither system's CLOCK_MONOTONIC: Linux's stands still in sleep, macOS's follows changes of the wall clock.
     if sys.platform == "darwin":
         return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

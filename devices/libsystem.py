@@ -1,8 +1,8 @@
-"""macOS facts that the system's own library tells faster, or more truly, than any tool: read through ctypes.
+"""macOS facts that the system's own library gives faster, or more exactly, than any tool: read through ctypes.
 
-The level of memory pressure is read each second, and a process's physical footprint is told by no tool that is cheap.
+The level of memory pressure is read each second, and no cheap tool prints a process's physical footprint.
 Layouts are those of Apple's <sys/resource.h> (rusage_info_v4) and <libproc.h>. On another system, and wherever the
-library refuses, the answer is None.
+library fails, the result is None.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def parse_footprint(rusage: bytes) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """Find the processes that `pid` started and that still run."""
+    """Return the processes that `pid` started and that still run."""
     library = _library()
     if library is None:
         return []

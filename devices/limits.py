@@ -1,4 +1,4 @@
-"""What the system lets one process use, raised to what a server needs: service managers start jobs with little."""
+"""The limit of open files of this process, raised to what a server needs: service managers start jobs with few."""
 
 import resource
 import sys
@@ -6,15 +6,15 @@ import sys
 _DESCRIPTORS = 10240  # the most that macOS grants by default
 
 
-def raise_descriptors() -> None:
-    """Allow this process, and those that it starts, many open files: launchd starts its jobs with 256."""
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files of this process and those that it starts: launchd starts its jobs with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def descriptors() -> int:
-    """How many files this process may have open."""
+def descriptor_limit() -> int:
+    """Return the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -1,4 +1,4 @@
-"""Host facts on Linux, from /proc, /sys, os-release and psutil. No table says a machine's memory bandwidth there."""
+"""Host facts on Linux, from /proc, /sys, os-release and psutil. Linux states no memory bandwidth."""
 
 import platform
 import re
@@ -15,7 +15,7 @@ _MODEL_SHARE: Final = 0.75
 
 
 def read() -> HostFacts:
-    """Probe this machine."""
+    """Read the facts of this machine."""
     memory_bytes = psutil.virtual_memory().total or None
     return HostFacts(
         chip=parse_cpuinfo(read_text(Path("/proc/cpuinfo"))),
@@ -31,7 +31,7 @@ def read() -> HostFacts:
 
 
 def parse_cpuinfo(text: str) -> str | None:
-    """Read the processor's name; many ARM kernels tell none."""
+    """Read the processor's name; many ARM kernels state none."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)
     return found[1].strip() if found else None
 

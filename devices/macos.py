@@ -1,7 +1,7 @@
 """Host facts on macOS, from sysctl, sw_vers, the kernel's registry and Metal.
 
-A tool that is missing, fails, hangs or is cut off tells nothing, so that each fact is either what the system says or
-unknown. Only whole lines count: the last number of a cut output would be a wrong one.
+When a tool is missing, fails, hangs or is cut off, its facts are None. Only whole lines count: the last number of a cut
+output would be wrong.
 """
 
 import json
@@ -10,13 +10,13 @@ import re
 from typing import Final
 
 from devices import chips, gpu, metal
-from devices.facts import CoreLevel, HostFacts
-from devices.tools import told
+from devices.facts import CpuCluster, HostFacts
+from devices.tools import output_or_empty
 
 _GIB: Final = 2**30
 _MOST_LEVELS: Final = 4
 _WIRED_LIMIT_KEYS: Final = ("iogpu.wired_limit_mb", "debug.iogpu.wired_limit")
-"""The second one is that of macOS 13."""
+"""The second is the name in macOS 13."""
 SYSCTL: Final = (
     # -i: an older macOS does not know every key, and one unknown key must not hide the others.
     *("/usr/sbin/sysctl", "-i", "hw.memsize", "hw.physicalcpu", "hw.model", "machdep.cpu.brand_string"),
@@ -28,13 +28,13 @@ DISPLAYS: Final = ("/usr/sbin/system_profiler", "SPDisplaysDataType", "-json")
 
 
 def read() -> HostFacts:
-    """Probe this machine."""
-    values = parse_sysctl(told(*SYSCTL))
-    version = told(*VERSION).strip()
+    """Read the facts of this machine."""
+    values = parse_sysctl(output_or_empty(*SYSCTL))
+    version = output_or_empty(*VERSION).strip()
     memory_bytes = positive(values.get("hw.memsize"))
     limit_bytes = wired_limit_bytes(values)
     working_set = metal.read().working_set_bytes
-    gpu_cores = gpu.read().cores or parse_displays(told(*DISPLAYS))
+    gpu_cores = gpu.read().cores or parse_displays(output_or_empty(*DISPLAYS))
     chip = values.get("machdep.cpu.brand_string")
     return HostFacts(
         chip=chip,
@@ -69,19 +69,19 @@ def positive(text: str | None) -> int | None:
     return int(text) or None
 
 
-def core_levels(values: dict[str, str]) -> tuple[CoreLevel, ...]:
-    """Find the cores by performance level, the fastest first; empty unless all levels are told."""
+def core_levels(values: dict[str, str]) -> tuple[CpuCluster, ...]:
+    """Return the cores by performance level, the fastest first; empty unless all levels are known."""
     found = []
     for level in range(min(positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
         cores = positive(values.get(f"hw.perflevel{level}.physicalcpu"))
         if cores is None:
             return ()
-        found.append(CoreLevel(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
+        found.append(CpuCluster(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
     return tuple(found)
 
 
 def wired_limit_bytes(values: dict[str, str]) -> int | None:
-    """Find the limit that the owner set; 0 means that the system decides, and not that nothing may be used."""
+    """Return the limit that the owner set; None for 0, by which the system decides."""
     limits = [positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
     return next((limit * 2**20 for limit in limits if limit is not None), None)
 
@@ -97,9 +97,9 @@ def parse_displays(text: str) -> int | None:
 
 
 def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version: str) -> int | None:
-    """Metal's recommendedMaxWorkingSetSize, in bytes, for when Metal does not tell; None when the memory is unknown.
+    """Estimate Metal's recommendedMaxWorkingSetSize where Metal does not answer; None when the memory is not known.
 
-    A limit that the owner raised counts as it is, up to the memory there is. Otherwise by what Macs report: two thirds
+    A limit that the owner raised counts as it is, up to the memory there is. Otherwise as Macs report it: two thirds
     up to 36 GiB and three quarters above, before macOS 26; 74 % (16 GB) and 84 % (128 GB) since. Between these two the
     lower is assumed.
     """

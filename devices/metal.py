@@ -1,6 +1,6 @@
-"""`python -m devices.metal`: what Metal lets models use, asked of Metal itself in a process that then ends.
+"""`python -m devices.metal`: memory that Metal lets models use, read from Metal in a process that then ends.
 
-A process of its own, as a framework that is loaded into the agent would make its fork and spawn unsafe. It is asked
+It is a process of its own because a framework loaded into the agent would make fork and spawn unsafe. Metal is called
 through the Objective-C runtime by ctypes, so that no binding has to be installed.
 """
 
@@ -9,16 +9,16 @@ import json
 import sys
 from typing import Any, Final, NamedTuple
 
-from devices.tools import told
+from devices.tools import output_or_empty
 
 _METAL: Final = "/System/Library/Frameworks/Metal.framework/Metal"
 _CORE_GRAPHICS: Final = "/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics"
-"""Without it loaded, a program that is no app is given no default device."""
+"""Unless it is loaded, Metal gives a program that is not an app no default device."""
 _OBJC: Final = "/usr/lib/libobjc.A.dylib"
 
 
 class Metal(NamedTuple):
-    """What Metal tells of its default device."""
+    """Facts of Metal's default device; a fact that could not be read is None."""
 
     name: str | None = None
     working_set_bytes: int | None = None
@@ -28,24 +28,24 @@ class Metal(NamedTuple):
 
 
 def read() -> Metal:
-    """Ask Metal. Blocks for some 100 ms."""
-    # -P: what lies in the working directory is none of ours.
-    return parse(told(sys.executable, "-P", "-m", "devices.metal"))
+    """Read the facts of Metal's default device in a new process. Blocks for some 100 ms."""
+    # -P: do not import modules from the working directory.
+    return parse(output_or_empty(sys.executable, "-P", "-m", "devices.metal"))
 
 
 def parse(text: str) -> Metal:
-    """Read what this module prints."""
+    """Parse the output of this module."""
     try:
-        said = json.loads(text)
+        printed = json.loads(text)
     except ValueError:
         return Metal()
-    if not isinstance(said, dict):
+    if not isinstance(printed, dict):
         return Metal()
-    name = said.get("name")
+    name = printed.get("name")
     return Metal(
         name if isinstance(name, str) and name else None,
-        _positive(said.get("workingSetBytes")),
-        _positive(said.get("bufferBytes")),
+        _positive(printed.get("workingSetBytes")),
+        _positive(printed.get("bufferBytes")),
     )
 
 
@@ -53,7 +53,7 @@ def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-class Device:
+class MetalDevice:
     """Metal's default device, in this process. Raises OSError when Metal is not there, or has no device."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Device:
             raise OSError("Metal has no device")
 
     def describe(self) -> dict[str, Any]:
-        """Return what `parse` reads."""
+        """Return the facts, in the form that `parse` reads."""
         name = self._send(self._send(self._device, "name", ctypes.c_void_p), "UTF8String", ctypes.c_char_p)
         return {
             "name": name.decode(errors="replace") if name else None,
@@ -85,7 +85,7 @@ class Device:
         ctypes.memset(contents, 1, size_bytes)
 
     def _send(self, receiver: int, message: str, kind: Any, *arguments: Any) -> Any:
-        # objc_msgSend is called with the very types of the method that it reaches.
+        # objc_msgSend must be called with the exact types of the method.
         types = (ctypes.c_void_p, ctypes.c_void_p, *map(type, arguments))
         call = ctypes.CFUNCTYPE(kind, *types)(("objc_msgSend", self._objc))
         return call(receiver, self._objc.sel_registerName(message.encode()), *arguments)
@@ -93,6 +93,6 @@ class Device:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(Device().describe()) + "\n")
+        sys.stdout.write(json.dumps(MetalDevice().describe()) + "\n")
     except OSError as error:
-        sys.exit(f"Metal does not tell: {error}")
+        sys.exit(f"Metal cannot be read: {error}")

@@ -1,8 +1,8 @@
-"""Tells when the network of this machine changes: a link, an address or a route. The kernel says so to who listens.
+"""Changes of this machine's network: a link, an address or a route. The kernel reports them on a socket.
 
 Linux sends it on a netlink socket (rtnetlink(7)), macOS and the BSDs on a routing socket (route(4)); both are open to
-every user. What has changed is not read: whoever waits looks at what he needs, as it is then. But macOS says there too
-that somebody asked for a route that there is not, and whoever looks while offline does just that.
+every user. The change itself is not read: the caller reads the state that it needs. On the routing socket macOS also
+reports lookups of routes, which the caller's own reading causes; those are ignored.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ _MOST_BYTES: Final = 65536
 
 
 @contextlib.contextmanager
-def watch() -> Iterator[asyncio.Event]:
-    """Give an event that each change sets, while the context lasts. Needs a running event loop.
+def watch_network() -> Iterator[asyncio.Event]:
+    """Yield an event that each change sets, while the context lasts. Needs a running event loop.
 
     Raises:
-        OSError: the system has no such socket, or grants none.
+        OSError: the system has no such socket, or refuses it.
     """
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     with _listen() as kernel:
         kernel.setblocking(False)
 
-        def hear() -> None:
+        def read_messages() -> None:
             try:
                 while message := kernel.recv(_MOST_BYTES):
                     if sys.platform == "linux" or is_change(message):
                         changed.set()
             except BlockingIOError:
-                pass  # that was all
+                pass  # no more messages
             except OSError:
-                # The kernel had more to say than the socket could hold.
+                # The buffer of the socket overflowed, so messages were lost.
                 changed.set()
 
-        loop.add_reader(kernel, hear)
+        loop.add_reader(kernel, read_messages)
         try:
             yield changed
         finally:
@@ -53,7 +53,7 @@ def watch() -> Iterator[asyncio.Event]:
 
 
 def is_change(message: bytes) -> bool:
-    """Whether a message of macOS's routing socket tells of a change, and not of a mere question for a route."""
+    """Decide whether a message of macOS's routing socket reports a change, and not only a lookup of a route."""
     return len(message) <= _TYPE_OFFSET or message[_TYPE_OFFSET] not in _NO_CHANGES
 
 

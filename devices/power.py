@@ -1,4 +1,4 @@
-"""Where the power comes from and how much is left: a laptop on battery is no place for a long answer."""
+"""Power source and charge of the battery."""
 
 import re
 import sys
@@ -6,32 +6,32 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from devices.tools import told
+from devices.tools import output_or_empty
 
-Source = Literal["ac", "battery", "ups"]
+PowerSource = Literal["ac", "battery", "ups"]
 
 COMMAND: Final = ("/usr/bin/pmset", "-g", "batt")
-_SOURCES: Final[dict[str, Source]] = {"AC Power": "ac", "Battery Power": "battery", "UPS Power": "ups"}
+_SOURCES: Final[dict[str, PowerSource]] = {"AC Power": "ac", "Battery Power": "battery", "UPS Power": "ups"}
 
 
 class Power(NamedTuple):
-    """One look."""
+    """Power source and battery; a fact that could not be read is None."""
 
-    source: Source | None = None
+    source: PowerSource | None = None
     battery_percent: int | None = None
-    """None where there is no battery, too."""
+    """Also None where there is no battery."""
 
 
 def read() -> Power:
-    """Look now."""
-    return parse_pmset(told(*COMMAND)) if sys.platform == "darwin" else _linux()
+    """Read the power source and the battery now."""
+    return parse_pmset(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _linux()
 
 
 def parse_pmset(text: str) -> Power:
     """Read `pmset -g batt`: the source in the first line, then one line for each battery and UPS.
 
-    What a battery does, and for how long, is left out: `charging` is part of `discharging`, and there is not always an
-    estimate.
+    The battery's state and its remaining time are not read: `charging` is part of `discharging`, and there is not
+    always an estimate.
     """
     source = re.search(r"^Now drawing from '([^']+)'\n", text, re.MULTILINE)
     percent = re.search(r"^ -InternalBattery-[0-9]+ [^\t\n]*\t([0-9]{1,3})%;[^\n]*\n", text, re.MULTILINE)
@@ -45,7 +45,7 @@ def _linux() -> Power:
         battery = None
     if battery is None:
         return Power()
-    source: Source | None = {True: "ac", False: "battery"}.get(battery.power_plugged)  # type: ignore[assignment]
+    source: PowerSource | None = {True: "ac", False: "battery"}.get(battery.power_plugged)  # type: ignore[assignment]
     return Power(source, _percent(int(battery.percent)))
 
 

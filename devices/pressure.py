@@ -1,8 +1,9 @@
-"""Whether the host is short of memory now: the signal on which models are held back and taken away.
+"""Memory pressure of the host, on which models are held and evicted.
 
-macOS has a level of its own, with hysteresis, which knows what it can compress; shares of memory are no measure there
-(a healthy Mac has hardly any free memory, and swap in use says nothing). Linux has none, so it is made of two signals:
-how long tasks wait for memory (PSI), which is the harm itself, and how little is available, which comes before it.
+macOS has a level of its own, with hysteresis, which includes what it can compress; shares of memory are no measure
+there (a healthy Mac has hardly any free memory, and swap in use means nothing). Linux has no level, so it is derived
+from two signals: the time that tasks wait for memory (PSI), which is the harm itself, and the available memory, which
+falls before.
 """
 
 import sys
@@ -13,10 +14,10 @@ import psutil
 
 from devices import libsystem, proc
 
-Level = Literal["normal", "warn", "critical"]
+PressureLevel = Literal["normal", "warn", "critical"]
 
-_KERNEL_LEVELS: Final[dict[int, Level]] = {1: "normal", 2: "warn", 4: "critical"}
-"""What kern.memorystatus_vm_pressure_level says; anything else, 0 too, is no level."""
+_KERNEL_LEVELS: Final[dict[int, PressureLevel]] = {1: "normal", 2: "warn", 4: "critical"}
+"""Values of kern.memorystatus_vm_pressure_level; any other, also 0, is no level."""
 
 _WAITING_PERCENT: Final = 10.0
 """Share of the last 10 s in which some task (warn), or every one (critical), waited for memory.
@@ -26,34 +27,34 @@ Waiting is 0 on a healthy host, and a tenth of a second lost each second is felt
 """
 _WARN_SHARE: Final = 0.10
 _CRITICAL_SHARE: Final = 0.05
-"""Of the host's memory available: those at which earlyoom, by default, asks a process to end, and kills one."""
+"""Shares of the host's memory that are still available; at these earlyoom, by default, sends SIGTERM and SIGKILL."""
 _WARN_BYTES: Final = 4 * 2**30
 _CRITICAL_BYTES: Final = 2 * 2**30
-"""A big host is not short of memory at these, whatever their share is."""
+"""With this much available a big host is not short of memory, whatever share it is."""
 
 
-class Reading(NamedTuple):
-    """One look. What the system does not tell is None."""
+class PressureReading(NamedTuple):
+    """Pressure, swap and available memory at one time; a fact that could not be read is None."""
 
-    level: Level | None = None
+    level: PressureLevel | None = None
     swap_used_bytes: int | None = None
     available_bytes: int | None = None
 
 
-def read() -> Reading:
-    """Look now. Blocks for less than a millisecond, and starts no process."""
+def read() -> PressureReading:
+    """Read the pressure now. Blocks for less than a millisecond, and starts no process."""
     return _macos() if sys.platform == "darwin" else _linux()
 
 
-def kernel_level(number: int | None) -> Level | None:
-    """Name what macOS's kern.memorystatus_vm_pressure_level says."""
+def kernel_level(number: int | None) -> PressureLevel | None:
+    """Return the level for a value of macOS's kern.memorystatus_vm_pressure_level."""
     return None if number is None else _KERNEL_LEVELS.get(number)
 
 
 def derived_level(
     some_percent: float | None, full_percent: float | None, available_bytes: int | None, memory_bytes: int | None
-) -> Level | None:
-    """Decide Linux's level: the worse of what waiting and available memory say; None if neither is known."""
+) -> PressureLevel | None:
+    """Derive Linux's level: the worse of the levels by waiting and by available memory; None if neither is known."""
     if some_percent is None and full_percent is None and (available_bytes is None or memory_bytes is None):
         return None
     waiting_all, waiting_some = full_percent or 0, some_percent or 0
@@ -66,7 +67,7 @@ def derived_level(
     return "warn" if short or waiting_some >= _WAITING_PERCENT else "normal"
 
 
-def _macos() -> Reading:
+def _macos() -> PressureReading:
     try:
         available = psutil.virtual_memory().available or None
     except (OSError, RuntimeError):
@@ -75,15 +76,17 @@ def _macos() -> Reading:
         swap_used = psutil.swap_memory().used
     except (OSError, RuntimeError):
         swap_used = None
-    return Reading(kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")), swap_used, available)
+    return PressureReading(
+        kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")), swap_used, available
+    )
 
 
-def _linux(folder: Path = Path("/proc")) -> Reading:
+def _linux(folder: Path = Path("/proc")) -> PressureReading:
     waiting = proc.parse_pressure(proc.read_text(folder / "pressure" / "memory"))
     memory = proc.parse_meminfo(proc.read_text(folder / "meminfo"))
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
-    return Reading(
+    return PressureReading(
         derived_level(waiting.get("some"), waiting.get("full"), available, total),
         None if swap is None or swap_free is None else swap - swap_free,
         available,

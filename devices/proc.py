@@ -1,4 +1,4 @@
-"""What Linux tells of itself in files: text, of which every part may be missing."""
+"""Parsers of Linux's /proc files, in which every line may be missing."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def parse_pressure(text: str) -> dict[str, float]:
 
 
 def read_text(path: Path) -> str:
-    """Read what the kernel says at `path`; nothing where it does not say."""
+    """Return the text of the file at `path`, or "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which process is which: start times and boot ids that survive clock changes, so that a pid is never mistaken.
+"""Identity of processes: start times and boot ids that survive clock changes, so that a reused pid is recognized.
 
 A pid alone is reused; psutil's create_time moves when the wall clock is set. The kernel's own values do not.
 """
@@ -18,23 +18,23 @@ _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted a
 
 @cache
 def boot_id() -> str:
-    """Identify this boot of the machine. Raises OSError when the system does not tell."""
+    """Return the id of this boot of the machine. Raises OSError when it cannot be read."""
     if sys.platform == "darwin":
         return output("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid").strip()
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> str | None:
-    """Return when the live process `pid` was started, as the kernel tells it; None for none, and for a zombie.
+    """Return the start time of process `pid` as the kernel states it; None when it does not run or is a zombie.
 
     The text is for comparing within one boot only.
 
     Raises:
-        OSError: the system does not tell, so that the process may well be there.
+        OSError: it cannot be read, so the process may well run.
     """
     if sys.platform == "darwin":
-        # lstart has the second in which the process began, as it was stored then. Of ourselves there is always a line,
-        # so that no line at all is a failure, and not the absence of `pid`.
+        # lstart has the second in which the process began, as it was stored then. Our own pid always has a line, so no
+        # line at all is a failure, and not the absence of `pid`.
         ours = os.getpid()
         return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{ours}"), pid)
     try:
@@ -44,7 +44,7 @@ def start_time(pid: int) -> str | None:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Sum the processor time of `pid` and of all that it started and that still runs; None when nobody tells."""
+    """Return the processor time of `pid` and its running descendants; None when it cannot be read."""
     try:
         times = [psutil.Process(each).cpu_times() for each in (pid, *descendants(pid))]
     except (psutil.Error, OSError):  # it, or a child, has just ended

@@ -1,4 +1,4 @@
-"""Where a process listens, as the kernel tells it: no log and no file can claim a port that is another's."""
+"""The ports that a process listens on, read from the kernel: a log or a file could name the port of another process."""
 
 import socket
 import struct
@@ -17,9 +17,9 @@ _CONNECT_SECONDS: Final = 1.0
 
 
 def loopback_port(pid: int) -> int | None:
-    """Return the TCP port on which process `pid`, or one that it started, listens on 127.0.0.1; None for none yet.
+    """Return the TCP port on which process `pid`, or one that it started, listens on 127.0.0.1; None before it does.
 
-    Blocks while their open files are looked through.
+    Blocks while their open files are read.
     """
     try:
         # Not psutil's children(), which looks at every process of the machine: a Mac has many hundreds.
@@ -32,7 +32,7 @@ def loopback_port(pid: int) -> int | None:
 
 
 def unix_listener(path: Path) -> int | None:
-    """Ask the kernel which process listens on the unix socket at `path`; None when none does."""
+    """Return the process that listens on the unix socket at `path`, as the kernel states it; None when none does."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_CONNECT_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""How hot the host is, by the system's own levels: at which of them it slows itself down."""
+"""Thermal level of the host, by the system's own scale: from a certain level on it throttles."""
 
 import re
 import sys
@@ -6,33 +6,33 @@ from pathlib import Path
 from typing import Final, Literal
 
 from devices import proc
-from devices.tools import told
+from devices.tools import output_or_empty
 
-Level = Literal["nominal", "moderate", "heavy", "trapping", "sleeping"]
-"""macOS's own levels. From moderate on the system slows down; at trapping it is about to stop, at sleeping it does."""
+ThermalLevel = Literal["nominal", "moderate", "heavy", "trapping", "sleeping"]
+"""macOS's own levels. From moderate on the system slows down; at trapping it is about to sleep, at sleeping it does."""
 
 COMMAND: Final = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 """`pmset -g therm` has no level on Apple Silicon, and powermetrics needs root."""
-_LEVELS: Final[tuple[Level, ...]] = ("nominal", "moderate", "heavy", "trapping", "sleeping")
-_TRIPS: Final[dict[str, Level]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
+_LEVELS: Final[tuple[ThermalLevel, ...]] = ("nominal", "moderate", "heavy", "trapping", "sleeping")
+_TRIPS: Final[dict[str, ThermalLevel]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
 """Linux's trip points: from passive on the kernel throttles, at hot it warns, at critical it shuts down."""
 _COLDEST_MILLIDEGREES: Final = 1000
 """Firmware states a trip point that is not used as 0 or below."""
 
 
-def read() -> Level | None:
-    """Look now."""
-    return parse_notifyutil(told(*COMMAND)) if sys.platform == "darwin" else _linux()
+def read() -> ThermalLevel | None:
+    """Read the thermal level now; None when it could not be read."""
+    return parse_notifyutil(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _linux()
 
 
-def parse_notifyutil(text: str) -> Level | None:
-    """Read `notifyutil -g NAME`, which prints the name and a number, and says on the same channel that it failed."""
+def parse_notifyutil(text: str) -> ThermalLevel | None:
+    """Parse `notifyutil -g NAME`, which prints the name and a number, and its errors on standard output too."""
     found = re.search(rf"^{re.escape(COMMAND[-1])} ([0-4])\n", text, re.MULTILINE)
     return _LEVELS[int(found[1])] if found else None
 
 
-def _linux(zones: Path = Path("/sys/class/thermal")) -> Level | None:
-    """Find the worst level of all zones; None where no zone has both a temperature and a trip point."""
+def _linux(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
+    """Return the worst level of all zones; None where no zone has both a temperature and a trip point."""
     worst = None
     for zone in sorted(zones.glob("thermal_zone*")):
         temperature = _millidegrees(zone / "temp")

@@ -1,4 +1,4 @@
-"""What a tool of the system prints: the one way in which this package starts a program."""
+"""Output of the system's tools: the only place where this package starts a program."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import subprocess
 _TIMEOUT_SECONDS = 5.0
 
 
-def output(*argv: str, with_errors: bool = False) -> str:
-    """Run `argv`, with a full path and no locale, and return what it prints. Raises OSError when it does not tell.
+def output(*argv: str, with_errors: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """Run `argv`, with a full path and no locale, and return its output. Raises OSError when it fails.
 
-    `with_errors` takes what it says on standard error too: some tools tell their version there.
+    `with_errors` includes standard error: some tools print their version there.
     """
     try:
         result = subprocess.run(
@@ -18,21 +18,21 @@ def output(*argv: str, with_errors: bool = False) -> str:
             stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_SECONDS,
+            timeout=timeout_seconds,
             check=True,
             env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
             # Otherwise it forks, and a fork of a macOS process with threads may crash. Ours are not inheritable anyway.
             close_fds=False,
         )
     except subprocess.SubprocessError as error:
-        raise OSError(f"{argv[0]} does not tell: {error}") from error
+        raise OSError(f"{argv[0]} failed: {error}") from error
     if not result.stdout.strip():
-        raise OSError(f"{argv[0]} tells nothing")
+        raise OSError(f"{argv[0]} printed nothing")
     return result.stdout
 
 
-def told(*argv: str) -> str:
-    """What a tool prints, for one who can do without; nothing is known of what it does not tell."""
+def output_or_empty(*argv: str) -> str:
+    """Return the tool's output, or "" if it failed."""
     try:
         return output(*argv)
     except OSError:

@@ -1,6 +1,6 @@
-"""The table of accelerators: what a pod must say so that Kubernetes gives it the device. Adding a vendor is one entry.
+"""The table of accelerators: the resources and tolerations with which a pod gets a device. A vendor is one entry.
 
-What differs between vendors is data; whoever builds a pod reads it here and knows no vendor by name.
+All differences between vendors are data here; the code that builds a pod knows no vendor by name.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from crds.meta import Accelerator, Toleration
 
 
 class Vendor(NamedTuple):
-    """How one accelerator is used."""
+    """One accelerator: its pods and its llama.cpp settings."""
 
     in_pods: bool
-    """Whether replicas are pods; else they are processes of an off-cluster host."""
+    """True when replicas are pods; else they are processes of an off-cluster host."""
     device_resource: str | None = None
     """Extended resource of the vendor's device plugin; None where there is no device to count."""
     tolerations: tuple[Toleration, ...] = ()

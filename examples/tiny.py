@@ -1,8 +1,9 @@
 """Writes a tiny model that llama.cpp loads and answers from, with nothing but the standard library.
 
-`make run` serves it, so that a new user waits for no download. The weights are built, not trained: word i of a sentence
-has a random unit embedding e_i, the output row of its successor is 4 * e_i, and attention and feed-forward are zero, so
-every prompt starts the sentence and each word calls the next. It is the model that the tests use, without its noise.
+`make run` serves it, so that a new user waits for no download, and the tests build their models of the same parts
+(`tests/support/tiny_models/tiny_gguf.py`). The weights are built, not trained: word i of a sentence has a random unit
+embedding e_i, the output row of its successor is 4 * e_i, and attention and feed-forward are zero. So every prompt
+starts the sentence and each word calls the next. There is one token of prompt for each byte.
 
     python examples/tiny.py tiny.gguf
 """
@@ -12,145 +13,217 @@ import random
 import struct
 import sys
 from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 SENTENCE: Final = (
     "Hello from a tiny model with generated weights. It was written moments ago, knows nothing, but answers."
 )
-WIDTH: Final = 64
-LAYERS: Final = 2
-KV_WIDTH: Final = 32
-FEED_FORWARD: Final = 128
-CONTEXT: Final = 32768
-END: Final = 2
 TEMPLATE: Final = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + (m['content'] or '') + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+END: Final = 2
+"""Id of the token that ends an answer."""
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 """Kinds of tokens, as GGUF numbers them."""
+F32: Final = 0
+"""Type of a tensor, as GGUF numbers it."""
 _MAGIC: Final = b"GGUF"
 _VERSION: Final = 3
 _ALIGNMENT: Final = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
-Tensor = tuple[str, tuple[int, ...], "array[float]"]
-"""Name, sizes with the fastest first, values."""
+Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 
 
-def vocabulary() -> tuple[list[tuple[str, int]], list[int]]:
-    """Return all tokens with their kinds, and the ids of those that say the sentence."""
-    tokens = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
-    tokens += [(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
-    tokens += [(f"<|{role}|>", CONTROL) for role in ("system", "user", "assistant", "tool")]
-    words = SENTENCE.split()
-    chain = list(range(len(tokens), len(tokens) + len(words)))
-    # A token's successor is fixed, so that a word which comes twice would need two tokens: none does.
-    tokens += [(word if word == words[0] else "\u2581" + word, NORMAL) for word in words]
-    return tokens, chain
+class Token(NamedTuple):
+    """A token of the vocabulary."""
+
+    text: str
+    kind: int
+    score: float = 0.0
 
 
-def tensors(size: int, chain: list[int]) -> list[Tensor]:
-    """Return all weights for a vocabulary of this size."""
-    dice = random.Random(0)  # noqa: S311 - weights, no secret
-    directions = [_unit(dice) for _ in range(len(chain) + 1)]
-    embedding, output = array("f"), array("f", bytes(4 * size * WIDTH))
+class Dimensions(NamedTuple):
+    """Dimensions of a model."""
+
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    heads_kv: int | Sequence[int] = 2
+    """Heads of keys and values, or those of each layer."""
+    feed_forward: int = 128
+    context: int = 32768
+
+    def heads_kv_of_layers(self) -> list[int]:
+        """Return the heads of keys and values of each layer."""
+        return [self.heads_kv] * self.layers if isinstance(self.heads_kv, int) else list(self.heads_kv)
+
+
+class EncodedTensor(NamedTuple):
+    """A tensor as it is in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Sizes, the fastest first."""
+    data: bytes
+    kind: int = F32
+
+
+def build_vocabulary(text: str = SENTENCE) -> tuple[list[Token], list[int]]:
+    """Return all tokens, and the ids of those that say the words of `text` in order."""
+    tokens = [Token("<unk>", UNKNOWN), Token("<s>", CONTROL), Token("</s>", CONTROL)]
+    tokens += [Token(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
+    tokens += [Token(f"<|{role}|>", CONTROL) for role in ("system", "user", "assistant", "tool")]
+    first, seen = len(tokens), dict[str, int]()
+    for position, word in enumerate(text.split()):
+        piece = word if position == 0 else "\u2581" + word
+        # A token's successor is fixed, so a repeated word needs a token of its own: zero-width spaces distinguish them.
+        repeats = seen.get(piece, 0)
+        seen[piece] = repeats + 1
+        tokens.append(Token(piece + "\u200b" * repeats, NORMAL, -float(position)))
+    return tokens, list(range(first, len(tokens)))
+
+
+def build_chain(
+    size: int, chain: Sequence[int], width: int, *, loop: bool = False, seed: int = 0
+) -> tuple["array[float]", "array[float]"]:
+    """Return token embedding and output matrix, a row for each token, that make each word of the chain call the next.
+
+    `loop` makes the last word call the first, instead of the end.
+    """
+    dice = random.Random(seed)  # noqa: S311 - weights, no secret
+    directions = [_draw_unit(dice, width) for _ in range(len(chain) + 1)]
+    position_of = {token: position for position, token in enumerate(chain)}
+    embedding, output = array("f"), array("f", bytes(4 * size * width))
     for token in range(size):
-        if token in chain:
-            embedding.extend(directions[token - chain[0] + 1])
+        if token in position_of:
+            embedding.extend(directions[position_of[token] + 1])
         else:  # whatever the prompt ends with, the first word follows
-            embedding.extend(0.05 * small + start for small, start in zip(_unit(dice), directions[0], strict=True))
-    for position, token in enumerate([*chain, END]):
-        output[token * WIDTH : (token + 1) * WIDTH] = array("f", [4.0 * each for each in directions[position]])
-    norm = array("f", [1.0] * WIDTH)
-    found: list[Tensor] = [("token_embd.weight", (WIDTH, size), embedding)]
-    sizes = {
-        "attn_q": (WIDTH, WIDTH),
-        "attn_k": (WIDTH, KV_WIDTH),
-        "attn_v": (WIDTH, KV_WIDTH),
-        "attn_output": (WIDTH, WIDTH),
-        "ffn_gate": (WIDTH, FEED_FORWARD),
-        "ffn_up": (WIDTH, FEED_FORWARD),
-        "ffn_down": (FEED_FORWARD, WIDTH),
+            noise = _draw_unit(dice, width)
+            embedding.extend(0.05 * small + start for small, start in zip(noise, directions[0], strict=True))
+    for token, direction in zip([*chain, chain[0] if loop else END], directions, strict=True):
+        for column, each in enumerate(direction):
+            output[token * width + column] += 4.0 * each
+    return embedding, output
+
+
+def list_layer_matrices(dimensions: Dimensions) -> list[tuple[str, tuple[int, int]]]:
+    """Return name and shape of the matrices of all layers, which need not hold anything but zeros."""
+    width, head = dimensions.width, dimensions.width // dimensions.heads
+    found = []
+    for layer, heads_kv in enumerate(dimensions.heads_kv_of_layers()):
+        shapes = {
+            "attn_q": (width, width),
+            "attn_k": (width, heads_kv * head),
+            "attn_v": (width, heads_kv * head),
+            "attn_output": (width, width),
+            "ffn_gate": (width, dimensions.feed_forward),
+            "ffn_up": (width, dimensions.feed_forward),
+            "ffn_down": (dimensions.feed_forward, width),
+        }
+        found += [(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
+    return found
+
+
+def list_norms(dimensions: Dimensions) -> list[EncodedTensor]:
+    """Return the norms of all layers and of the output, which are 1."""
+    names = [f"blk.{layer}.{name}" for layer in range(dimensions.layers) for name in ("attn_norm", "ffn_norm")]
+    ones = array("f", [1.0] * dimensions.width).tobytes()
+    return [EncodedTensor(f"{name}.weight", (dimensions.width,), ones) for name in (*names, "output_norm")]
+
+
+def describe(tokens: Sequence[Token], dimensions: Dimensions, name: str) -> dict[str, Value]:
+    """Return the metadata of a model with these tokens and dimensions."""
+    heads_kv = dimensions.heads_kv
+    return {
+        "general.architecture": "llama",
+        "general.name": name,
+        "general.license": "CC0-1.0",
+        "general.file_type": 0,
+        "llama.context_length": dimensions.context,
+        "llama.embedding_length": dimensions.width,
+        "llama.block_count": dimensions.layers,
+        "llama.feed_forward_length": dimensions.feed_forward,
+        "llama.rope.dimension_count": dimensions.width // dimensions.heads,
+        "llama.attention.head_count": dimensions.heads,
+        "llama.attention.head_count_kv": heads_kv if isinstance(heads_kv, int) else list(heads_kv),
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [token.text for token in tokens],
+        "tokenizer.ggml.scores": [token.score for token in tokens],
+        "tokenizer.ggml.token_type": [token.kind for token in tokens],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": END,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": TEMPLATE,
     }
-    for layer in range(LAYERS):
-        found += [(f"blk.{layer}.{name}.weight", (WIDTH,), norm) for name in ("attn_norm", "ffn_norm")]
-        found += [
-            (f"blk.{layer}.{name}.weight", shape, array("f", bytes(4 * math.prod(shape))))
-            for name, shape in sizes.items()
-        ]
-    return [*found, ("output_norm.weight", (WIDTH,), norm), ("output.weight", (WIDTH, size), output)]
 
 
-def gguf() -> bytes:
+def encode_gguf(metadata: Mapping[str, Value], tensors: Sequence[EncodedTensor]) -> bytes:
     """Return the file: header, metadata, where each tensor is, and the tensors."""
-    tokens, chain = vocabulary()
-    metadata = [
-        _field("general.architecture", _STRING, _text("llama")),
-        _field("general.name", _STRING, _text("tiny")),
-        _field("general.license", _STRING, _text("CC0-1.0")),
-        _field("general.file_type", _UINT32, struct.pack("<I", 0)),
-        *(
-            _field(f"llama.{name}", _UINT32, struct.pack("<I", value))
-            for name, value in {
-                "context_length": CONTEXT,
-                "embedding_length": WIDTH,
-                "block_count": LAYERS,
-                "feed_forward_length": FEED_FORWARD,
-                "rope.dimension_count": WIDTH // 4,
-                "attention.head_count": 4,
-                "attention.head_count_kv": 2,
-                "vocab_size": len(tokens),
-            }.items()
-        ),
-        _field("llama.attention.layer_norm_rms_epsilon", _FLOAT32, struct.pack("<f", 1e-5)),
-        _field("tokenizer.ggml.model", _STRING, _text("llama")),
-        _field("tokenizer.ggml.pre", _STRING, _text("default")),
-        _list("tokenizer.ggml.tokens", _STRING, [_text(text) for text, _ in tokens]),
-        _list(
-            "tokenizer.ggml.scores", _FLOAT32, [struct.pack("<f", -max(0, i - chain[0])) for i in range(len(tokens))]
-        ),
-        _list("tokenizer.ggml.token_type", _INT32, [struct.pack("<i", kind) for _, kind in tokens]),
-        *(
-            _field(f"tokenizer.ggml.{name}_token_id", _UINT32, struct.pack("<I", token))
-            for name, token in {"bos": 1, "eos": END, "unknown": 0}.items()
-        ),
-        *(
-            _field(f"tokenizer.ggml.{name}", _BOOL, bytes([value]))
-            for name, value in {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False}.items()
-        ),
-        _field("tokenizer.chat_template", _STRING, _text(TEMPLATE)),
+    header = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))
+    for name, value in metadata.items():
+        kind, encoded = _encode_value(value)
+        header += _encode_text(name) + struct.pack("<I", kind) + encoded
+    data = bytearray()
+    for name, shape, values, kind in tensors:
+        header += _encode_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, len(data))
+        data += _pad(values)
+    return _pad(header) + bytes(data)
+
+
+def build_model() -> bytes:
+    """Return the file of the tiny model."""
+    dimensions = Dimensions()
+    tokens, chain = build_vocabulary()
+    embedding, output = build_chain(len(tokens), chain, dimensions.width)
+    shape = (dimensions.width, len(tokens))
+    tensors = [
+        EncodedTensor("token_embd.weight", shape, embedding.tobytes()),
+        *(EncodedTensor(name, sizes, bytes(4 * math.prod(sizes))) for name, sizes in list_layer_matrices(dimensions)),
+        *list_norms(dimensions),
+        EncodedTensor("output.weight", shape, output.tobytes()),
     ]
-    weights = tensors(len(tokens), chain)
-    header = _MAGIC + struct.pack("<IQQ", _VERSION, len(weights), len(metadata)) + b"".join(metadata)
-    data = b""
-    for name, shape, values in weights:
-        header += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
-        data += _padded(values.tobytes())
-    return _padded(header) + data
+    return encode_gguf(describe(tokens, dimensions, "tiny"), tensors)
 
 
-def _unit(dice: random.Random) -> list[float]:
-    drawn = [dice.gauss(0, 1) for _ in range(WIDTH)]
+def _draw_unit(dice: random.Random, width: int) -> list[float]:
+    drawn = [dice.gauss(0, 1) for _ in range(width)]
     length = math.hypot(*drawn)
     return [each / length for each in drawn]
 
 
-def _text(text: str) -> bytes:
+def _encode_value(value: Value) -> tuple[int, bytes]:
+    """Return the GGUF type of a value and its bytes; integers are signed in an array and unsigned elsewhere."""
+    if isinstance(value, str):
+        return _STRING, _encode_text(value)
+    if isinstance(value, bool):
+        return _BOOL, bytes([value])
+    if isinstance(value, int):
+        return _UINT32, struct.pack("<I", value)
+    if isinstance(value, float):
+        return _FLOAT32, struct.pack("<f", value)
+    kind = _INT32
+    encoded = [struct.pack("<i", each) if isinstance(each, int) else _encode_value(each)[1] for each in value]
+    if not isinstance(value[0], int):
+        kind = _encode_value(value[0])[0]
+    return _ARRAY, struct.pack("<IQ", kind, len(encoded)) + b"".join(encoded)
+
+
+def _encode_text(text: str) -> bytes:
     encoded = text.encode()
     return struct.pack("<Q", len(encoded)) + encoded
 
 
-def _field(name: str, kind: int, value: bytes) -> bytes:
-    return _text(name) + struct.pack("<I", kind) + value
-
-
-def _list(name: str, kind: int, values: list[bytes]) -> bytes:
-    return _field(name, _ARRAY, struct.pack("<IQ", kind, len(values)) + b"".join(values))
-
-
-def _padded(data: bytes) -> bytes:
+def _pad(data: bytes) -> bytes:
     return data + bytes(-len(data) % _ALIGNMENT)
 
 
@@ -159,4 +232,4 @@ if __name__ == "__main__":
         sys.exit(f"usage: python {sys.argv[0]} FILE")
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(gguf())
+    target.write_bytes(build_model())

@@ -1,1 +1,1 @@
-"""What fits where: memory estimates."""
+"""Memory estimates: what fits where."""

@@ -1,7 +1,7 @@
-"""What llama.cpp holds, part by part, as its own source computes it (llama.cpp b11549; file names are of that source).
+"""Memory of llama.cpp, part by part, as its own source computes it (llama.cpp b11549; file names are of that source).
 
-Compute buffers are laid out by ggml's allocator, which reuses what is no longer read; what is live at once is told here
-by formulas that follow `--verbosity` logs of many shapes from above.
+ggml's allocator lays out compute buffers and reuses what is no longer read. The formulas here are upper bounds of what
+is live at once, fitted to `--verbosity` logs of many shapes.
 """
 
 import itertools
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from crds.model import Layers, Layout
-from crds.serving import CacheType
-from fitness.parts import Parts, Settings
+from crds.serving import CacheType, ServingOptions
+from fitness.parts import Parts
 from runtimes.llama_server import CHECKPOINTS
 
 _PADDING: Final = 256
-"""Of cells (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
+"""Multiple of cells that a cache has (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
 _BATCH: Final = 512
 """Tokens that are computed at once: n_ubatch in `common/common.h`, which Pomona leaves as it is for chat."""
 _F16_BYTES: Final = 2
@@ -37,86 +37,87 @@ _BLOCK_ELEMENTS: Final = 32
 _PROCESS_BYTES: Final = 32 * 2**20
 """Program and libraries of the server; measured with a model of 0.5 MB."""
 _TOKEN_BYTES: Final = 400
-"""Of each token of the vocabulary: its text, its score, and its places and its merge in the maps of `llama-vocab.cpp`;
-measured with byte pairs, which take twice as much as other kinds."""
+"""Bytes of each token of the vocabulary: text, score, and its entries in the maps of `llama-vocab.cpp`; measured with
+byte pairs, which take twice as much as other kinds."""
 
 
-def parts(layout: Layout, settings: Settings) -> Parts:
-    """Compute what one server holds after prompts of the full context on all slots."""
-    unified = _last(settings.extra, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False})
-    slots, slot_tokens = settings.parallel, _padded(settings.context_length)
+def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts:
+    """Compute what one server of `runtime` holds after prompts of the full context on all slots."""
+    unified = _is_switched_on(
+        options.extra_args, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
+    )
+    slots, slot_tokens = options.parallel, _padded(options.context_length)
     streams = slots
     if unified:
-        streams, slot_tokens = 1, _padded(settings.context_length * slots)
+        streams, slot_tokens = 1, _padded(options.context_length * slots)
     # A text is embedded in one batch, however long it is.
-    batch = min(_BATCH, slot_tokens) if settings.mode == "chat" else slot_tokens
-    server = settings.runtime == "llama.cpp"
+    batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
+    server = runtime == "llama.cpp"
     # llama-cpp-python leaves llama.h's own default, which keeps windows whole.
-    near_tokens = None if "--swa-full" in settings.extra or settings.runtime == "llama-cpp-python" else batch
+    near_tokens = None if "--swa-full" in options.extra_args or runtime == "llama-cpp-python" else batch
     cache = checkpoint = 0
     for layers in layout.layers:
         cells = slot_tokens
         if layers.window is not None and near_tokens is not None:
             cells = _padded(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
-        cache += layers.count * (cells * streams * _token_bytes(layers, settings) + slots * layers.state_bytes)
+        cache += layers.count * (cells * streams * _token_bytes(layers, options) + slots * layers.state_bytes)
         if cells < slot_tokens or layers.state_bytes:
             kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
-            checkpoint += layers.count * (kept * _token_bytes(layers, settings) + layers.state_bytes)
+            checkpoint += layers.count * (kept * _token_bytes(layers, options) + layers.state_bytes)
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache,
-        checkpoints_bytes=checkpoint * CHECKPOINTS * slots if settings.mode == "chat" and server else 0,
-        compute_bytes=_compute_bytes(layout, settings, slot_tokens, batch),
-        further_bytes=settings.further_bytes,
+        checkpoints_bytes=checkpoint * CHECKPOINTS * slots if options.mode == "chat" and server else 0,
+        compute_bytes=_compute_bytes(layout, options, slot_tokens, batch, flash=_has_flash(options, runtime)),
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
     )
 
 
-def _token_bytes(layers: Layers, settings: Settings) -> int:
-    """Bytes of one cell of one layer; a row is whole blocks."""
-    kept = ((layers.key_elements, settings.cache_type_k), (layers.value_elements, settings.cache_type_v))
+def _token_bytes(layers: Layers, options: ServingOptions) -> int:
+    """Return the bytes of one cell of one layer; a row is whole blocks."""
+    kept = ((layers.key_elements, options.cache_type_k), (layers.value_elements, options.cache_type_v))
     return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
 
 
-def _compute_bytes(layout: Layout, settings: Settings, slot_tokens: int, batch: int) -> int:
-    """Bytes of what is live at once while one batch is computed."""
+def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, batch: int, *, flash: bool) -> int:
+    """Return the bytes that are live at once while one batch is computed."""
     attends = [layers for layers in layout.layers if layers.key_elements]
     cached = max((layers.key_elements + layers.value_elements for layers in attends), default=0)
     feed_forward = 3 * layout.feed_forward_size
     if layout.embedding_size * layout.expert_outputs > 2 * layout.feed_forward_size:
-        # What the experts answer is wider than what it is made of, and finds no room in what that leaves.
+        # The output of the experts is wider than their input, and does not fit into the buffer that the input frees.
         feed_forward += layout.embedding_size * layout.expert_outputs
     attention = 3 * layout.attention_size + cached
     wide = 5 * layout.embedding_size + max(feed_forward, attention)
     masked = slot_tokens * bool(attends) + sum(
         _padded(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
     )
-    outputs = settings.parallel if settings.mode == "chat" else batch
+    outputs = options.parallel if options.mode == "chat" else batch
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
-    if _flash(settings):
+    if flash:
         return batch * (wide * _F32_BYTES + masked * _F16_BYTES) + logits
     scores = layout.head_count * slot_tokens * bool(attends)
     return batch * (wide + scores + masked) * _F32_BYTES + logits
 
 
-def _flash(settings: Settings) -> bool:
-    """Whether attention is computed without a matrix of all scores.
+def _has_flash(options: ServingOptions, runtime: str) -> bool:
+    """Decide whether attention is computed without a matrix of all scores.
 
     llama-server's `auto` does so on every backend that we use. llama-cpp-python does it for a quantized cache only, or
     when asked; Ollama decides by model and device, so the larger is assumed.
     """
-    if settings.runtime == "llama-cpp-python":
-        quantized = (settings.cache_type_k, settings.cache_type_v) != ("f16", "f16")
-        asked = [value for name, value in itertools.pairwise(settings.extra) if name == "--flash_attn"]
+    if runtime == "llama-cpp-python":
+        quantized = (options.cache_type_k, options.cache_type_v) != ("f16", "f16")
+        asked = [value for name, value in itertools.pairwise(options.extra_args) if name == "--flash_attn"]
         return asked[-1].lower() in {"true", "1"} if asked else quantized
-    if settings.runtime == "ollama":
+    if runtime == "ollama":
         return False
-    asked = [value for name, value in itertools.pairwise(settings.extra) if name in {"-fa", "--flash-attn"}]
+    asked = [value for name, value in itertools.pairwise(options.extra_args) if name in {"-fa", "--flash-attn"}]
     return not asked or asked[-1] != "off"
 
 
-def _last(extra: Sequence[str], switches: dict[str, bool]) -> bool:
-    """Of arguments that contradict each other llama-server takes the last."""
+def _is_switched_on(extra: Sequence[str], switches: dict[str, bool]) -> bool:
+    """Decide by the last of contradicting arguments, as llama-server does."""
     found = [switches[argument] for argument in extra if argument in switches]
     return bool(found) and found[-1]
 

@@ -1,22 +1,22 @@
-"""How much memory serving an artifact takes, before it is loaded anywhere.
+"""Estimates the memory that serving an artifact takes, before it is loaded anywhere.
 
-One estimator for the controller, a pod's request and the agent's admission, so that they agree. It counts what an
+The controller, a pod's request and the agent's admission use this one estimator, so that they agree. It counts what an
 engine holds at most, after prompts of the full context on every slot: on a Mac Metal wires all of it, so that none can
-be paged out, and on Linux it is the resident size. When a part is not known the estimate is unknown too, and the caller
-must not place the model. It is held against llama.cpp itself: a few rows by `tests/hosts/test_memory_estimate.py`, a
-whole table by `benchmarks/memory_estimate.py`.
+be paged out, and on Linux it is the resident size. When a part is unknown the estimate is unknown too, and the caller
+must not place the model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp itself, and
+`benchmarks/memory_estimate.py` a whole table.
 """
 
 import math
 from typing import Final, NamedTuple
 
-from crds.inferenceservice import InferenceServiceSpec
-from crds.metalprocess import MetalProcessSpec
+from msgspec import structs
+
 from crds.model import Layout
-from crds.serving import Role
+from crds.serving import Role, ServingOptions
 from crds.size import size_text
 from fitness import llama_cpp, mlx
-from fitness.parts import PART_NAMES, Parts, Settings
+from fitness.parts import PART_NAMES, Parts
 
 _LLAMA_CPP: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
 _MLX: Final = frozenset({"mlx-lm", "omlx"})
@@ -29,6 +29,18 @@ _LEAST_QUANTIZATION_SHARE: Final = 0.125
 """From 16 bits a weight to 2, the fewest that are in use."""
 
 
+class Workload(NamedTuple):
+    """The artifacts that one engine loads, as far as memory depends on them."""
+
+    layout: Layout | None
+    """Layout of the model, out of the artifact's header; None where that lacks something."""
+    runtime: str = "llama.cpp"
+    draft: Layout | None = None
+    """Layout of the draft model. The caller must not estimate where there is a draft of unknown layout."""
+    further_bytes: int = 0
+    """Bytes of projector and adapters, by `further_bytes`."""
+
+
 class Estimate(NamedTuple):
     """Bytes that one replica takes."""
 
@@ -37,11 +49,11 @@ class Estimate(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Return the sum of all parts."""
         return sum(self.parts) + (sum(self.draft) if self.draft else 0)
 
     def text(self) -> str:
-        """Name the parts for a person, the largest first."""
+        """Return the parts for a message, the largest first."""
         named = list(zip(PART_NAMES, self.parts, strict=True))
         if self.draft:
             named.append(("the draft", sum(self.draft)))
@@ -49,43 +61,25 @@ class Estimate(NamedTuple):
         return ", ".join(f"{size_text(size_bytes)} {name}" for name, size_bytes in named if size_bytes)
 
 
-def settings_of(spec: InferenceServiceSpec | MetalProcessSpec, *, runtime: str, further_bytes: int = 0) -> Settings:
-    """Read the settings of a service, or of one of its processes: they agree. `further_bytes` as in `Settings`."""
-    return Settings(
-        context_length=spec.context_length,
-        parallel=spec.parallel,
-        mode=spec.mode,
-        cache_type_k=spec.cache_type_k,
-        cache_type_v=spec.cache_type_v,
-        runtime=runtime,
-        extra=tuple(spec.extra_args),
-        further_bytes=further_bytes,
-    )
-
-
-def estimate(layout: Layout | None, settings: Settings, draft: Layout | None = None) -> Estimate | None:
-    """Compute what one replica takes, or None when it cannot be known.
-
-    Args:
-        layout: what the artifact's header tells; None when it does not tell all.
-        settings: how it is served.
-        draft: the same of the model that guesses ahead, where there is one. A caller that has one but does not know its
-            layout has no estimate either.
-    """
-    if layout is None:
+def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
+    """Compute what one replica takes that serves `workload` with `options`, or None when it cannot be known."""
+    if workload.layout is None:
         return None
-    if settings.runtime in _LLAMA_CPP:
-        compute = llama_cpp.parts
-    elif settings.runtime in _MLX:
-        compute = mlx.parts
-    else:
+    own = _estimate_parts(workload.layout, options, workload.runtime)
+    if own is None:
         return None
-    own = compute(layout, settings)
-    if draft is None:
+    own = own._replace(further_bytes=workload.further_bytes)
+    if workload.draft is None:
         return Estimate(own)
-    # It shares the engine's process, and loads nothing beside its own weights.
-    beside = compute(draft, settings._replace(further_bytes=0))
-    return Estimate(own, beside._replace(engine_bytes=0))
+    # A draft shares the engine's process, and loads nothing beside its own weights.
+    draft = _estimate_parts(workload.draft, options, workload.runtime)
+    return Estimate(own, draft and draft._replace(engine_bytes=0))
+
+
+def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
+    if runtime in _LLAMA_CPP:
+        return llama_cpp.estimate_parts(layout, options, runtime)
+    return mlx.estimate_parts(layout, options) if runtime in _MLX else None
 
 
 def further_bytes(role: Role, size_bytes: int | None) -> int | None:
@@ -99,19 +93,17 @@ def further_bytes(role: Role, size_bytes: int | None) -> int | None:
     return 2 * size_bytes if role == "projector" else size_bytes
 
 
-def largest_context(
-    layout: Layout | None, settings: Settings, limit_bytes: int, draft: Layout | None = None
-) -> int | None:
-    """Return the longest context, shorter than the settings', with which a replica fits into `limit_bytes`; None: none.
+def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int) -> int | None:
+    """Return the longest context, shorter than that of `options`, with which it fits into `limit_bytes`, or None.
 
     The estimate never falls with a longer context (a property test holds that), so halving finds it.
     """
 
     def fits(steps: int) -> bool:
-        found = estimate(layout, settings._replace(context_length=steps * _CONTEXT_STEP), draft)
+        found = estimate(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP))
         return found is not None and found.total_bytes <= limit_bytes
 
-    low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (settings.context_length - 1) // _CONTEXT_STEP
+    low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
     if high < low or not fits(low):
         return None
     while low < high:
@@ -120,18 +112,18 @@ def largest_context(
     return low * _CONTEXT_STEP
 
 
-def way_out(layout: Layout | None, settings: Settings, limit_bytes: int, draft: Layout | None = None) -> str:
-    """Say what would fit into `limit_bytes`, for a person: a shorter context, else fewer requests or fewer bits."""
-    context = largest_context(layout, settings, limit_bytes, draft)
+def way_out(workload: Workload, options: ServingOptions, limit_bytes: int) -> str:
+    """Return a message with what would fit into `limit_bytes`: a shorter context, else fewer requests or bits."""
+    layout, context = workload.layout, largest_context(workload, options, limit_bytes)
     if context is not None:
         return f"a contextLength of {context} would fit"
-    needed = estimate(layout, settings, draft)
+    needed = estimate(workload, options)
     if layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
-    smaller = settings._replace(context_length=min(_LEAST_CONTEXT, settings.context_length), parallel=1)
-    changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < settings.context_length else []
-    changes += ["a parallel of 1"] if settings.parallel > 1 else []
-    for found, more in ((needed, []), (estimate(layout, smaller, draft), changes)):
+    smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
+    changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
+    changes += ["a parallel of 1"] if options.parallel > 1 else []
+    for found, more in ((needed, []), (estimate(workload, smaller), changes)):
         rest_bytes = found.total_bytes - found.parts.weights_bytes if found else limit_bytes
         share = (limit_bytes - rest_bytes) / layout.tensor_bytes if layout.tensor_bytes else 0
         if share >= 1 and more:

@@ -1,1 +1,1 @@
-"""The only door to the API server: client, watch, store, queue, apply, lease, events."""
+"""All access to the API server: client, watch, store, queue, apply, lease, events, credentials."""

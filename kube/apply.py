@@ -1,6 +1,6 @@
-"""Write only what differs: a server-side apply that changes nothing costs the server almost as much as one that does.
+"""Server-side apply that is sent only when it would change something: a needless one costs the server almost as much.
 
-The rule is kube/comparison.py; here is when it is asked, and what is sent.
+kube/comparison.py decides; this module reads the observed object and sends the request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from kube.client import Client, Obj
-from kube.comparison import Comparison
+from kube.comparison import Comparison, owned_fields
 from kube.errors import Conflict
-from kube.ownership import owned_fields
 from kube.resources import Resource
 from kube.store import Store
 from kube.time import rfc3339
@@ -21,9 +20,9 @@ _STATUS_TRIES = 3
 def is_applied(
     resource: Resource, desired: Mapping[str, Any], observed: Obj, field_manager: str, subresource: str = ""
 ) -> bool:
-    """Whether applying `desired` would change nothing: all is there, and we own nothing that we no longer want.
+    """Decide whether applying `desired` would change nothing: all is there, and we own nothing else.
 
-    `desired` must say what can be read back: a Secret's `data`, never its write-only `stringData`.
+    `desired` must hold what can be read back: a Secret's `data`, never its write-only `stringData`.
     """
     owned = owned_fields(observed, field_manager, subresource)
     return owned is not None and Comparison(zero_is_absent=not resource.custom).covers(observed, desired, owned)
@@ -32,7 +31,7 @@ def is_applied(
 async def apply_if_changed(
     client: Client, store: Store, resource: Resource, obj: Mapping[str, Any], field_manager: str
 ) -> Obj:
-    """Apply unless the store shows that it would change nothing; the answer goes into the store. Raises as `Client`."""
+    """Apply unless the store shows that it would change nothing; put the answer into the store. Raises as `Client`."""
     metadata = obj["metadata"]
     observed = store.get(resource, metadata["name"], metadata.get("namespace"))
     if observed and is_applied(resource, obj, observed, field_manager):
@@ -68,7 +67,7 @@ async def apply_status(
 
 
 def merge_conditions(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], now: datetime) -> list[Obj]:
-    """The conditions `new`, each with the lastTransitionTime of its predecessor unless its status changed."""
+    """Return the conditions `new`, each with the lastTransitionTime of its predecessor unless its status changed."""
     before = {condition["type"]: condition for condition in old}
     merged = []
     for condition in new:

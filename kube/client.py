@@ -1,7 +1,7 @@
 """The API server's verbs on plain JSON objects.
 
 One method is one request (a list is one per page), so a caller knows between which calls it can die. A refusal is
-an ApiError that names the call; only 429 is waited for, because the server asks for it and says how long.
+an ApiError that names the call; only 429 is retried here, because the server asks for it and says how long.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """metav1.Status, as far as we read it."""
+    """The fields of metav1.Status that we read."""
 
     message: str = ""
     reason: str = ""
@@ -83,7 +83,7 @@ class Client:
         self._transport = transport
 
     async def reconnect(self) -> None:
-        """Use new connections from now on: those of an address that this host has no more would fail only by time."""
+        """Use new connections from now on: those of an address that this host has lost would fail only by time-out."""
         await self._transport.reconnect()
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
@@ -104,7 +104,7 @@ class Client:
     async def list_metadata(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
-        """Read the metadata of all objects that match: cheap, enough to know who exists."""
+        """Read the metadata of all objects that match: cheap, enough to know which exist."""
         return await self._pages(resource, namespace, _selectors(label_selector, field_selector), _METADATA_LIST)
 
     async def watch(
@@ -116,7 +116,7 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
     ) -> AsyncIterator[WatchEvent]:
-        """Changes since `resource_version`, until the server ends the watch.
+        """Yield the changes since `resource_version`, until the server ends the watch.
 
         Raises, besides the usual: Gone when the version is too old; Unreachable when neither an event nor a bookmark
         came for 70 seconds.
@@ -152,7 +152,7 @@ class Client:
         subresource: str = "",
         force: bool = True,
     ) -> Obj:
-        """Server-side apply: `obj` is everything that `field_manager` wants; what it left out, it gives up.
+        """Server-side apply: `obj` is all that `field_manager` sets; a field that it leaves out, it gives up.
 
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
@@ -188,7 +188,7 @@ class Client:
         try:
             return await self._call("patch", resource, namespace, name, request)
         except Invalid as error:
-            # A patch that does not fit the object is answered as invalid too, but without a word about any field.
+            # A patch that does not fit the object is answered as invalid too, but names no field.
             if error.causes:
                 raise
             raise _conflict(error, "the object is not as the patch expects it") from error
@@ -203,7 +203,7 @@ class Client:
         resource_version: str | None = None,
         propagation: str = "Background",
     ) -> None:
-        """Delete one object; with `uid` or `resource_version` only this very one (else Conflict)."""
+        """Delete one object; with `uid` or `resource_version` only if they match (else Conflict)."""
         wanted = {"uid": uid, "resourceVersion": resource_version}
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if preconditions := {key: value for key, value in wanted.items() if value}:
@@ -218,7 +218,7 @@ class Client:
         return _decode(call, await self._send(call, request), Obj)
 
     async def _pages(self, resource: Resource, namespace: str | None, query: dict[str, str], accept: str) -> ObjectList:
-        """All pages at one resourceVersion; when it grew too old on the way, the whole list at once."""
+        """Return all pages at one resourceVersion; when it expires on the way, the whole list at once."""
         call = _describe("list", resource, namespace, None)
         path = resource.path(namespace)
         items: list[Obj] = []
@@ -251,7 +251,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def connect(credentials: Credentials) -> AsyncIterator[Client]:
-    """A client over HTTP, whose connections are closed on exit."""
+    """Open a client over HTTP, whose connections are closed on exit."""
     transport = AiohttpTransport(credentials)
     try:
         yield Client(transport)
@@ -286,7 +286,7 @@ def _decode(call: str, body: bytes, type_: type[T]) -> T:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines; a last one that was cut off is dropped."""
+    """Yield whole lines; a last one that was cut off is dropped."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -296,7 +296,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _conflict(error: Invalid, meaning: str) -> Conflict:
-    """The conflict that the server reports as an invalid object."""
+    """Return the conflict that the server reports as an invalid object."""
     message = f"{meaning} ({error.message})"
     return Conflict(error.call, status=error.status, reason=error.reason, message=message, causes=error.causes)
 

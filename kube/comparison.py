@@ -1,8 +1,9 @@
-"""Would applying this object change anything? Decided without asking the server.
+"""Decide without asking the server whether applying an object would change it.
 
-Three things are walked together: what we want, what is there, and what the server remembers as ours. Where a field
-is ours, its kind is known (associative list, set, atomic), so lists are matched as the server matches them, and a
-field that we own and no longer want is found, which a comparison of values alone cannot see.
+Three trees are walked together: the desired object, the observed one, and the fields that the server has recorded as
+ours in managedFields. Where a field is ours, its kind is known (associative list, set, atomic), so lists are matched as
+the server matches them, and a field that we own and no longer desire is found, which a comparison of values alone
+cannot see.
 """
 
 import re
@@ -11,7 +12,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from kube.ownership import FieldSet, children, is_atomic, keyed_items, set_items
+import msgspec
+
+from kube.client import Obj
+
+FieldSet = Mapping[str, Any]
+"""FieldsV1 as it is on the wire: `f:name` a field, `k:{...}` an item of an associative list by its keys, `v:...` an
+item of a set, `.` the object itself. A field without children is a leaf, or a list or map owned as a whole (atomic).
+"""
 
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "overhead"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit"})
@@ -23,7 +31,7 @@ _POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T":
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How strict to be.
+    """The comparison of desired and observed, with its strictness.
 
     Attributes:
         zero_is_absent: the server drops empty strings, zeros and the like of built-in kinds, so their absence is as
@@ -33,7 +41,7 @@ class Comparison:
     zero_is_absent: bool
 
     def covers(self, observed: Any, desired: Any, owned: FieldSet | None) -> bool:
-        """Whether `observed` has all of `desired`, and nothing that is owned and no longer desired.
+        """Decide whether `observed` has all of `desired`, and nothing that is owned and no longer desired.
 
         Without `owned` nothing counts as no longer desired, and lists are compared by position.
         """
@@ -46,18 +54,18 @@ class Comparison:
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
         desired = {name: value for name, value in desired.items() if value is not None}
         # An empty map says that it is there, so what the server fills it with is not a difference.
-        atomic = owned is not None and is_atomic(owned) and bool(desired)
+        atomic = owned is not None and _is_atomic(owned) and bool(desired)
         if atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
             return False
-        parts = children(owned or {})
-        if any(name in observed and name not in desired for name in parts):
+        fields = _children(owned or {})
+        if any(name in observed and name not in desired for name in fields):
             return False
         for name, value in desired.items():
             if name not in observed:
                 if self.zero_is_absent and not value:
                     continue
                 return False
-            if not self._covers_field(name, observed[name], value, {} if atomic else parts.get(name)):
+            if not self._covers_field(name, observed[name], value, {} if atomic else fields.get(name)):
                 return False
         return True
 
@@ -70,9 +78,9 @@ class Comparison:
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
-        if owned and (items := keyed_items(owned)):
+        if owned and (items := _keyed_items(owned)):
             return self._covers_items(observed, desired, items)
-        if owned and (members := set_items(owned)):
+        if owned and (members := _set_items(owned)):
             return all(item in observed for item in desired) and all(item in desired for item in members)
         return len(observed) == len(desired) and all(
             self.covers(there, wanted, owned) for there, wanted in zip(observed, desired, strict=True)
@@ -81,7 +89,7 @@ class Comparison:
     def _covers_items(
         self, observed: Sequence[Any], desired: Sequence[Any], owned: Sequence[tuple[Mapping[str, Any], FieldSet]]
     ) -> bool:
-        """An associative list: items are found by their keys, in our order; those of others may stand between ours."""
+        """Compare an associative list: items match by their keys, in our order; others may stand between ours."""
         keys = owned[0][0].keys()
         if not all(any(_identifies(item, identity, keys) for item in desired) for identity, _ in owned):
             return False
@@ -95,12 +103,12 @@ class Comparison:
 
 
 def _identifies(item: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
-    """Whether `other` is the item that `item` speaks of; a key that it leaves out is the server's default."""
+    """Decide whether both have the same keys; a key that `item` leaves out is the server's default."""
     return all(key not in item or item[key] == other.get(key) for key in keys)
 
 
 def _equal(observed: Any, desired: Any) -> bool:
-    """Equality of JSON scalars, where `true` is not 1."""
+    """Compare JSON scalars, where `true` is not 1."""
     return bool(observed == desired) and isinstance(observed, bool) == isinstance(desired, bool)
 
 
@@ -110,7 +118,7 @@ def _same_quantity(observed: Any, desired: Any) -> bool:
 
 
 def _amount(quantity: Any) -> Decimal | None:
-    """The value of a Kubernetes quantity: `500m`, `1Gi`, `2e3`, `4`; None for what is none."""
+    """Return the value of a Kubernetes quantity such as `500m`, `1Gi`, `2e3` or `4`; None for anything else."""
     match = _QUANTITY.fullmatch(str(quantity))
     if not match:
         return None
@@ -120,3 +128,36 @@ def _amount(quantity: Any) -> Decimal | None:
     if len(suffix) > 1:
         return number.scaleb(int(suffix[1:]))
     return number.scaleb(_POWERS[suffix])
+
+
+def owned_fields(observed: Obj, field_manager: str, subresource: str = "") -> FieldSet | None:
+    """Return the fields that `field_manager` applied to `observed`, or None when it never applied any."""
+    for entry in observed["metadata"].get("managedFields", ()):
+        if (
+            entry.get("manager") == field_manager
+            and entry.get("operation") == "Apply"
+            and entry.get("subresource", "") == subresource
+        ):
+            fields: FieldSet = entry.get("fieldsV1", {})
+            return fields
+    return None
+
+
+def _is_atomic(owned: FieldSet) -> bool:
+    """Decide whether the field is owned as a whole, not by its children."""
+    return not owned
+
+
+def _children(owned: FieldSet) -> dict[str, FieldSet]:
+    """Return the fields of a map, by name."""
+    return {name[2:]: fields for name, fields in owned.items() if name.startswith("f:")}
+
+
+def _keyed_items(owned: FieldSet) -> list[tuple[Obj, FieldSet]]:
+    """Return the items of an associative list: the fields that identify each, and the fields owned of it."""
+    return [(msgspec.json.decode(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
+
+
+def _set_items(owned: FieldSet) -> Sequence[Any]:
+    """Return the items of a set."""
+    return [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are: kubeconfig, in-cluster files, tokens that rotate, exec plugins.
+"""Address of the API server and our identity: kubeconfig, in-cluster files, tokens that rotate, exec plugins.
 
 Importing `kubernetes` costs 21 to 24 MiB of resident memory and 0.8 s, a quarter of what a Mac's agent may use.
 So entries that are plain data (token, token file, client certificate, in-cluster files) are read here, and the
@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kube import kubeconfig as files
-from kube.kubeconfig import CredentialsError, Entry
+from kube.kubeconfig import CredentialsError, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PLUGIN_SECONDS = 60.0
@@ -26,14 +25,14 @@ _EXPIRY_MARGIN_SECONDS = 60.0
 _UNSUPPORTED = ("as", "as-groups", "as-uid", "username")
 
 
-class Identity(Protocol):
-    """What proves who we are on each request."""
+class ClientIdentity(Protocol):
+    """The proof of our identity on each request."""
 
     async def authorization(self) -> str | None:
-        """The value of the Authorization header as of now; raises CredentialsError."""
+        """Return the value of the Authorization header as of now. Raises CredentialsError."""
 
     async def refresh(self) -> bool:
-        """After a 401: whether there is something new to try; raises CredentialsError."""
+        """Get new credentials after a 401; return whether there are any. Raises CredentialsError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +41,24 @@ class Credentials:
 
     Attributes:
         server: base URL without a trailing slash.
-        identity: who we are.
+        identity: our proof of identity.
         tls: the context of all connections, built once; None for a plain http server.
         tls_server_name: name to check in the server's certificate, where it is not the URL's.
         proxy: URL of an HTTP proxy to use.
     """
 
     server: str
-    identity: Identity = field(repr=False)
+    identity: ClientIdentity = field(repr=False)
     tls: ssl.SSLContext | None = None
     tls_server_name: str | None = None
     proxy: str | None = field(default=None, repr=False)
 
     async def authorization(self) -> str | None:
-        """The value of the Authorization header as of now; raises CredentialsError."""
+        """Return the value of the Authorization header as of now. Raises CredentialsError."""
         return await self.identity.authorization()
 
     async def refresh(self) -> bool:
-        """Get new credentials after a 401; returns whether it is worth sending the request again."""
+        """Get new credentials after a 401; return whether it is worth sending the request again."""
         return await self.identity.refresh()
 
 
@@ -70,16 +69,16 @@ class StaticToken:
     token: str | None = field(repr=False)
 
     async def authorization(self) -> str | None:
-        """The header's value."""
+        """Return the header's value."""
         return f"Bearer {self.token}" if self.token else None
 
     async def refresh(self) -> bool:
-        """Nothing new, ever."""
+        """Return False: there is never a new token."""
         return False
 
 
 class TokenFile:
-    """A token that somebody else rotates on disk, as kubelet does; a file that is away leaves the last one."""
+    """A token that another program rotates on disk, as kubelet does; while the file is missing, the last one counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -87,7 +86,7 @@ class TokenFile:
         self._token = ""
 
     async def authorization(self) -> str | None:
-        """The header's value; the file is read again when it changed."""
+        """Return the header's value; the file is read again when it changed."""
         try:
             stat = self._path.stat()
             if self._seen != (stat.st_ino, stat.st_mtime_ns):
@@ -97,11 +96,11 @@ class TokenFile:
             if not self._token:
                 raise CredentialsError(f"token file {self._path}: {error}") from error
         if not self._token:
-            raise CredentialsError(f"token file {self._path}: is empty")
+            raise CredentialsError(f"token file {self._path}: is empty: write a token into it")
         return f"Bearer {self._token}"
 
     async def refresh(self) -> bool:
-        """Whether the file holds another token than the one refused."""
+        """Read the file again; return whether it holds another token than the one refused."""
         refused, self._seen = self._token, None
         await self.authorization()
         return self._token != refused
@@ -110,7 +109,7 @@ class TokenFile:
 class Plugin:
     """A kubeconfig user that the `kubernetes` library knows how to log in: exec plugin or auth provider."""
 
-    def __init__(self, entry: Entry, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, entry: KubeconfigEntry, tls: ssl.SSLContext | None) -> None:
         self._entry = entry
         self._tls = tls
         self._lock = asyncio.Lock()
@@ -125,7 +124,7 @@ class Plugin:
         }
 
     async def authorization(self) -> str | None:
-        """The header's value; logs in first when there is none or it is about to expire."""
+        """Return the header's value; log in first when there is none or it is about to expire."""
         async with self._lock:
             if time.time() >= self._valid_until:
                 await self._log_in()
@@ -160,7 +159,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What we use of `kubernetes`, once it is imported."""
+    """The names that we use of `kubernetes`, once it is imported."""
 
     load: Any
     new_configuration: Any
@@ -194,7 +193,7 @@ def load(
         paths = [Path(path).expanduser() for path in environ["KUBECONFIG"].split(os.pathsep) if path]
     else:
         paths = [Path("~/.kube/config").expanduser()]
-    entry = files.read(paths)
+    entry = read_kubeconfig(paths)
     tls = _tls(entry)
     return Credentials(
         server=_server(entry),
@@ -209,18 +208,18 @@ def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credenti
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
-    entry = Entry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
+    entry = KubeconfigEntry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
     return Credentials(cluster["server"], TokenFile(token_file or SERVICE_ACCOUNT / "token"), _tls(entry))
 
 
-def _server(entry: Entry) -> str:
+def _server(entry: KubeconfigEntry) -> str:
     server = str(entry.cluster.get("server", "")).rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise CredentialsError(f"{entry.source}: cluster.server {server!r} is not an http(s) URL")
     return server
 
 
-def _identity(entry: Entry, tls: ssl.SSLContext | None) -> Identity:
+def _identity(entry: KubeconfigEntry, tls: ssl.SSLContext | None) -> ClientIdentity:
     user = entry.user
     if refused := [key for key in _UNSUPPORTED if user.get(key)]:
         raise CredentialsError(f"{entry.source}: user has {', '.join(refused)}, which Pomona does not support")
@@ -233,7 +232,7 @@ def _identity(entry: Entry, tls: ssl.SSLContext | None) -> Identity:
     return StaticToken(None)
 
 
-def _tls(entry: Entry) -> ssl.SSLContext | None:
+def _tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
     if not _server(entry).startswith("https://"):
         return None
     try:
@@ -253,14 +252,14 @@ def _tls(entry: Entry) -> ssl.SSLContext | None:
 
 
 def _pem(entry: Mapping[str, Any], name: str) -> bytes | None:
-    """The content of a field that is either inline base64 (`name`-data, which wins) or a path."""
+    """Return the content of a field that is either inline base64 (`name`-data, which wins) or a path."""
     if data := entry.get(f"{name}-data"):
         return base64.b64decode(data, validate=True)
     return Path(entry[name]).read_bytes() if entry.get(name) else None
 
 
 def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """`ssl` reads keys from files only: one that only we can read, and that is gone when this returns."""
+    """Load a client certificate. `ssl` reads files only: this one is ours alone, and gone when this returns."""
     with tempfile.NamedTemporaryFile(prefix="pomona-") as file:
         file.write(certificate + b"\n" + key)
         file.flush()

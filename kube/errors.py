@@ -1,7 +1,8 @@
-"""The two ways in which a call to the API server fails: it answered "no" (ApiError), or nobody knows (Unreachable).
+"""The two ways in which a call to the API server fails: the server refused (ApiError) or did not answer (Unreachable).
 
 The difference matters to every caller: after Unreachable a write may or may not have happened, and an object that
-could not be read is unknown, never absent. NotOurs is neither: the server would do it, and we must not.
+could not be read is unknown, never absent. NotOurs is neither: the server would accept the write, but the object is
+not ours.
 """
 
 # ruff: noqa: N818 - the names of these errors are those of the API's own reasons
@@ -12,7 +13,7 @@ class Unreachable(Exception):
 
 
 class NotOurs(Exception):
-    """What has the name that is needed belongs to another, or to a predecessor that is still going."""
+    """The object of the needed name belongs to another owner, or to a predecessor that is still being deleted."""
 
 
 class ApiError(Exception):
@@ -59,7 +60,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409, or a failed `test` of a JSON patch: somebody else was faster; read again and decide again."""
+    """409, or a failed `test` of a JSON patch: another client was faster; read again and decide again."""
 
 
 class Gone(ApiError):

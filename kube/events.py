@@ -1,7 +1,7 @@
-"""Kubernetes Events for people: what happened to an object and why.
+"""The recorder of Kubernetes Events.
 
-The same thing happening again becomes a count on the first Event, written at most once a minute. An Event is news,
-not state: a failed write is logged and forgotten.
+An Event that repeats becomes a count on the first one, written at most once a minute. An Event is news, not state: a
+failed write is logged and forgotten.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ EventType = Literal["Normal", "Warning"]
 WRITE_SECONDS = 5.0
 REFRESH_SECONDS = 60.0
 SERIES_SECONDS = 360.0
-"""As long as client-go: after six minutes without it, the same thing is a new event."""
+"""As in client-go: after six minutes without a repetition, the same event is a new one."""
 _SERIES_KEPT = 1024
 _NOTE_BYTES = 1024
 
 
 @dataclass(slots=True)
 class _Series:
-    """One event on the server, and how often it happened since. Times are monotonic."""
+    """One event on the server, and its count since. Times are monotonic."""
 
     namespace: str
     name: str
@@ -40,8 +40,8 @@ class _Series:
     count: int = 1
 
 
-class Recorder:
-    """Writes Events in the name of `controller` (such as `pomona.dev/controller`), process `instance`."""
+class EventRecorder:
+    """Writes Events as `controller` (such as `pomona.dev/controller`), process `instance`."""
 
     def __init__(self, client: Client, controller: str, instance: str) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Recorder:
         self._series: dict[tuple[str, ...], _Series] = {}
 
     async def event(self, regarding: Obj, type: EventType, reason: str, note: str, action: str) -> None:  # noqa: A002 - the API's name
-        """Tell that `reason` (CamelCase) happened to `regarding` while doing `action`; `note` is the sentence.
+        """Report that `reason` (CamelCase) happened to `regarding` while doing `action`; `note` is the message.
 
         An event of a cluster-scoped object is in namespace `default`. Takes at most 5 seconds, and never raises
         because a write failed.
@@ -76,7 +76,7 @@ class Recorder:
                 await self._write(series, self._body(regarding, type, reason, note, action))
         except (ApiError, Unreachable, TimeoutError) as error:
             self._series.pop(key, None)
-            log.warning("event not written", reason=reason, note=note, error=str(error) or "time-out")
+            log.warning("event_write_failed", reason=reason, note=note, error=str(error) or "time-out")
 
     async def _write(self, series: _Series, body: Obj) -> None:
         if series.count > 1:

@@ -1,7 +1,7 @@
-"""Read kubeconfig files as data: which cluster and which user the current context names.
+"""Kubeconfig files read as data: the cluster and the user of the current context.
 
 Files of $KUBECONFIG are merged as kubectl does (the first definition of a name wins), and relative paths are made
-absolute against the file that holds them, so that nobody later needs to know where an entry came from.
+absolute against the file that holds them, so that an entry can be used without knowing its file.
 """
 
 import os
@@ -20,7 +20,7 @@ class CredentialsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KubeconfigEntry:
     """The cluster and the user of a context; `source` names them in messages. The user holds secrets."""
 
     source: str
@@ -28,8 +28,8 @@ class Entry:
     user: Mapping[str, Any] = field(repr=False)
 
 
-def read(paths: Sequence[Path]) -> Entry:
-    """The entry of the current context; of several `paths` those that do not exist are skipped.
+def read_kubeconfig(paths: Sequence[Path]) -> KubeconfigEntry:
+    """Return the entry of the current context; of several `paths` those that do not exist are skipped.
 
     Raises:
         CredentialsError: no file exists, one is not a kubeconfig, or the context is incomplete.
@@ -52,7 +52,7 @@ def read(paths: Sequence[Path]) -> Entry:
     context = _pick(source, named, "contexts", current)
     cluster = _pick(source, named, "clusters", context.get("cluster", ""))
     user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
-    return Entry(f"kubeconfig {source}, context {current}", cluster, user)
+    return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """`entry` with paths made absolute; a command without a slash is looked up on PATH and stays."""
+    """Return `entry` with paths made absolute; a command without a slash is looked up on PATH and stays."""
     paths: dict[str, Any] = {key: str((folder / entry[key]).absolute()) for key in _PATHS if entry.get(key)}
     plugin = entry.get("exec")
     if plugin and "/" in plugin.get("command", ""):

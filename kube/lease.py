@@ -1,6 +1,6 @@
-"""Leases: one leader among replicas, and the heartbeat of a host.
+"""Leases: leader election among replicas, and the heartbeat of a host.
 
-Clocks of two machines are never compared: a holder is dead when its lease was seen unchanged for its whole duration
+Clocks of two machines are never compared: a holder is dead when its lease was observed unchanged for its whole duration
 on our own monotonic clock. The leader gives up before others may take over, and its work is cancelled first.
 """
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class LeadershipLost(Exception):  # noqa: N818 - what happened, as client-go calls it
-    """The lease could not be renewed in time, or somebody else holds it. The led work has been cancelled."""
+    """The lease could not be renewed in time, or another process holds it. The led work has been cancelled."""
 
 
 def _now() -> float:
@@ -28,7 +28,7 @@ def _now() -> float:
 
 
 def may_take(spec: Obj, identity: str, unchanged_seconds: float) -> bool:
-    """Whether `identity` may write itself into a lease that it has seen unchanged for so long."""
+    """Decide whether `identity` may take over a lease that it has observed unchanged for `unchanged_seconds`."""
     holder = spec.get("holderIdentity") or ""
     return holder in ("", identity) or unchanged_seconds >= spec.get("leaseDurationSeconds", 0)
 
@@ -64,16 +64,16 @@ class Elector:
         self._seen_at = 0.0
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait until we lead, run `work`, release the lease when it ended, failed or was cancelled.
+        """Wait for the lease, run `work`, release the lease when it ended, failed or was cancelled.
 
         Raises:
             LeadershipLost: after `work` was cancelled because the lease was lost.
         """
         try:
             held_since = await self._acquire()
-            log.info("leading", lease=self._name, identity=self._identity)
+            log.info("leadership_acquired", lease=self._name, identity=self._identity)
             async with asyncio.TaskGroup() as group:
-                renewal = group.create_task(self._keep(held_since))
+                renewal = group.create_task(self._renew_until_lost(held_since))
                 await work()
                 renewal.cancel()
         except ExceptionGroup as failed:
@@ -84,15 +84,15 @@ class Elector:
             await self._attempt(self._deadline / 2, self._release)
 
     async def _acquire(self) -> float:
-        """Try until we hold the lease; returns the monotonic time from which it counts."""
+        """Try until we hold the lease; return the monotonic time from which it counts."""
         while True:
             started = _now()
-            if await self._attempt(self._deadline / 2, self._take):
+            if await self._attempt(self._deadline / 2, self._take_or_renew):
                 return started
             self._version = ""
             await asyncio.sleep(self._retry)
 
-    async def _keep(self, renewed_at: float) -> None:
+    async def _renew_until_lost(self, renewed_at: float) -> None:
         """Renew until it fails for too long; raises LeadershipLost."""
         while True:
             await asyncio.sleep(self._retry)
@@ -100,7 +100,7 @@ class Elector:
             left = renewed_at + self._deadline - started
             if left <= 0:
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
-            if await self._attempt(min(left, self._deadline / 2), self._take):
+            if await self._attempt(min(left, self._deadline / 2), self._take_or_renew):
                 # What counts is when the request left, since the server's record is no younger.
                 renewed_at = started
             elif (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
@@ -115,28 +115,28 @@ class Elector:
             self._version = ""
         except (ApiError, Unreachable, TimeoutError) as error:
             self._version = ""
-            log.warning("lease not written", lease=self._name, error=str(error) or f"no answer within {seconds} s")
+            log.warning("lease_write_failed", lease=self._name, error=str(error) or f"no answer within {seconds} s")
         return False
 
-    async def _take(self) -> bool:
+    async def _take_or_renew(self) -> bool:
         """Take or renew the lease, if we may."""
         if not self._version:
             try:
-                self._see(await self._client.get(LEASES, self._name, self._namespace))
+                self._remember(await self._client.get(LEASES, self._name, self._namespace))
             except NotFound:
                 metadata = {"namespace": self._namespace, "name": self._name}
-                lease = {"metadata": metadata, "spec": self._claim({})}
-                self._see(await self._client.create(LEASES, lease))
+                lease = {"metadata": metadata, "spec": self._build_spec({})}
+                self._remember(await self._client.create(LEASES, lease))
                 return True
         if not may_take(self._spec, self._identity, _now() - self._seen_at):
             return False
-        await self._write(self._claim(self._spec))
+        await self._write(self._build_spec(self._spec))
         return True
 
     async def _release(self) -> bool:
-        """Let the next leader in at once, if the lease is ours."""
+        """Release the Lease if it is ours, so that the next leader need not wait for it to expire."""
         if not self._version:
-            self._see(await self._client.get(LEASES, self._name, self._namespace))
+            self._remember(await self._client.get(LEASES, self._name, self._namespace))
         if self._spec.get("holderIdentity") != self._identity:
             return False
         await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})
@@ -147,15 +147,15 @@ class Elector:
             {"op": "test", "path": "/metadata/resourceVersion", "value": self._version},
             {"op": "add", "path": "/spec", "value": spec},
         ]
-        self._see(await self._client.patch_json(LEASES, self._name, self._namespace, operations))
+        self._remember(await self._client.patch_json(LEASES, self._name, self._namespace, operations))
 
-    def _see(self, lease: Obj) -> None:
+    def _remember(self, lease: Obj) -> None:
         self._version = lease["metadata"]["resourceVersion"]
         spec = lease.get("spec") or {}
         if spec != self._spec:
             self._spec, self._seen_at = spec, _now()
 
-    def _claim(self, spec: Obj) -> Obj:
+    def _build_spec(self, spec: Obj) -> Obj:
         now = micro_time(datetime.now(UTC))
         ours = spec.get("holderIdentity") == self._identity
         return {
@@ -168,7 +168,7 @@ class Elector:
 
 
 class HeldElsewhereError(Exception):
-    """Somebody else renews the lease; the message says who."""
+    """Another agent renews the lease; the message names it."""
 
 
 class _HostLease:
@@ -187,17 +187,17 @@ class _HostLease:
         self._rival: Obj = {}
         """What another holder wrote, as first seen."""
         self._rival_since = 0.0
-        # Earlier versions wrote the host's name, and whoever is updated must not let its host be given up.
+        # Earlier versions wrote the host's name; an agent that was updated takes over such a lease at once.
         self._predecessor: str | None = name
 
     def forget(self) -> None:
-        """Read it again, as after a write that was refused or of which nothing was heard."""
+        """Read it again, as after a write that was refused or was not answered."""
         self._version = None
 
     async def renew(self) -> bool:
-        """Renew it, or take it over when its holder has not renewed it for its whole duration; False: wait for that.
+        """Renew it, or take it over when its holder has not renewed it for its whole duration; False: not yet.
 
-        Raises ApiError, Unreachable, and HeldElsewhereError when its holder lives.
+        Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """
         if self._version is None and not await self._may_take():
             return False
@@ -222,17 +222,17 @@ class _HostLease:
         spec = found.get("spec") or {}
         if not may_take(spec, self._identity, 0.0) and spec["holderIdentity"] != self._predecessor:
             if self._rival and spec != self._rival:
-                raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, who renews it")
+                raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival:
                 self._rival, self._rival_since = spec, _now()
-                log.warning("lease is held", lease=self._metadata["name"], by=spec["holderIdentity"])
+                log.warning("host_lease_held", lease=self._metadata["name"], by=spec["holderIdentity"])
             if not may_take(spec, self._identity, _now() - self._rival_since):
                 return False
         self._version = found["metadata"]["resourceVersion"]
         return True
 
 
-async def renew(
+async def renew_host_lease(
     client: Client,
     namespace: str,
     name: str,
@@ -243,9 +243,9 @@ async def renew(
     interval_seconds: float = 10.0,
     on_renewed: Callable[[], None] | None = None,
 ) -> None:
-    """Keep the Lease of a host alive for ever: created if absent, every failure logged and soon tried again.
+    """Renew the Lease of a host for ever: create it if absent, log every failure and soon try again.
 
-    `identity` is of this very agent, and the same after its restart. `on_renewed` is called after each renewal that
+    `identity` is that of this agent, the same after its restart. `on_renewed` is called after each renewal that
     the server confirmed.
 
     Raises:
@@ -261,7 +261,9 @@ async def renew(
                 renewed = await lease.renew()
         except (ApiError, Unreachable, TimeoutError) as error:
             lease.forget()
-            log.warning("host lease not renewed", lease=name, error=str(error) or f"no answer in {interval_seconds} s")
+            log.warning(
+                "host_lease_renewal_failed", lease=name, error=str(error) or f"no answer in {interval_seconds} s"
+            )
         else:
             if renewed:
                 wait = interval_seconds

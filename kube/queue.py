@@ -1,6 +1,6 @@
-"""Keys that wait for a reconcile, with the semantics of client-go's work queue.
+"""A queue of keys to reconcile, with the semantics of client-go's work queue.
 
-A key is never worked on twice at once; added while it is being worked on, it comes again afterwards; added many
+A key is never reconciled twice at once; added while it is being reconciled, it comes again afterwards; added many
 times, it comes once. Nothing polls: delays are timers of the event loop.
 """
 
@@ -22,7 +22,7 @@ LAST_RETRY_SECONDS = 300.0
 
 
 class WorkQueue(Generic[K]):
-    """A coalescing queue of keys; `len` is how many wait now (neither later ones nor those being worked on)."""
+    """A coalescing queue of keys; `len` counts those ready now (neither delayed ones nor those being reconciled)."""
 
     def __init__(self) -> None:
         self._ready: asyncio.Queue[K] = asyncio.Queue()
@@ -32,7 +32,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Have `key` worked on as soon as possible."""
+        """Enqueue `key` now."""
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -40,7 +40,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have `key` worked on in `seconds`; of several such wishes the earliest counts."""
+        """Enqueue `key` in `seconds`; of several delays the earliest counts."""
         if seconds <= 0:
             self.add(key)
             return
@@ -51,17 +51,17 @@ class WorkQueue(Generic[K]):
             return
         if waiting:
             waiting.cancel()
-        self._later[key] = loop.call_at(due, self._due, key)
+        self._later[key] = loop.call_at(due, self._add_due, key)
 
     def retry(self, key: K) -> float:
-        """Add `key` after its back-off, 0.1 s doubling to 300 s with jitter; returns the seconds."""
+        """Enqueue `key` after its back-off, 0.1 s doubling to 300 s with jitter; return the seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
         self.add_after(key, seconds)
         return seconds
 
     def forget(self, key: K) -> None:
-        """End the back-off of `key`: its work succeeded, or its object is gone."""
+        """Reset the back-off of `key`: its reconcile succeeded, or its object is gone."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
@@ -72,7 +72,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """The work on `key` ended, however it ended."""
+        """Mark the reconcile of `key` as ended, however it ended."""
         self._processing.discard(key)
         if key in self._dirty:
             self._ready.put_nowait(key)
@@ -80,7 +80,7 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return self._ready.qsize()
 
-    def _due(self, key: K) -> None:
+    def _add_due(self, key: K) -> None:
         del self._later[key]
         self.add(key)
 
@@ -91,9 +91,9 @@ async def run_workers(
     workers: int,
     timeout_seconds: float,
 ) -> None:
-    """Work on the queue for ever; cancel it to stop.
+    """Reconcile the keys of the queue for ever; cancel it to stop.
 
-    `reconcile` returns the seconds after which it wants the key again, or None. An error or a time-out is logged and
+    `reconcile` returns the seconds after which the key is due again, or None. An error or a time-out is logged and
     retried with back-off.
     """
     async with asyncio.TaskGroup() as group:
@@ -109,9 +109,9 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
                 again = await reconcile(key)
         except (ApiError, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
-            log.warning("reconcile failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
+            log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
         except Exception:  # a defect in one reconcile must not stop all the others
-            log.exception("reconcile crashed", key=key, retry_seconds=round(queue.retry(key), 1))
+            log.exception("reconcile_crashed", key=key, retry_seconds=round(queue.retry(key), 1))
         else:
             queue.forget(key)
             if again is not None:

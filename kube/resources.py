@@ -1,10 +1,11 @@
-"""What the API server serves and where: one constant per resource that Pomona reads or writes.
+"""The API resources that Pomona reads or writes, one constant each, with their paths.
 
 A path is built from a constant and never by hand, so that a group, a plural or a scope is written down once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from crds.meta import GROUP, VERSION
 
@@ -26,11 +27,11 @@ class Resource:
 
     @property
     def custom(self) -> bool:
-        """Whether a CRD defines it: the server keeps zero values of such objects, and drops many of built-in ones."""
+        """True when a CRD defines it: the server keeps zero values of such objects, and drops many of built-in ones."""
         return "." in self.group and not self.group.endswith(".k8s.io")
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-        """The URL path of one object or, without a name, of the collection (in one namespace or in all)."""
+        """Return the URL path of one object or, without a name, of the collection (in one namespace or in all)."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace and self.namespaced:
             parts += ["namespaces", namespace]
@@ -43,6 +44,22 @@ class Resource:
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object; the namespace of a cluster-scoped object is empty."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+def object_key(obj: Mapping[str, Any]) -> ObjectKey:
+    """Return the key of an object as the API server sends it."""
+    metadata = obj["metadata"]
+    return ObjectKey(metadata.get("namespace") or "", metadata["name"])
 
 
 PODS: Final = Resource("", "v1", "pods", "Pod")

@@ -1,8 +1,8 @@
-"""What we know of the cluster: one dict per resource, with indexes and listeners.
+"""The watch cache: the objects observed in the cluster, one dict per resource, with indexes and listeners.
 
 Sources put into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. The sources race each
-other, so it never goes back in time: an older version of an object does not replace a newer one, and does not bring
-back a deleted one.
+other, so the store never goes back in time: an older version of an object does not replace a newer one, and does not
+bring back a deleted one.
 """
 
 from collections import defaultdict
@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kube.client import Client, Obj
-from kube.resources import Resource
+from kube.resources import ObjectKey, Resource, object_key
 
-Key = tuple[str, str]
-"""(namespace, name); the namespace of a cluster-scoped object is empty."""
 Listener = Callable[[Resource, Obj | None, Obj | None], None]
 Objects = list[Obj]
-Snapshot = Mapping[Key, tuple[str, str]]
+Snapshot = Mapping[ObjectKey, tuple[str, str]]
 """(uid, resourceVersion) of each object at one moment."""
 
 _REMEMBERED_DELETIONS = 4096
@@ -25,9 +23,9 @@ _REMEMBERED_DELETIONS = 4096
 @dataclass(slots=True)
 class _Index:
     keys: Callable[[Obj], Iterable[str]]
-    found: defaultdict[str, dict[Key, Obj]] = field(default_factory=lambda: defaultdict(dict))
+    found: defaultdict[str, dict[ObjectKey, Obj]] = field(default_factory=lambda: defaultdict(dict))
 
-    def change(self, key: Key, old: Obj | None, new: Obj | None) -> None:
+    def change(self, key: ObjectKey, old: Obj | None, new: Obj | None) -> None:
         if old:
             for value in self.keys(old):
                 self.found[value].pop(key, None)
@@ -42,21 +40,21 @@ class Store:
     """Objects by resource, namespace and name. Treat what it returns as frozen: it is shared."""
 
     def __init__(self) -> None:
-        self._objects: defaultdict[Resource, dict[Key, Obj]] = defaultdict(dict)
+        self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
         self._listeners: list[Listener] = []
         self._deleted: dict[str, str] = {}
 
     def put(self, resource: Resource, obj: Obj) -> bool:
-        """Take an object as observed; returns whether it is news. An older version of the same uid is ignored."""
+        """Put an observed object; return whether it is new. An older version of the same uid is ignored."""
         uid, version = _version(obj)
-        old = self._objects[resource].get(_key(obj))
+        old = self._objects[resource].get(object_key(obj))
         known = _version(old) if old else ("", "")
-        if old and known[0] == uid and not _newer(version, known[1]):
+        if old and known[0] == uid and not _is_newer(version, known[1]):
             return False
-        if uid in self._deleted and not _newer(version, self._deleted[uid]):
+        if uid in self._deleted and not _is_newer(version, self._deleted[uid]):
             return False
-        self._set(resource, _key(obj), obj)
+        self._set(resource, object_key(obj), obj)
         return True
 
     def remove(
@@ -68,30 +66,30 @@ class Store:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> bool:
-        """Forget an object; returns whether it was there.
+        """Remove an object; return whether it was there.
 
         Args:
-            resource: what it is.
-            namespace: where it is.
+            resource: its resource.
+            namespace: its namespace.
             name: its name.
-            uid: forget it only if it is this very one.
-            resource_version: that of the deletion; what is older comes too late to bring the object back.
+            uid: remove it only if it has this uid.
+            resource_version: version of the deletion; an older version that comes later is ignored.
         """
-        key = (namespace or "", name)
+        key = ObjectKey(namespace or "", name)
         old = self._objects[resource].get(key)
         if uid and resource_version:
-            self._bury(uid, resource_version)
+            self._remember_deletion(uid, resource_version)
         if not old or (uid and _version(old)[0] != uid):
             return False
         self._set(resource, key, None)
         return True
 
     def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj | None:
-        """One object, if known."""
-        return self._objects[resource].get((namespace or "", name))
+        """Return one object, or None when it is not known."""
+        return self._objects[resource].get(ObjectKey(namespace or "", name))
 
     def list(self, resource: Resource, namespace: str | None = None) -> Objects:
-        """All known objects of a resource, in one namespace or in all."""
+        """Return all known objects of a resource, in one namespace or in all."""
         objects = self._objects[resource]
         return [obj for key, obj in objects.items() if not namespace or key[0] == namespace]
 
@@ -103,7 +101,7 @@ class Store:
         self._indexes[resource][name] = index
 
     def by_index(self, resource: Resource, name: str, value: str) -> Objects:
-        """The objects that the index has under `value`; raises KeyError for an index that was never declared."""
+        """Return the objects that the index has under `value`. Raises KeyError for an index that was never declared."""
         found = self._indexes[resource][name].found
         return [*found.get(value, {}).values()]
 
@@ -112,19 +110,19 @@ class Store:
         self._listeners.append(listener)
 
     def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
-        """Who is known now; take it before a list is requested, and hand it to `replace`."""
+        """Return the versions known now; take it before a list is requested, and hand it to `replace`."""
         objects = self._objects[resource]
         return {key: _version(obj) for key, obj in objects.items() if not namespace or key[0] == namespace}
 
     def replace(
         self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
     ) -> None:
-        """Take a list as the truth; listeners hear exactly the differences, vanished objects among them.
+        """Make the store equal to a list; listeners get exactly the differences, vanished objects among them.
 
-        What was put since `before` is younger than the list, and stays.
+        An object that was put since `before` is younger than the list, and stays.
         """
         before = self.snapshot(resource, namespace) if before is None else before
-        present = {_key(obj): obj for obj in items}
+        present = {object_key(obj): obj for obj in items}
         self._drop_vanished(resource, before, present)
         for key, obj in present.items():
             old = self._objects[resource].get(key)
@@ -138,34 +136,34 @@ class Store:
     async def sweep(
         self, client: Client, resource: Resource, *, namespace: str | None = None, label_selector: str = ""
     ) -> int:
-        """Remove ghosts, objects that vanished unseen (kopf reports none after a relist); returns how many.
+        """Remove objects that vanished without an event (kopf reports none after a relist); return how many.
 
-        The selector must be that of the source, or everything it does not select is taken for a ghost.
+        The selector must be that of the source, or everything that it does not select is removed.
         Raises ApiError and Unreachable, and then changes nothing.
         """
         before = self.snapshot(resource, namespace)
         found = await client.list_metadata(resource, namespace, label_selector=label_selector)
-        return self._drop_vanished(resource, before, {_key(obj): obj for obj in found.items})
+        return self._drop_vanished(resource, before, {object_key(obj): obj for obj in found.items})
 
-    def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[Key, Obj]) -> int:
+    def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove what was known before a list, is not in it, and did not come anew meanwhile."""
         dropped = 0
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)
             listed = present.get(key)
             if old and _version(old) == (uid, version) and (not listed or _version(listed)[0] != uid):
-                self._bury(uid, version)
+                self._remember_deletion(uid, version)
                 if not listed:
                     self._set(resource, key, None)
                     dropped += 1
         return dropped
 
-    def _bury(self, uid: str, version: str) -> None:
+    def _remember_deletion(self, uid: str, version: str) -> None:
         self._deleted[uid] = version
         if len(self._deleted) > _REMEMBERED_DELETIONS:
             del self._deleted[next(iter(self._deleted))]
 
-    def _set(self, resource: Resource, key: Key, new: Obj | None) -> None:
+    def _set(self, resource: Resource, key: ObjectKey, new: Obj | None) -> None:
         objects = self._objects[resource]
         old = objects.get(key)
         if new is None:
@@ -178,18 +176,13 @@ class Store:
             listener(resource, old, new)
 
 
-def _key(obj: Obj) -> Key:
-    metadata = obj["metadata"]
-    return metadata.get("namespace") or "", metadata["name"]
-
-
 def _version(obj: Obj) -> tuple[str, str]:
     metadata = obj["metadata"]
     return metadata.get("uid", ""), metadata.get("resourceVersion", "")
 
 
-def _newer(version: str, than: str) -> bool:
-    """Whether a resourceVersion is later; Kubernetes 1.35 promises that decimal ones of a resource are ordered."""
+def _is_newer(version: str, than: str) -> bool:
+    """Decide whether a resourceVersion is later; Kubernetes 1.35 promises that decimal ones are ordered."""
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version != than

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 
 def rfc3339(moment: datetime) -> str:
-    """A metav1.Time: `2026-11-21T13:10:00Z`."""
+    """Format a metav1.Time: `2026-11-21T13:10:00Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_time(moment: datetime) -> str:
-    """A metav1.MicroTime: `2026-11-21T13:10:00.000000Z`."""
+    """Format a metav1.MicroTime: `2026-11-21T13:10:00.000000Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

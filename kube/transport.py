@@ -1,4 +1,4 @@
-"""Bytes to the API server and back: the one seam through which tests inject faults.
+"""HTTP to the API server; tests inject faults here and nowhere else.
 
 It knows HTTP, time-outs and credentials, and nothing of Kubernetes objects. Every failure to get an answer is
 Unreachable; every answer, whatever its status, is data.
@@ -19,7 +19,7 @@ from kube.kubeconfig import CredentialsError
 CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
 CONNECTIONS = 32
-"""At once, watches included; more requests wait. Handshakes of a burst must fit into the time to connect."""
+"""Connections at once, watches included; more requests wait. Handshakes of a burst must fit into CONNECT_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     body: bytes = field(repr=False)
@@ -53,13 +53,13 @@ class Stream:
 
 
 class Transport(Protocol):
-    """How the client reaches the server."""
+    """The connection of the client to the server."""
 
     async def request(self, request: Request) -> Response:
-        """Send and read the whole answer; raises Unreachable."""
+        """Send and read the whole answer. Raises Unreachable."""
 
     def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
-        """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
+        """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
 
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
@@ -78,17 +78,17 @@ class AiohttpTransport:
         self._credentials = credentials
         self._session = self._open()
         self._answers: set[aiohttp.ClientResponse] = set()
-        """Those that are being read."""
+        """Answers that are being read."""
 
     async def request(self, request: Request) -> Response:
-        """Send and read the whole answer; raises Unreachable."""
+        """Send and read the whole answer. Raises Unreachable."""
         limits = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS)
         async with self._answer(request, limits) as answer, _unreachable(request):
             return Response(answer.status, await answer.read(), _retry_after(answer))
 
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
-        """Send and read the body as it comes; raises Unreachable, also after `idle_seconds` without a byte."""
+        """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
         async with self._answer(request, limits) as answer:
             yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
@@ -96,9 +96,9 @@ class AiohttpTransport:
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
         old, self._session = self._session, self._open()
-        # A session that is closed drops its answers without a word to who reads them, and their time-outs as well.
+        # A closed session drops its answers without an error to their readers, and their time-outs as well.
         for answer in self._answers:
-            answer.content.set_exception(aiohttp.ClientConnectionError("connections are made anew"))
+            answer.content.set_exception(aiohttp.ClientConnectionError("all connections were closed to open new ones"))
         await old.close()
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class AiohttpTransport:
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         answer = await self._send(request, limits)
-        if answer.status == 401 and await self._refreshed(request):  # noqa: PLR2004 - Unauthorized
+        if answer.status == 401 and await self._refresh_credentials(request):  # noqa: PLR2004 - Unauthorized
             answer.close()
             answer = await self._send(request, limits)
         async with answer:
@@ -122,7 +122,7 @@ class AiohttpTransport:
             finally:
                 self._answers.discard(answer)
 
-    async def _refreshed(self, request: Request) -> bool:
+    async def _refresh_credentials(self, request: Request) -> bool:
         async with _unreachable(request):
             return await self._credentials.refresh()
 
@@ -155,7 +155,7 @@ async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def _unreachable(request: Request) -> AsyncIterator[None]:
-    """Every way of getting no answer, under one name."""
+    """Turn every failure to get an answer into Unreachable."""
     try:
         yield
     except (TimeoutError, aiohttp.ClientError, OSError, CredentialsError) as error:

@@ -1,6 +1,6 @@
-"""Keep a store equal to the server: list, watch, list again when the server forgot where we were.
+"""A reflector: keep a store equal to the server by list and watch, and list again when the server forgot our version.
 
-The source where kopf does not fit: a relist here reports what vanished, and no answer of the server ends it.
+The agent uses it and not kopf: a relist here reports the objects that vanished, and no answer of the server ends it.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ log = structlog.get_logger()
 
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
-"""How long, at most, a watcher stays blind after an outage has ended."""
-LONGEST_ASKED_SECONDS = 30.0
-"""A server that asks for time gets as much."""
+"""At most so long after an outage has ended the watch is back."""
+LONGEST_RETRY_AFTER_SECONDS = 30.0
+"""Bound on the Retry-After of a server."""
 PATIENT_TRIES = 5
-"""So often a broken server is asked for the same; then it may be the version that breaks it."""
+"""Tries of one resourceVersion on a server that answers with errors; then the version itself may be the cause."""
 
 
 async def reflect(
@@ -41,23 +41,23 @@ async def reflect(
 ) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
-    One reflection per resource (and namespace) of a store: what it does not select, it takes for vanished.
+    One reflection per resource (and namespace) of a store: it removes the objects that it does not select.
 
     Args:
         client: the API server.
-        store: where objects go.
-        resource: what to reflect.
-        namespace: only there.
+        store: the store to keep equal.
+        resource: the resource to reflect.
+        namespace: the only namespace; None for all.
         label_selector: server-side filter.
         field_selector: server-side filter.
         synced: set after the first complete list.
-        on_contact: called whenever the server gave a sign of life (list answered, event, bookmark).
+        on_contact: called whenever the server answered (list, event, bookmark).
     """
     selected = _Selection(resource, namespace, label_selector, field_selector)
-    contact = on_contact or _nobody
+    contact = on_contact or _ignore_contact
     version, failures = "", 0
     while True:
-        news, asked_seconds = 0, 0.0
+        events, retry_after_seconds = 0, 0.0
         try:
             if not version:
                 version = await _list(client, store, selected)
@@ -65,33 +65,33 @@ async def reflect(
                 if synced:
                     synced.set()
             async for event in selected.watch(client, version):
-                version = _take(store, resource, event)
-                news += 1
+                version = _apply_event(store, resource, event)
+                events += 1
                 contact()
         except Unreachable as error:
-            log.warning("watch cut", resource=str(resource), namespace=namespace, error=str(error))
+            log.warning("watch_interrupted", resource=str(resource), namespace=namespace, error=str(error))
         except ApiError as error:
-            # One that is busy or broken has nothing against this version; whatever else, a new list settles it.
-            if not _may_pass(error) or failures >= PATIENT_TRIES:
+            # A busy or failing server does not object to this version; after any other error a new list is needed.
+            if not _is_transient(error) or failures >= PATIENT_TRIES:
                 version = ""
-            asked_seconds = min(error.retry_after_seconds or 0.0, LONGEST_ASKED_SECONDS)
+            retry_after_seconds = min(error.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
             log.log(
                 logging.INFO if isinstance(error, Gone) else logging.WARNING,
-                "watch refused",
+                "watch_refused",
                 resource=str(resource),
                 namespace=namespace,
                 error=str(error),
             )
-        # A server that ends a watch without a word, as servers do when they restart, is not asked again at once.
-        failures = 0 if news else failures + 1
+        # A server that ends a watch without an event, as servers do when they restart, is not asked again at once.
+        failures = 0 if events else failures + 1
         if failures:
             pause_seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
-            await asyncio.sleep(max(pause_seconds, asked_seconds))
+            await asyncio.sleep(max(pause_seconds, retry_after_seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Which objects are reflected."""
+    """The objects to reflect."""
 
     resource: Resource
     namespace: str | None
@@ -114,19 +114,19 @@ class _Selection:
 
 
 async def _list(client: Client, store: Store, selected: _Selection) -> str:
-    """List into the store; returns the resourceVersion to watch from."""
+    """List into the store; return the resourceVersion to watch from."""
     before = store.snapshot(selected.resource, selected.namespace)
     found = await selected.list(client)
     store.replace(selected.resource, found.items, namespace=selected.namespace, before=before)
     return found.resource_version
 
 
-def _may_pass(error: ApiError) -> bool:
+def _is_transient(error: ApiError) -> bool:
     return error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _take(store: Store, resource: Resource, event: WatchEvent) -> str:
-    """One event into the store; returns its resourceVersion, from which a cut watch continues."""
+def _apply_event(store: Store, resource: Resource, event: WatchEvent) -> str:
+    """Put one event into the store; return its resourceVersion, from which an interrupted watch continues."""
     metadata = event.object["metadata"]
     version = str(metadata["resourceVersion"])
     if event.type == "DELETED":
@@ -138,5 +138,5 @@ def _take(store: Store, resource: Resource, event: WatchEvent) -> str:
     return version
 
 
-def _nobody() -> None:
-    """Nobody wants to know."""
+def _ignore_contact() -> None:
+    """Do nothing."""

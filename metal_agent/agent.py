@@ -1,109 +1,95 @@
-"""Wires the agent of one host: what comes from the API, what is written to it, and the processes between.
+"""The agent of one host: it runs what the API assigns to this host, and reports that to the API.
 
-Everything that is written is a key of one queue, reconciled from the state of that moment, so that nothing is lost by
-a failure and nothing is written twice. Unknown is not deleted: only a fresh and whole list of MetalProcesses (or a
-deletion mark) takes a process away; an API server that is gone, slow or wrong takes none.
+Each write to the API is a key of one queue and is computed from the state of that moment, so that no failure loses a
+write and none is done twice. What is unknown is not deleted: only a fresh and complete list of MetalProcesses, or a
+deletion mark, takes a process away; an API server that is down, slow or wrong takes none.
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import time
-from datetime import UTC, datetime
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import aiohttp
-import msgspec
 import structlog
 
-from crds.meta import HOSTS_NAMESPACE, host_secret_key
-from devices import host, limits, pressure
+from crds.meta import HOSTS_NAMESPACE
+from devices import host, limits
 from devices.facts import HostFacts
-from gateway.proxy.client import ProxyRefusedError, ProxyUnreachableError
-from kube.apply import apply_status, merge_conditions
+from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
-from kube.errors import Conflict, NotFound
-from kube.events import EventType, Recorder
-from kube.lease import HeldElsewhereError, renew
+from kube.events import EventRecorder
+from kube.lease import HeldElsewhereError, renew_host_lease
 from kube.queue import WorkQueue, run_workers
-from kube.resources import METAL_PROCESSES, SECRETS, Resource
+from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
 from kube.watch import reflect
-from metal_agent import assignments, certificate, claims, daemons, engine, metrics, registration
-from metal_agent.address import follow
-from metal_agent.endpoints import FIELD_MANAGER
-from metal_agent.exposure import Exposed, clocks
-from metal_agent.freshness import LEASE_SECONDS, RENEW_SECONDS
-from metal_agent.ledger import Ledger, budget_bytes
-from metal_agent.metrics import Metrics
-from metal_agent.ownership import own, take_over
-from metal_agent.peaks import Peaks
-from metal_agent.ports import Ports
-from metal_agent.pressure import Action
-from metal_agent.proxy import Proxy
-from metal_agent.records import Records
-from metal_agent.runner import Host, Runner
-from metal_agent.start import Options, StartError, find_address, identity
-from metal_agent.steps import Steps
-from metal_agent.supervisor import Supervisor
-from metal_agent.usage import Usage
-from metal_agent.watchdog import Senses, Watchdog
-from metal_agent.weights import Weights
+from metal_agent import assignments, metrics
+from metal_agent.cluster import host_status
+from metal_agent.cluster.address import find_address, follow_address
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
+from metal_agent.cluster.events import PressureEvents
+from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
+from metal_agent.cluster.host_tokens import HostTokens
+from metal_agent.cluster.process_status import ProcessReporter
+from metal_agent.host import HostCallbacks, build_host
+from metal_agent.memory.ledger import Ledger, budget_bytes
+from metal_agent.memory.pressure_policy import PressureAction
+from metal_agent.metrics import AgentMetrics
+from metal_agent.native import engine_command
+from metal_agent.options import AgentOptions, StartError
+from metal_agent.state_folder import load_identity, own_folder, take_over
+from metal_agent.supervise import handover
+from metal_agent.supervise.runner import Runner
+from metal_agent.traffic import certificate
+from metal_agent.traffic.proxy_process import Proxy
 
 PATIENCE_SECONDS: Final = 10.0
-"""How long a starting agent waits for the API before it serves what it last knew."""
+"""Wait of a starting agent for the API, before it serves the last known assignments."""
 _REPORT_SECONDS: Final = 60.0
-"""Between two looks at the own MetalHost and EndpointSlices, which somebody may have deleted."""
+"""Between two checks of the own MetalHost and EndpointSlices, which may have been deleted."""
 _EXPOSE_SECONDS: Final = 10.0
-"""Between two tries to have the proxy serve what it cannot yet."""
+"""Between two tries to configure a proxy that cannot serve everything yet."""
 _PROOF_SECONDS: Final = 5.0
-"""For engines to show that they answer, before those that do are made ready again without the others."""
+"""For engines to answer after a gap, before those that did are made ready again without the others."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
-_TOLD: Final[dict[str, EventType]] = {
-    "Ready": "Normal",
-    "Stopped": "Normal",
-    "Failed": "Warning",
-    "Rejected": "Warning",
-}
-
-Key = tuple[str, ...]
-_ASSIGN: Final[Key] = ("assign",)
-_REGAIN: Final[Key] = ("regain",)
-_PROXY: Final[Key] = ("proxy",)
-_REPORT: Final[Key] = ("host",)
-_SLICES: Final[Key] = ("slices",)
-_TELL: Final[Key] = ("tell",)
+WorkKey = tuple[str, ...]
+"""A key of the work queue: the kind of work, then what it is about."""
+_ASSIGN: Final[WorkKey] = ("assign",)
+_REGAIN: Final[WorkKey] = ("regain",)
+_PROXY: Final[WorkKey] = ("proxy",)
+_REPORT: Final[WorkKey] = ("host",)
+_SLICES: Final[WorkKey] = ("slices",)
+_EVENTS: Final[WorkKey] = ("events",)
 
 log = structlog.get_logger()
 
 
-async def run(credentials: Credentials, options: Options) -> None:
-    """Serve as host `options.name` until cancelled; engines and proxy go on then, for the next agent to adopt.
+async def run(credentials: Credentials, options: AgentOptions) -> None:
+    """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
 
     Raises:
-        StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found out or
+        StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or
             used, or another agent has this name.
     """
     address = find_address(options, credentials.server)
     if options.tls:
-        await asyncio.to_thread(certificate.check, options.tls, address)
+        await asyncio.to_thread(certificate.check_certificate, options.tls, address)
     known = await asyncio.to_thread(host.read)
     allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
     if allowed_bytes is None:
-        raise StartError("the memory of this host cannot be found out: give --memory-budget, such as 12GiB")
+        raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")
 
-    async def prove() -> None:
+    async def check_api_access() -> None:
         async with connect(credentials) as client:
             await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
 
-    # A mistake above ends nothing: only who can serve asks `pomona up` to hand over.
-    await take_over(options.folder, prove)
-    with own(options.folder):
-        limits.raise_descriptors()
+    # After all checks: an agent that cannot start must not make `pomona up` hand over.
+    await take_over(options.folder, check_api_access)
+    with own_folder(options.folder):
+        limits.raise_descriptor_limit()
         async with connect(credentials) as client, aiohttp.ClientSession() as session:
             try:
                 agent = Agent(
@@ -132,7 +118,7 @@ class Agent:
         self,
         client: Client,
         session: aiohttp.ClientSession,
-        options: Options,
+        options: AgentOptions,
         *,
         server: str,
         address: str,
@@ -147,72 +133,57 @@ class Agent:
         self._ledger = ledger
         self._store = Store()
         self._synced = asyncio.Event()
-        self._queue: WorkQueue[Key] = WorkQueue()
-        self._recorder = Recorder(client, "pomona.dev/metal-agent", options.name)
-        self._identity = identity(options.folder)
+        self._queue: WorkQueue[WorkKey] = WorkQueue()
+        self._recorder = EventRecorder(client, "pomona.dev/metal-agent", options.name)
+        self._identity = load_identity(options.folder)
         self._renewed_once = asyncio.Event()
-        """This name is ours: before that, nothing is written in it and nothing new is run."""
-        self._memory = assignments.Memory(options.folder / "assignments.json")
-        self._known = self._memory.load()
-        self._ports = Ports(options.folder / "ports.json", options.first_port, options.last_port)
+        """The Lease of this name is ours: before that, nothing is written under the name and nothing new is run."""
+        self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
+        self._known = self._last_known_file.load()
+        self._tokens = HostTokens(self._store, options.name, self._known.secret)
+        self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
-        self._told: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         self._runners: dict[str, Runner] = {}
         self._claims_end: float | None = None
-        """Until then (monotonic seconds) the cluster may claim what a `pomona up` left running here."""
+        """Until then, in monotonic seconds, the cluster may claim the engines that a `pomona up` left running here."""
         self._doubted = False
-        """The host was out of touch since engines were last known to answer."""
-        self._exposed = Exposed(
+        """Contact to the API was lost since engines were last known to answer."""
+        self._exposed = ClusterExposure(
             client=client,
             host=options.name,
             address=address,
             proxy=self._proxy,
             ports=self._ports,
             runners=self._runners,
-            secret=self._secret,
+            secret=self._tokens.read,
             tls=options.tls,
         )
-        senses = Senses(read=pressure.read, idle_seconds=self._exposed.idle_seconds, ledger=ledger)
-        self._watchdog = Watchdog(options.folder / "pressure.json", self._runners, senses, self._pressed)
-        self._metrics = Metrics(ledger, self._runners, self._watchdog)
-        self._metrics_place = options.metrics_place
-        self._steps = Steps(client, self._recorder, options.name, self._runners)
-        peaks = Peaks(options.folder / "peaks.json")
-        shared = daemons.of_this_machine(options.folder)
-        self._usage = Usage(
-            self._runners,
-            ledger,
-            peaks,
-            read=pressure.read,
-            changed=lambda: self._queue.add(_REPORT),
-            loaded=shared.loaded,
-        )
-        self._host = Host(
-            folder=options.folder,
-            records=Records(options.folder / "processes"),
-            weights=Weights(options.folder / "weights", options.file_root),
+        self._host = build_host(
+            options.folder,
             ledger=ledger,
-            session=session,
+            runners=self._runners,
             exposure=self._exposed,
-            secret=self._secret,
-            changed=self._changed,
-            hold=self._watchdog.hold,
-            daemons=shared,
-            peaks=peaks,
-            look=self._usage.look,
+            callbacks=HostCallbacks(self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled),
+            session=session,
+            secret=self._tokens.read,
+            file_root=options.file_root,
+            proxy=self._proxy,
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
+        self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog)
+        self._pressure_events = PressureEvents(client, self._recorder, options.name, self._runners)
+        self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
 
     async def run(self) -> None:
-        """Adopt what runs, then follow the API for ever."""
-        log.info("agent starts", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes)
-        self._store.subscribe(self._heard)
+        """Adopt what runs, then follow the API until cancelled."""
+        log.info(
+            "agent_started", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes
+        )
+        self._store.subscribe(self._object_changed)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
-            self._proxy.adopt()
-            self._supervisor = Supervisor(self._host, self._runners, group)
-            await self._recover()
-            group.create_task(self._proxy.run())
+            await self._recover(group)
+            self._host.start_loops(group)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
             group.create_task(
@@ -224,29 +195,26 @@ class Agent:
                     synced=self._synced,
                 )
             )
-            group.create_task(follow(self._options, self._server, self._exposed.address, self._moved))
+            group.create_task(follow_address(self._options, self._server, self._exposed.address, self._address_changed))
             group.create_task(self._renew())
-            group.create_task(self._watchdog.run())
-            group.create_task(self._usage.run())
-            if self._metrics_place:
-                group.create_task(metrics.serve(self._metrics_place, self._metrics_text))
+            if self._options.metrics_place:
+                group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
             await self._await_api()
 
-    async def _recover(self) -> None:
-        """Take over what runs. Raises StartError: to start without knowing it could run it twice."""
-        others = [self._proxy.process.pid] if self._proxy.process else []
+    async def _recover(self, group: asyncio.TaskGroup) -> None:
+        """Adopt what runs. Raises StartError: an agent that does not know what runs could run it twice."""
         try:
-            await self._supervisor.recover(others)
+            await self._host.recover(group)
         except OSError as error:
             raise StartError(
-                f"cannot find out what an earlier agent left running, all of which goes on: {error}; mend that, or "
-                "delete that file and have its model loaded anew"
+                f"cannot find out what an earlier agent left running, all of which goes on: {error}; mend that; "
+                "where it is the record of one process, deleting it has that model loaded anew"
             ) from error
 
     async def _renew(self) -> None:
         """Keep the host's Lease. Raises StartError when another agent has it."""
         try:
-            await renew(
+            await renew_host_lease(
                 self._client,
                 HOSTS_NAMESPACE,
                 self._name,
@@ -254,43 +222,43 @@ class Agent:
                 field_manager=FIELD_MANAGER,
                 duration_seconds=LEASE_SECONDS,
                 interval_seconds=RENEW_SECONDS,
-                on_renewed=self._renewed,
+                on_renewed=self._lease_renewed,
             )
         except HeldElsewhereError as error:
             raise StartError(
-                f"another agent is host {self._name}: of Lease {HOSTS_NAMESPACE}/{self._name}, {error}; this one is "
-                f"{self._identity}: stop one of the two, or give it another --name"
+                f"another agent serves as host {self._name}: Lease {HOSTS_NAMESPACE}/{self._name}: {error}; this agent "
+                f"is {self._identity}: stop one of the two, or start it with another --name"
             ) from error
 
     async def _await_api(self) -> None:
-        """Begin with what the API says or, when it says nothing for a while, with what it last said."""
+        """Begin with the assignments in the API or, when it does not answer for a while, with the last known ones."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._synced.wait()
         except TimeoutError:
-            log.warning("no API server: serving what it last said", processes=len(self._known.processes))
-            self._supervisor.add(assignments.read(obj) for obj in self._known.processes)
+            log.warning("api_server_unreachable", serving_last_known=len(self._known.processes))
+            self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
-        for key in (_ASSIGN, _REPORT, _SLICES, _TELL):
+        for key in (_ASSIGN, _REPORT, _SLICES, _EVENTS):
             self._queue.add(key)
 
-    def _heard(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Look at a change of the store; a change of status alone is our own writing."""
+    def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Enqueue what follows from a change in the store; a change of status alone is our own write."""
         if resource == SECRETS:
             self._queue.add(_PROXY)
-        if old is None or new is None or _asked(old) != _asked(new):
+        if old is None or new is None or _desired_state(old) != _desired_state(new):
             self._queue.add(_ASSIGN)
 
-    def _renewed(self) -> None:
+    def _lease_renewed(self) -> None:
         self._renewed_once.set()
         known = self._exposed.freshness.renewed_at is not None
-        if self._exposed.freshness.renewed(clocks()):
+        if self._exposed.freshness.note_renewal(clocks()):
             self._doubted = self._doubted or known
             self._queue.add(_REGAIN)
 
-    async def _moved(self, address: str) -> None:
-        """Be reached at another address: the old one is withdrawn at once, the new one ready when it is served."""
+    async def _address_changed(self, address: str) -> None:
+        """Withdraw the old address at once, and serve at the new one once the proxy listens there."""
         self._exposed.move(address)
         await self._client.reconnect()
         self._publish_all()
@@ -304,7 +272,7 @@ class Agent:
             self._exposed.accepted = frozenset()
             self._publish_all()
 
-    def _changed(self, runner: Runner) -> None:
+    def _process_changed(self, runner: Runner) -> None:
         assignment = runner.assignment
         self._queue.add(("process", assignment.uid))
         if runner.state.phase == "Fetching" and runner.progress:
@@ -316,11 +284,11 @@ class Agent:
         if runner.state.phase == "Stopped":
             self._queue.add(_ASSIGN)
 
-    def _pressed(self, step: Action, note: str) -> None:
-        """Have what a step against memory pressure changes written, and the step told."""
+    def _pressure_handled(self, step: PressureAction, note: str) -> None:
+        """Enqueue the reports and the Event of a step against memory pressure."""
         self._metrics.count(step)
-        self._steps.add(step, note)
-        for key in (_REPORT, _TELL):
+        self._pressure_events.add(step, note)
+        for key in (_REPORT, _EVENTS):
             self._queue.add(key)
         if uid := getattr(step, "uid", None):
             self._queue.add(("process", uid))
@@ -331,7 +299,7 @@ class Agent:
         for uid in self._runners:
             self._queue.add(("process", uid))
 
-    async def _reconcile(self, key: Key) -> float | None:
+    async def _reconcile(self, key: WorkKey) -> float | None:
         match key:
             case ("assign",):
                 return self._assign()
@@ -340,53 +308,54 @@ class Agent:
             case ("proxy",):
                 return await self._configure_proxy()
             case ("slice", namespace, name):
-                await self._exposed.publish((namespace, name))
-            case ("process" | "host" | "tell", *_) if not self._renewed_once.is_set():
-                pass  # who has this name may be another; what is ours to write is written when it is ours
+                await self._exposed.publish(ObjectKey(namespace, name))
+            case ("process" | "host" | "events", *_) if not self._renewed_once.is_set():
+                pass  # another agent may have this name; it is enqueued again once the Lease is ours
             case ("process", uid):
-                await self._report_process(uid)
+                if runner := self._runners.get(uid):
+                    await self._processes.report(runner, self._host.watchdog.displacement_condition(runner))
             case ("host",):
                 await self._report_host()
                 return _REPORT_SECONDS
-            case ("tell",):
-                await self._steps.tell()
+            case ("events",):
+                await self._pressure_events.send()
             case ("slices",):
-                for service in await self._exposed.endpoints.missed():
+                for service in await self._exposed.endpoints.find_outdated():
                     self._queue.add(("slice", *service))
                 return _REPORT_SECONDS
         return None
 
     def _assign(self) -> float | None:
-        """Run what the API assigns; only a whole list counts. Answers when to look again, without anything new."""
+        """Run what the API assigns, once the list is complete; return the seconds until it is to be called again."""
         if not (self._synced.is_set() and self._renewed_once.is_set()):
             return None
         processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
-        self._claims_end = self._claims_end or now + claims.CLAIM_SECONDS
+        self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
         open_seconds = self._claims_end - now
-        self._supervisor.assign(map(assignments.read, processes), keep_unclaimed=open_seconds > 0)
-        self._known = assignments.LastKnown(processes, self._tokens())
-        self._memory.save(processes, self._known.secret)
-        self._watchdog.keep({obj["metadata"]["uid"] for obj in processes})
-        self._ports.keep({"/".join(service) for service in self._exposed.services()})
-        return open_seconds if open_seconds > 0 and self._supervisor.unclaimed() else None
+        self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=open_seconds > 0)
+        self._known = assignments.LastKnown(processes, self._tokens.data())
+        self._last_known_file.save(processes, self._known.secret)
+        self._host.watchdog.retain({obj["metadata"]["uid"] for obj in processes})
+        self._ports.keep({str(service) for service in self._exposed.services()})
+        return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
 
     async def _regain(self) -> None:
-        """After a gap: see what is still assigned, then make endpoints for that again, and write what could not be."""
+        """After a gap in contact, read the assignments anew, publish their endpoints, and write what is overdue."""
         if self._doubted:
-            # Connections of before may be dead without a word, and a watch would wait for long to find that out.
+            # Old connections may be dead unnoticed, and a watch would wait long to find that out.
             await self._client.reconnect()
-        # Not those that are added while the list is on its way, which it cannot have.
+        # Without those that are added while the list is requested, which cannot be in it.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
-        found = await self._exposed.endpoints.found()
+        found = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
         if self._doubted:
             await self._prove()
         self._exposed.suspended = frozenset(before - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
-        log.info("regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
+        log.info("contact_regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
         for service in found:
             self._queue.add(("slice", *service))
         self._publish_all()
@@ -394,10 +363,10 @@ class Agent:
             self._queue.add(key)
 
     async def _prove(self) -> None:
-        """Have each engine show that it answers, as the machine may have slept; one that does not becomes not ready."""
+        """Check that each engine answers, as the machine may have slept; one that does not becomes not ready."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PROOF_SECONDS):
-                await asyncio.gather(*(runner.prove() for runner in self._runners.values()))
+                await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
         self._doubted = False
 
     async def _configure_proxy(self) -> float | None:
@@ -406,83 +375,32 @@ class Agent:
         try:
             changed = await self._exposed.configure()
         except (ProxyUnreachableError, ProxyRefusedError) as error:
-            # It died or is stuck just now: as with any other time-out, soon again.
+            # The proxy has just died or hangs: as after any other time-out, try again soon.
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
         return None if self._exposed.complete else _EXPOSE_SECONDS
 
     async def _report_host(self) -> None:
-        """Write what this host is and has, to the API and of what runs to disk."""
+        """Write the MetalHost, and the records of engines that are not on disk yet."""
         for runner in self._runners.values():
-            runner.remember()
+            runner.write_record()
         state = await asyncio.to_thread(host.state)
         assigned = (runner.assignment for runner in self._runners.values())
-        runtimes = [*await asyncio.to_thread(engine.installed), *self._host.daemons.usable()]
+        runtimes = [*await asyncio.to_thread(engine_command.list_installed), *self._host.daemons.usable()]
         address = self._exposed.address
-        wanted = registration.status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
-        await registration.report(self._client, self._name, wanted, [self._watchdog.condition()])
-
-    async def _report_process(self, uid: str) -> None:
-        """Write the status of one process, if the object is still there."""
-        runner = self._runners.get(uid)
-        if runner is None:
-            return
-        assignment = runner.assignment
-        observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
-        if observed is None or observed["metadata"]["uid"] != uid:
-            return
-        body = self._status(runner)
-        if target := self._watchdog.disruption(runner):
-            before = observed.get("status", {}).get("conditions", [])
-            body["conditions"] = merge_conditions(before, [target], datetime.now(UTC))
-        with contextlib.suppress(NotFound, Conflict):
-            self._store.put(
-                METAL_PROCESSES, await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
-            )
-        await self._tell(runner, observed)
+        wanted = host_status.build_status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
+        await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])
 
     async def _metrics_text(self) -> bytes:
-        """The agent's metrics, and the proxy's where that answers."""
+        """Return the agent's metrics, and the proxy's where it answers."""
         try:
             proxied = await self._proxy.client.metrics()
         except (ProxyUnreachableError, ProxyRefusedError):
             proxied = b""
         return self._metrics.text() + proxied
 
-    def _status(self, runner: Runner) -> dict[str, Any]:
-        service = runner.assignment.service
-        status = runner.status(self._exposed.port(service) if service else None)
-        problem = self._exposed.problem(service) if service else ""
-        if problem and status.phase == "Ready":
-            status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
-        body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
-        return body
 
-    async def _tell(self, runner: Runner, observed: Obj) -> None:
-        """Record an Event for each new outcome."""
-        state = runner.state
-        outcome = f"{state.phase} {state.reason} {state.failures}"
-        kind = _TOLD.get(state.phase)
-        if kind and self._told.get(runner) != outcome:
-            note = state.message or f"{state.phase} on host {self._name}"
-            await self._recorder.event(observed, kind, state.reason or state.phase, note, "Serving")
-            self._told[runner] = outcome
-
-    def _secret(self, namespace: str, name: str) -> str | None:
-        """The token in Secret `namespace/name`, from the copy that the controller keeps for this host."""
-        try:
-            token = self._tokens()[host_secret_key(namespace, name)]
-            return base64.b64decode(token, validate=True).decode().strip() or None
-        except (KeyError, binascii.Error, UnicodeDecodeError):
-            return None
-
-    def _tokens(self) -> dict[str, str]:
-        """The data of the host's Secret; where that is not there, what it last had, for what is gone says nothing."""
-        secret = self._store.get(SECRETS, self._name, HOSTS_NAMESPACE)
-        return (secret.get("data") or {}) if secret else self._known.secret
-
-
-def _asked(obj: Obj) -> tuple[Any, ...]:
-    """What the API asks for, of a MetalProcess or of our Secret."""
+def _desired_state(obj: Obj) -> tuple[Any, ...]:
+    """Return the desired state of a MetalProcess, or the data of our Secret."""
     return obj["metadata"]["uid"], obj["metadata"].get("deletionTimestamp"), obj.get("spec"), obj.get("data")

@@ -1,7 +1,7 @@
-"""What this host was told to run: read from the API's objects, and kept on disk for a start without an API server.
+"""Assignments of this host, read from MetalProcesses and kept on disk for a start without an API server.
 
-An object that this version cannot read is an assignment too, one that is rejected: a newer controller must see why,
-and an agent must not fall over it.
+An object that this version cannot read is an assignment too, and is rejected: a newer controller must see the reason,
+and the agent must not fail because of it.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,15 @@ import msgspec
 
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
+from kube.resources import ObjectKey
 
 STANDALONE: Final = "standalone-"
-"""How the uid of a process begins that no API server knows: `pomona up` started it."""
+"""Prefix of the uid of a process that `pomona up` started, and that no API server knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One MetalProcess that is bound to this host, or what stands for one where there is no cluster."""
+    """One MetalProcess that is bound to this host, or its equivalent where there is no cluster."""
 
     uid: str
     namespace: str
@@ -32,17 +33,17 @@ class Assignment:
 
     @property
     def is_standalone(self) -> bool:
-        """Whether it is of this machine alone, and no cluster's."""
+        """True if `pomona up` started it, and it belongs to no cluster."""
         return self.uid.startswith(STANDALONE)
 
     @property
-    def service(self) -> tuple[str, str] | None:
-        """Namespace and name of the service that it serves."""
-        return (self.namespace, self.spec.service_name) if self.spec else None
+    def service(self) -> ObjectKey | None:
+        """The InferenceService that it serves."""
+        return ObjectKey(self.namespace, self.spec.service_name) if self.spec else None
 
 
-def read(obj: dict[str, Any]) -> Assignment:
-    """Read a MetalProcess as the API has it."""
+def read_assignment(obj: dict[str, Any]) -> Assignment:
+    """Read a MetalProcess of the API."""
     metadata = obj["metadata"]
     spec, problem = None, ""
     try:
@@ -66,26 +67,26 @@ class LastKnown(msgspec.Struct, frozen=True):
     secret: dict[str, str] = {}
 
 
-class Memory:
-    """Keeps what was last known in one file that only its owner may read."""
+class LastKnownFile:
+    """The state file `assignments.json`, which only its owner may read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: LastKnown | None = None
 
     def load(self) -> LastKnown:
-        """Return what was last known; nothing on a new host."""
+        """Return the last known state; it is empty on a new host."""
         return durable.read(self._path, LastKnown) or LastKnown()
 
     def save(self, processes: Iterable[dict[str, Any]], secret: dict[str, str]) -> None:
-        """Remember what the API says now, without status and bookkeeping. Raises OSError."""
-        known = LastKnown([_essence(obj) for obj in processes], secret)
+        """Write the present state of the API, without status and bookkeeping. Raises OSError."""
+        known = LastKnown([_strip_bookkeeping(obj) for obj in processes], secret)
         if known != self._written:
             durable.write(self._path, known)
             self._written = known
 
 
-def _essence(obj: dict[str, Any]) -> dict[str, Any]:
+def _strip_bookkeeping(obj: dict[str, Any]) -> dict[str, Any]:
     kept = ("name", "namespace", "uid", "deletionTimestamp")
     metadata = {key: value for key, value in obj["metadata"].items() if key in kept}
     return {"metadata": metadata, "spec": obj.get("spec")}

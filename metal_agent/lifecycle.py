@@ -1,7 +1,7 @@
-"""Decides the life of one native process: what follows from each event, as a pure function of state, event and time.
+"""The state machine of one native process: `step` decides what follows from an event, as a pure function.
 
-The supervisor's shell executes the actions and feeds their outcome back as events. All that must never happen lives
-here, where it can be tested without a process: two engines at once, Ready before a token, a stop before the endpoint
+The runner performs the actions and feeds their outcome back as events. Whatever must never happen is excluded here,
+where it can be tested without a process: two engines at once, Ready before the first token, a stop before the endpoint
 is withdrawn, a tight restart loop.
 """
 
@@ -9,31 +9,33 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from crds.metalprocess import LastExit
+from kube.backoff import EXACT, backoff_seconds
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
 
-LAST_LINES: Final = "; its last lines are in status.lastExit.log"
-"""Ends a message for who reads it in a cluster."""
-BACKOFF_CAP_SECONDS: Final = 300.0
+LOG_HINT: Final = "; its last lines are in status.lastExit.log"
+"""End of a message that a user of the cluster reads; `pomona up` shows the lines themselves instead."""
+FIRST_BACKOFF_SECONDS: Final = 1.0
+MAX_BACKOFF_SECONDS: Final = 300.0
 STABLE_SECONDS: Final = 60.0
-"""An engine that was Ready for so long is not in a crash loop: its next failure starts the back-off anew."""
+"""An engine that was Ready for so long is not in a crash loop: its next failure resets the back-off."""
 START_TIMEOUT_SECONDS: Final = 1800.0
 """Time to load and to generate the first token. Large weights from a slow disk take many minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The host can run it, and its memory is reserved."""
+    """The host can run the process, and its memory is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This host cannot run it as it is."""
+    """This host cannot run the process with this spec."""
 
     reason: str
     message: str
     needed_bytes: int | None = None
-    """Memory that it is refused for the lack of: with so much free it is looked at again."""
+    """Memory that was missing: the process is checked again once so much is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An action failed. A permanent failure is tried again too, but rarely: the source may be mended."""
+    """An action failed. A permanent failure is retried too, but rarely: the source may be repaired."""
 
     reason: str
     message: str
@@ -51,23 +53,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """The host has as much memory free as it was refused for the lack of."""
+class MemoryFreed:
+    """The host has as much memory free as was missing at the refusal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """Another engine of this host loads: this one has not been started."""
+class LoadSlotBusy:
+    """Another engine of this host is loading, so this one was not started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """No other engine loads any more: this one may."""
+class LoadSlotGranted:
+    """This process has the load slot: its engine may load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The engine exists; under this process id, where it has a process of its own."""
+    """The engine was started; `pid` if it has a process of its own."""
 
     pid: int | None = None
 
@@ -79,36 +81,36 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """The engine that had answered does not any more, and does nothing else either."""
+    """The engine was Ready, and now neither answers nor uses the processor."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The engine is gone: its process, or the model out of the daemon that had it loaded."""
+    """The engine is gone: its process ended, or its daemon unloaded the model."""
 
     last: LastExit
     reason: str = ""
     message: str = ""
-    """Why, where more is known than the exit itself says."""
+    """The cause, if more is known than exit code and signal."""
     fetched: bool = True
-    """False: what was brought to the engine is gone too, and has to be brought again."""
+    """False if the weights are gone too, and have to be fetched again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Elapsed:
+class BackoffElapsed:
     """The back-off is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The API says that it is no longer wanted here."""
+    """The MetalProcess is no longer assigned to this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The host starts no engine now: this one waits for Released. One that runs goes on."""
+    """The host starts no engine now: the process waits for Released. A running engine goes on."""
 
     reason: str
     message: str
@@ -116,7 +118,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The host needs the memory: the engine ends, drained first, and is not started again before Released."""
+    """The host needs the memory: the engine is drained, stopped, and not started again before Released."""
 
     reason: str
     message: str
@@ -124,22 +126,22 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The host can start it again."""
+    """The host allows the engine to be started again."""
 
 
-Event = (
+ProcessEvent = (
     Admitted
     | Refused
-    | Freed
+    | MemoryFreed
     | Fetched
-    | Busy
-    | Turn
+    | LoadSlotBusy
+    | LoadSlotGranted
     | Failed
     | Spawned
     | Answered
     | Hung
     | Exited
-    | Elapsed
+    | BackoffElapsed
     | Removed
     | Held
     | Evicted
@@ -148,43 +150,43 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Find out whether the host can run it, and reserve its memory: Admitted, Refused or Failed."""
+class CheckAdmission:
+    """Check that the host can run the process, and reserve its memory. Outcome: Admitted, Refused or Failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Bring the weights: Fetched, Refused or Failed."""
+    """Fetch and verify the weights. Outcome: Fetched, Refused or Failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start the engine: Spawned, Busy or Failed, before any other event is looked at.
+    """Start the engine. Outcome, before any other event is handled: Spawned, LoadSlotBusy or Failed.
 
-    Exited follows Spawned some day.
+    Spawned is followed by Exited when the engine ends.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """Wait until no other engine of this host loads, the most important one first: Turn."""
+class AwaitLoadSlot:
+    """Wait for the load slot of this host, by priority. Outcome: LoadSlotGranted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask the engine for a token until it generates one: Answered, or Failed after the time-out."""
+class ProbeEngine:
+    """Request a token until the engine generates one. Outcome: Answered, or Failed after the time-out."""
 
     timeout_seconds: float = START_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
-    """Look again and again whether the engine still answers: Hung when it certainly does not."""
+class WatchLiveness:
+    """Check at intervals that the engine still answers. Outcome: Hung when it certainly does not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Let time pass: Elapsed."""
+class BackOff:
+    """Wait. Outcome: BackoffElapsed."""
 
     seconds: float
 
@@ -196,27 +198,29 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let requests that run end, for a bounded time."""
+    """Wait, for a bounded time, until running requests have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Exited follows."""
+    """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Outcome: Exited."""
 
 
-Action = Check | Fetch | Spawn | Queue | Probe | Attend | Wait | Withdraw | Drain | End
+ProcessAction = (
+    CheckAdmission | Fetch | Spawn | AwaitLoadSlot | ProbeEngine | WatchLiveness | BackOff | Withdraw | Drain | End
+)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Where one process stands; `exists` exactly while its engine may, times are of a monotonic clock."""
+class ProcessState:
+    """The state of one process; `exists` is true as long as its engine may exist, times are of a monotonic clock."""
 
     phase: Phase = "Pending"
     reason: str = ""
     message: str = ""
     exists: bool = False
     pid: int | None = None
-    """Of an engine that exists and has a process of its own."""
+    """Process id of an engine that exists and has a process of its own."""
     admitted: bool = False
     fetched: bool = False
     failures: int = 0
@@ -225,170 +229,183 @@ class State:
     ready_since: float | None = None
     last_exit: LastExit | None = None
     hold: Held | None = None
-    """Why no engine may be started now."""
+    """Set while no engine may be started."""
     needed_bytes: int | None = None
-    """Rejected for the lack of so much memory."""
+    """Set if Rejected because so much memory was not free."""
     queued: bool = False
-    """Pending for nothing but its turn to load."""
-    waits: bool = False
-    """Pending for nothing but Released; its memory stays reserved."""
+    """Pending only because another engine is loading."""
+    awaits_release: bool = False
+    """Pending only because it is held; its memory stays reserved."""
     evicting: bool = False
-    """Stopping, and then it waits instead of being Stopped."""
+    """Stopping because of an eviction: then it is Pending until Released instead of Stopped."""
 
     @property
     def leaving(self) -> bool:
-        """Whether it is on its way out for good, or gone."""
+        """True if the process is stopped, or is being stopped, for good."""
         return self.phase == "Stopped" or (self.phase == "Stopping" and not self.evicting)
 
 
-Step = tuple[State, tuple[Action, ...]]
-"""The next state and what to do now, in this order. Actions replace those that still run; none lets them go on."""
+ProcessStep = tuple[ProcessState, tuple[ProcessAction, ...]]
+"""The next state and its actions, in order. Actions replace those still running; an empty tuple lets them go on."""
 
 
-def start(hold: Held | None = None) -> Step:
-    """Begin the life of a newly assigned process."""
-    return State(hold=hold), (Check(),)
+def start_lifecycle(hold: Held | None = None) -> ProcessStep:
+    """Return the first state and actions of a newly assigned process."""
+    return ProcessState(hold=hold), (CheckAdmission(),)
 
 
-def adopt(pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None) -> Step:
-    """Take over an engine that an earlier agent started, and that had generated a token if `ready`."""
+def resume_lifecycle(
+    pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None
+) -> ProcessStep:
+    """Return the state and actions for an adopted engine; `ready` if it had generated a token before."""
     if ready:
-        state = State("Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold)
-        return state, (Attend(),)
-    return State("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold), (Probe(),)
+        state = ProcessState(
+            "Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold
+        )
+        return state, (WatchLiveness(),)
+    return ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold), (ProbeEngine(),)
 
 
-def backoff_seconds(failures: int) -> float:
-    """Delay before the next try after so many failures in a row (1 or more), in seconds."""
-    return min(BACKOFF_CAP_SECONDS, 2.0 ** min(failures - 1, 16))
+def restart_backoff_seconds(failures: int) -> float:
+    """Return the pause before an engine, or its runner, is started again after `failures` (1 or more) in a row.
+
+    It has no jitter, since it stands in the status and engines of one host wait for each other anyway.
+    """
+    return backoff_seconds(failures, first=FIRST_BACKOFF_SECONDS, most=MAX_BACKOFF_SECONDS, jitter=EXACT)
 
 
-def step(state: State, event: Event, now: float) -> Step:
-    """Decide what follows from `event`; one that no longer fits the state, for it crossed another, changes nothing."""
+def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
+    """Decide what follows from `event`. An event that arrives too late to fit the state changes nothing."""
     match event:
         case Removed():
-            return _removed(state)
+            return _on_removed(state)
         case Held() | Evicted() | Released():
-            return _heed(state, event)
+            return _on_hold_change(state, event)
         case Exited():
-            return _exited(state, event, now)
+            return _on_exited(state, event, now)
         case Failed():
-            return _failed(state, event)
-        case Admitted() | Refused() | Freed():
-            return _judged(state, event)
-        case Busy() | Turn():
-            return _in_turn(state, event)
+            return _on_failed(state, event)
+        case Admitted() | Refused() | MemoryFreed():
+            return _on_admission(state, event)
+        case LoadSlotBusy() | LoadSlotGranted():
+            return _on_load_slot(state, event)
         case Spawned() if state.phase == "Starting" and not state.exists:
-            return replace(state, exists=True, pid=event.pid), (Probe(),)
+            return replace(state, exists=True, pid=event.pid), (ProbeEngine(),)
         case Answered() if state.phase == "Starting" and state.exists and not state.reason:
-            return replace(state, phase="Ready", ready_since=now), (Attend(),)
+            return replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)
         case Hung() if state.phase == "Ready":
-            # What it was asked is lost: there is nothing to drain. The back-off begins with its Exited.
+            # Its requests are lost, so there is nothing to drain. The back-off begins with Exited.
             return replace(state, phase="Starting", reason="EngineHung", message=event.message), (Withdraw(), End())
         case Fetched() if state.phase == "Fetching":
-            return _begin(replace(state, fetched=True))
-        case Elapsed() if state.phase == "Failed":
-            return _again(state)
+            return _start_engine(replace(state, fetched=True))
+        case BackoffElapsed() if state.phase == "Failed":
+            return _resume(state)
         case _:
             return state, ()
 
 
-def _clear(state: State, phase: Phase) -> State:
+def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
     return replace(state, phase=phase, reason="", message="")
 
 
-def _begin(state: State) -> Step:
-    """Start the engine, unless the host holds it; every start after an exit counts as a restart."""
+def _start_engine(state: ProcessState) -> ProcessStep:
+    """Start the engine unless it is held; every start after an exit counts as a restart."""
     if state.hold:
-        return _wait(state, state.hold)
+        return _await_release(state, state.hold)
     restarts = state.restarts + (state.last_exit is not None)
-    return replace(_clear(state, "Starting"), restarts=restarts), (Spawn(),)
+    return replace(_enter_phase(state, "Starting"), restarts=restarts), (Spawn(),)
 
 
-def _again(state: State) -> Step:
-    """Take up the life where it failed or was ended, once the host lets it."""
+def _resume(state: ProcessState) -> ProcessStep:
+    """Go on with the step that failed or was interrupted, unless the process is held."""
     if state.hold and state.admitted:
-        return _wait(state, state.hold)
+        return _await_release(state, state.hold)
     if state.fetched:
-        return _begin(state)
-    return (_clear(state, "Fetching"), (Fetch(),)) if state.admitted else (_clear(state, "Pending"), (Check(),))
+        return _start_engine(state)
+    return (
+        (_enter_phase(state, "Fetching"), (Fetch(),))
+        if state.admitted
+        else (_enter_phase(state, "Pending"), (CheckAdmission(),))
+    )
 
 
-def _judged(state: State, event: Admitted | Refused | Freed) -> Step:
-    looked_at = not state.waits and not state.queued
+def _on_admission(state: ProcessState, event: Admitted | Refused | MemoryFreed) -> ProcessStep:
+    is_checked = not state.awaits_release and not state.queued
     match event:
-        case Admitted() if state.phase == "Pending" and looked_at:
+        case Admitted() if state.phase == "Pending" and is_checked:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
-        case Refused() if state.phase in {"Pending", "Fetching"} and looked_at:
+        case Refused() if state.phase in {"Pending", "Fetching"} and is_checked:
             refused = replace(state, phase="Rejected", reason=event.reason, message=event.message, admitted=False)
             return replace(refused, needed_bytes=event.needed_bytes), ()
-        case Freed() if state.phase == "Rejected" and state.needed_bytes is not None:
-            return replace(_clear(state, "Pending"), needed_bytes=None), (Check(),)
+        case MemoryFreed() if state.phase == "Rejected" and state.needed_bytes is not None:
+            return replace(_enter_phase(state, "Pending"), needed_bytes=None), (CheckAdmission(),)
         case _:
             return state, ()
 
 
-def _in_turn(state: State, event: Busy | Turn) -> Step:
+def _on_load_slot(state: ProcessState, event: LoadSlotBusy | LoadSlotGranted) -> ProcessStep:
     match event:
-        case Busy() if state.phase == "Starting" and not state.exists:
-            # It was not started, so that is none of its restarts.
+        case LoadSlotBusy() if state.phase == "Starting" and not state.exists:
+            # The engine was not started, so this is no restart.
             restarts = state.restarts - (state.last_exit is not None)
-            message = "another engine of this host is loading; this one is next by priority"
+            message = (
+                "waiting to load: one engine of a host loads at a time, by priority, and another one is loading now"
+            )
             queued = replace(state, phase="Pending", reason="WaitsToLoad", message=message, restarts=restarts)
-            return replace(queued, queued=True), (Queue(),)
-        case Turn() if state.queued:
-            return _begin(replace(state, queued=False))
+            return replace(queued, queued=True), (AwaitLoadSlot(),)
+        case LoadSlotGranted() if state.queued:
+            return _start_engine(replace(state, queued=False))
         case _:
             return state, ()
 
 
-def _removed(state: State) -> Step:
+def _on_removed(state: ProcessState) -> ProcessStep:
     if state.leaving:
         return state, ()
     if state.evicting:
-        # What was begun is the same, only its end is not.
-        return replace(_clear(state, "Stopping"), evicting=False), ()
+        # The actions already running are the same; only the phase after them differs.
+        return replace(_enter_phase(state, "Stopping"), evicting=False), ()
     if not state.exists:
-        return replace(_clear(state, "Stopped"), waits=False, queued=False), ()
-    return _clear(state, "Stopping"), (Withdraw(), Drain(), End())
+        return replace(_enter_phase(state, "Stopped"), awaits_release=False, queued=False), ()
+    return _enter_phase(state, "Stopping"), (Withdraw(), Drain(), End())
 
 
-def _heed(state: State, event: Held | Evicted | Released) -> Step:
+def _on_hold_change(state: ProcessState, event: Held | Evicted | Released) -> ProcessStep:
     match event:
         case Held():
-            return _held(state, event)
+            return _on_held(state, event)
         case Evicted():
-            return _evicted(state, event)
+            return _on_evicted(state, event)
         case Released():
-            released = replace(state, hold=None, waits=False)
-            return _again(released) if state.waits else (released, ())
+            released = replace(state, hold=None, awaits_release=False)
+            return _resume(released) if state.awaits_release else (released, ())
 
 
-def _held(state: State, hold: Held) -> Step:
+def _on_held(state: ProcessState, hold: Held) -> ProcessStep:
     held = replace(state, hold=hold)
-    return _wait(held, hold) if state.waits else (held, ())
+    return _await_release(held, hold) if state.awaits_release else (held, ())
 
 
-def _wait(state: State, hold: Held) -> Step:
-    return replace(state, phase="Pending", reason=hold.reason, message=hold.message, waits=True), ()
+def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
+    return replace(state, phase="Pending", reason=hold.reason, message=hold.message, awaits_release=True), ()
 
 
-def _evicted(state: State, event: Evicted) -> Step:
+def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     hold = Held(event.reason, event.message)
     if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
-        # It does not run, or ends already.
-        return _held(state, hold)
+        # There is no engine, or it is ending already.
+        return _on_held(state, hold)
     stopping = replace(state, phase="Stopping", reason=event.reason, message=event.message, hold=hold, evicting=True)
     return stopping, (Withdraw(), Drain(), End())
 
 
-def _exited(state: State, event: Exited, now: float) -> Step:
+def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     if not state.exists:
         return state, ()
     fetched = state.fetched and event.fetched
     gone = replace(state, exists=False, pid=None, fetched=fetched, ready_since=None, last_exit=event.last)
     if state.evicting:
-        return _again(replace(gone, evicting=False))
+        return _resume(replace(gone, evicting=False))
     if state.phase == "Stopping":
         return replace(gone, phase="Stopped"), ()
     stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
@@ -396,25 +413,25 @@ def _exited(state: State, event: Exited, now: float) -> Step:
     return _back_off(
         replace(gone, failures=0 if stable else state.failures),
         state.reason or event.reason or "EngineExited",
-        state.message or event.message or f"the engine ended with {how}{LAST_LINES}",
+        state.message or event.message or f"the engine exited with {how}{LOG_HINT}",
     )
 
 
-def _failed(state: State, event: Failed) -> Step:
+def _on_failed(state: ProcessState, event: Failed) -> ProcessStep:
     if state.phase == "Starting" and state.exists:
         if state.reason:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
-    if state.phase in {"Pending", "Fetching", "Starting"} and not state.waits:
+    if state.phase in {"Pending", "Fetching", "Starting"} and not state.awaits_release:
         return _back_off(
             replace(state, fetched=False, queued=False), event.reason, event.message, permanent=event.permanent
         )
     return state, ()
 
 
-def _back_off(state: State, reason: str, message: str, *, permanent: bool = False) -> Step:
+def _back_off(state: ProcessState, reason: str, message: str, *, permanent: bool = False) -> ProcessStep:
     failures = state.failures + 1
-    seconds = BACKOFF_CAP_SECONDS if permanent else backoff_seconds(failures)
+    seconds = MAX_BACKOFF_SECONDS if permanent else restart_backoff_seconds(failures)
     text = f"{message} (failure {failures}; next try in {seconds:.0f} s)"
-    return replace(state, phase="Failed", reason=reason, message=text, failures=failures), (Wait(seconds),)
+    return replace(state, phase="Failed", reason=reason, message=text, failures=failures), (BackOff(seconds),)

@@ -1,7 +1,7 @@
-"""The agent's own metrics, for a Prometheus on this machine; what the proxy counts of each service comes with them.
+"""The agent's own metrics for Prometheus, served together with the proxy's metrics of each service.
 
-They are told on loopback unless the owner says otherwise: names of models are nobody's business. That nobody can listen
-there is no reason not to serve.
+They are served on loopback unless the owner gives another address, since names of models are private. A port that is in
+use does not stop the agent.
 """
 
 import asyncio
@@ -14,56 +14,60 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Enum as EnumMetric
 
-from devices.pressure import Level
-from metal_agent.ledger import Ledger
+from devices.pressure import PressureLevel
 from metal_agent.lifecycle import Phase
-from metal_agent.pressure import Action
-from metal_agent.runner import Runner
-from metal_agent.watchdog import Watchdog
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.pressure_policy import STEP_LABELS, PressureAction
+from metal_agent.memory.pressure_watchdog import PressureWatchdog
+from metal_agent.supervise.runner import Runner
 
 _UNKNOWN: Final = "unknown"
 
 log = structlog.get_logger()
 
 
-class Metrics:
-    """What one agent counts of its host, read when somebody asks."""
+class AgentMetrics:
+    """The metrics of one agent, read at each request."""
 
-    def __init__(self, ledger: Ledger, runners: Mapping[str, Runner], watchdog: Watchdog) -> None:
+    def __init__(self, ledger: Ledger, runners: Mapping[str, Runner], watchdog: PressureWatchdog) -> None:
         self._registry = registry = CollectorRegistry()
         self._runners = runners
         self._watchdog = watchdog
         self._level = EnumMetric(
             "pomona_agent_memory_pressure",
-            "How short of memory the system says that it is.",
-            states=[*get_args(Level), _UNKNOWN],
+            "Memory pressure level that the operating system reports.",
+            states=[*get_args(PressureLevel), _UNKNOWN],
             registry=registry,
         )
         self._steps = Counter(
             "pomona_agent_pressure_steps",
-            "What was done about memory pressure: hold, ask, keep, evict, release, return.",
+            "Steps taken against memory pressure: hold, ask, keep, evict, release, return.",
             ["step"],
             registry=registry,
         )
-        for step in get_args(Action):
-            self._steps.labels(step.__name__.lower())
+        for label in STEP_LABELS.values():
+            self._steps.labels(label)
         self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(f"pomona_agent_{name}", text, registry=registry).set_function(value)
 
-        gauge("under_pressure", "1 while nothing is started.", lambda: watchdog.state.pressed)
+        gauge(
+            "under_pressure",
+            "1 while no engine is started for lack of memory.",
+            lambda: watchdog.state.is_under_pressure,
+        )
         gauge("evicted_processes", "Processes that wait for memory again.", lambda: len(watchdog.state.evicted))
         gauge("memory_budget_bytes", "Memory that models may use in all.", lambda: ledger.budget_bytes)
-        gauge("memory_reserved_bytes", "Memory that is promised.", lambda: sum(ledger.reserved.values()))
+        gauge("memory_reserved_bytes", "Memory that is reserved for processes.", lambda: sum(ledger.reserved.values()))
         gauge("memory_others_bytes", "Memory of the budget that other programs use.", lambda: ledger.others_bytes)
 
-    def count(self, step: Action) -> None:
+    def count(self, step: PressureAction) -> None:
         """Count a step that was taken."""
-        self._steps.labels(type(step).__name__.lower()).inc()
+        self._steps.labels(STEP_LABELS[type(step)]).inc()
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' text form."""
+        """Return all metrics in Prometheus' text format."""
         self._level.state(self._watchdog.level or _UNKNOWN)
         phases = Tally(runner.state.phase for runner in self._runners.values())
         for phase in get_args(Phase):
@@ -71,8 +75,8 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-async def serve(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:
-    """Answer GET /metrics at `place`, an address and a port, until cancelled; returns where that cannot be had."""
+async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:
+    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot be listened on."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=await text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -83,9 +87,9 @@ async def serve(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) ->
     await runner.setup()
     try:
         await web.TCPSite(runner, *place).start()
-        log.info("metrics", address=place[0], port=place[1])
+        log.info("metrics_served", address=place[0], port=place[1])
         await asyncio.Event().wait()
     except OSError as error:
-        log.warning("no metrics: give --metrics-address another address and port", error=str(error))
+        log.warning("metrics_not_served", error=str(error), hint="give --metrics-address another address and port")
     finally:
         await runner.cleanup()

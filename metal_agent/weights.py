@@ -1,4 +1,4 @@
-"""The weights that processes of this host serve: a model and what goes with it, held while they are served."""
+"""The weights that processes of this host serve: a model and its further artifacts, locked while they are served."""
 
 import contextlib
 import os
@@ -10,20 +10,20 @@ import structlog
 from artifacts import inspect
 from artifacts.errors import ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT, parse
-from artifacts.store import Held, Store
+from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.metalprocess import Artifact, MetalProcessSpec
 from crds.model import Layout
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are here and, where it is known, the bytes in all."""
+"""Called with the number of bytes on the host and the total, or None if that is unknown."""
 
 log = structlog.get_logger()
 
 
-class Pinned:
-    """All that one process serves, here until `release`: the model, then the further artifacts in their order."""
+class PinnedWeights:
+    """The weights of one process, kept on the host until `release`: the model, then the further artifacts in order."""
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[HeldWeights]) -> None:
         self._held = held
 
     @property
@@ -33,55 +33,55 @@ class Pinned:
 
     @property
     def further(self) -> list[Path]:
-        """Where each of `spec.further_artifacts` is."""
+        """Paths of `spec.further_artifacts`, in their order."""
         return [held.path for held in self._held[1:]]
 
     @property
     def exists(self) -> bool:
-        """Whether everything is still there: the owner's own files may go at any time."""
+        """True if everything is still on disk: the owner may delete own files at any time."""
         return all(held.path.exists() for held in self._held)
 
     @property
     def descriptors(self) -> list[int]:
-        """Locks that an engine is to hold for as long as it lives."""
+        """Descriptors of locks that an engine inherits and holds until it ends."""
         return [held.descriptor for held in self._held if held.descriptor is not None]
 
     def release(self) -> None:
-        """Let go of all of it; may be called twice."""
+        """Release all locks; may be called twice."""
         for held in self._held:
             held.release()
 
 
-class Weights:
-    """Weights in `folder`; sources file:// are allowed below `file_root` only."""
+class HostWeights:
+    """The weights on this host, in `folder`; file:// sources are allowed only below `file_root`."""
 
     def __init__(self, folder: Path, file_root: Path | None) -> None:
         self._file_root = file_root
         self._endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        self.store = Store(folder, endpoint=self._endpoint, file_root=file_root)
+        self.store = WeightsStore(folder, endpoint=self._endpoint, file_root=file_root)
 
-    def pin(self, spec: MetalProcessSpec) -> Pinned | None:
-        """Hold what a process serves as far as it is here, so that making room for another does not take it.
+    def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
+        """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.
 
-        None when there is nothing to hold. Never raises: what cannot be held is fetched when it is needed. Only what
-        `fetch` returns is whole, so that an engine can be started with it.
+        Returns None if there are none. Never raises: weights that cannot be locked are fetched when they are needed.
+        The result may be incomplete; only the result of `fetch` is enough to start an engine.
         """
         held = []
-        for artifact in _artifacts(spec):
+        for artifact in _list_artifacts(spec):
             with contextlib.suppress(ArtifactError, OSError):
                 found = self.store.find(artifact.source, artifact.revision or None, artifact.sha256 or None)
                 held += [found] if found else []
-        return Pinned(held) if held else None
+        return PinnedWeights(held) if held else None
 
-    async def fetch(self, spec: MetalProcessSpec, tokens: Sequence[str | None], on_progress: Progress) -> Pinned:
-        """Bring everything here that a process serves, verified; quick when it is. Raises ArtifactError.
+    async def fetch(self, spec: MetalProcessSpec, tokens: Sequence[str | None], on_progress: Progress) -> PinnedWeights:
+        """Fetch and verify all weights of a process; quick if they are on the host. Raises ArtifactError.
 
-        `tokens` are those of the model's source and of the further artifacts, in their order. `on_progress` tells of
-        one artifact after the other.
+        `tokens` are those of the model's source and of the further artifacts, in their order. `on_progress` is called
+        for one artifact after the other.
         """
-        held: list[Held] = []
+        held: list[HeldWeights] = []
         try:
-            for artifact, token in zip(_artifacts(spec), tokens, strict=True):
+            for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
                 held.append(
                     await self.store.obtain(
                         parse(artifact.source),
@@ -92,15 +92,15 @@ class Weights:
                     )
                 )
         except BaseException:
-            Pinned(held).release()
+            PinnedWeights(held).release()
             raise
-        return Pinned(held)
+        return PinnedWeights(held)
 
-    async def layout(self, artifact: Artifact) -> Layout | None:
-        """Read from the header of a file:// artifact what decides its memory: nothing in the cluster could read it.
+    async def read_layout(self, artifact: Artifact) -> Layout | None:
+        """Read the layout, which decides memory use, from the header of a file:// artifact.
 
-        None for any other source, which the controller has inspected, and for a header that does not tell all of it.
-        Raises ArtifactError.
+        Nothing in the cluster can read such a file. Returns None for any other source, which the controller has
+        inspected, and for a header that does not state the whole layout. Raises ArtifactError.
         """
         source = parse(artifact.source)
         if source.scheme != "file":
@@ -111,5 +111,5 @@ class Weights:
         return found.layout
 
 
-def _artifacts(spec: MetalProcessSpec) -> list[Artifact]:
+def _list_artifacts(spec: MetalProcessSpec) -> list[Artifact]:
     return [spec.artifact, *(each.artifact for each in spec.further_artifacts)]

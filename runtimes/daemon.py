@@ -1,9 +1,9 @@
-"""What the agent asks of a shared daemon: a server that its owner runs, and that serves many models at once.
+"""The protocol of a shared daemon: a server that its owner runs, and that serves many models at once.
 
 The agent never starts and never ends a daemon. It is the owner's program, with the owner's settings, models and memory
 limit; a second one beside it would load everything twice. So it is used where it runs, and where it does not, the
-message says how to start it. What we put into it carries our mark in its name, so that it is told from the owner's
-models, which are only counted, and found again by an agent that died before it wrote anything down.
+message says how to start it. The names of our models in it begin with our mark: so they are distinguished from
+the owner's models, which are only counted, and found again by an agent that died before it recorded anything.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ NOT_RUNNING: Final = "DaemonNotRunning"
 SILENT: Final = "DaemonSilent"
 UNAUTHORIZED: Final = "DaemonUnauthorized"
 UNKNOWN_MODEL: Final = "ModelMissing"
-Progress = Callable[[int, int | None], None]
+OnProgress = Callable[[int, int | None], None]
 """Called with the bytes that are in the daemon's store and, where it is known, the bytes in all."""
 
 
 class DaemonError(Exception):
-    """A daemon does not do what it was asked.
+    """A daemon fails or refuses a request.
 
     `reason` is one CamelCase word for a status, the text says why and what to do. It never contains a key.
     """
@@ -42,8 +42,8 @@ class LoadedModel(NamedTuple):
     """Loaded for a process of this agent, which has reserved its memory; else it is what others use."""
 
 
-class Named(NamedTuple):
-    """What a model of ours is called after, so that the same weights served alike have the same name, and no other."""
+class ModelIdentity(NamedTuple):
+    """Identity of a model of ours in a daemon: the same weights with the same settings have the same name."""
 
     owner: str
     """`owner_mark` of the agent."""
@@ -61,22 +61,22 @@ class Daemon(Protocol):
     """Where it answers OpenAI's API, on loopback."""
 
     copies: bool
-    """Whether what was brought stays in a store of its own, so that our copy of the weights may go."""
+    """The daemon copies the weights into a store of its own, so that our copy may be deleted."""
 
     @property
     def api_key(self) -> str | None:
-        """What it wants to be asked with, as its owner has it now. Never logged."""
+        """Return the API key that its owner has set now. Never logged."""
 
     def installed(self) -> bool:
-        """Whether this machine has it, running or not; where it has not, nothing is asked of its port."""
+        """Return whether it is installed here, running or not; where it is not, its port is never used."""
 
-    def name(self, named: Named) -> str:
+    def name(self, identity: ModelIdentity) -> str:
         """Return what the model is called inside this daemon."""
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List what it has in memory, the owner's models too: name and bytes."""
 
-    async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
+    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights at `serving.model` known under `name`, with these settings; quick when they are.
 
         Where it has a library of its own, `serving.model` may be a source in that.
@@ -86,16 +86,16 @@ class Daemon(Protocol):
         """Load it, to stay until it is unloaded; returns when it is in memory."""
 
     async def unload(self, name: str) -> None:
-        """Have it leave memory; no error where it is not loaded. It may take a moment longer than this call."""
+        """Unload it; no error where it is not loaded. It may take a moment longer than this call."""
 
     async def marked(self, owner: str) -> set[str]:
         """Name everything in it that carries the mark of `owner`, loaded or not."""
 
     async def remove(self, name: str) -> None:
-        """Take what `bring` brought out again; no error where it is not there."""
+        """Undo `bring`; no error where the model is not there."""
 
     async def close(self) -> None:
-        """Give back connections; the daemon goes on."""
+        """Close connections; the daemon goes on."""
 
 
 def owner_mark(folder: str) -> str:
@@ -103,9 +103,9 @@ def owner_mark(folder: str) -> str:
     return f"pomona-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
 
 
-def named(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> Named:
-    """Name a model by what it is: `weights` identify the artifacts, `settings` are all that changes how it serves."""
-    return Named(owner, model, _digest(weights), _digest([str(each) for each in settings]))
+def identify_model(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> ModelIdentity:
+    """Identify a model: `weights` identify the artifacts, `settings` are all that changes how it serves."""
+    return ModelIdentity(owner, model, _digest(weights), _digest([str(each) for each in settings]))
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """llama-cpp-python's server, `python -m llama_cpp.server`: how to start it on a host.
 
-It has no word on whether it is well, so only an answer shows that. It takes one request at a time, and by default a
-new one breaks off the one that runs. Its settings are pydantic's, which means that every one of them is also an
-environment variable of a common name (HOST, SEED, CACHE): so it gets an environment of what it needs only.
+It has no health endpoint, so only an answer shows that it works. It takes one request at a time, and by default a new
+one cancels the one that runs. Its settings are pydantic's, which means that every one of them is also an
+environment variable of a common name (HOST, SEED, CACHE): so its environment has only what it needs.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
-from runtimes.serving import Listen, Process, Runtime, Serving, Wanted
+from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
     {
@@ -34,24 +34,25 @@ _ALL_LAYERS: Final = -1
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render the arguments of llama_cpp.server."""
+    options = serving.options
     rendered = ["--model", serving.model, "--model_alias", serving.service]
-    rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(serving.context_length)]
+    rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_length)]
     if serving.gpu_layers is not None:
         rendered += ["--n_gpu_layers", str(_ALL_LAYERS if serving.gpu_layers else 0)]
-    # Left alone, a request breaks off the one before it; all logits of a whole context are kept, which takes gigabytes
+    # By default, a request cancels the one before it; all logits of a whole context are kept, which takes gigabytes
     # with a large vocabulary; and the weights are locked into memory where the system allows it.
     rendered += ["--interrupt_requests", "false", "--logits_all", "false", "--use_mlock", "false", "--cache", "false"]
-    if serving.mode == "embeddings":
+    if options.mode == "embeddings":
         # A text is embedded in one batch.
-        size = str(serving.context_length)
+        size = str(options.context_length)
         rendered += ["--embedding", "true", "--n_batch", size, "--n_ubatch", size]
-    if (serving.cache_type_k, serving.cache_type_v) != ("f16", "f16"):
-        rendered += ["--type_k", str(_CACHE_TYPES[serving.cache_type_k])]
+    if (options.cache_type_k, options.cache_type_v) != ("f16", "f16"):
+        rendered += ["--type_k", str(_CACHE_TYPES[options.cache_type_k])]
         # Quantized values need it, and unlike llama-server it does not turn it on by itself.
-        rendered += ["--type_v", str(_CACHE_TYPES[serving.cache_type_v]), "--flash_attn", "true"]
+        rendered += ["--type_v", str(_CACHE_TYPES[options.cache_type_v]), "--flash_attn", "true"]
     for adapter in serving.adapters:
         rendered += ["--lora_path", adapter.path]
-    return [*rendered, *serving.extra]
+    return [*rendered, *options.extra_args]
 
 
 def command() -> list[str] | None:
@@ -60,12 +61,12 @@ def command() -> list[str] | None:
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return of `base` only what cannot be a setting of the server."""
+    """Return the variables of `base` that cannot be a setting of the server."""
     return {name: value for name, value in base.items() if name in _KEPT_ENVIRONMENT}
 
 
-def _refusal(wanted: Wanted) -> str | None:
-    if len(wanted.adapter_scales) > 1 or any(float(scale) != 1 for scale in wanted.adapter_scales):
+def _refusal(demand: RuntimeDemand) -> str | None:
+    if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
         return (
             "runtime llama-cpp-python takes one adapter, with the scale that it was trained with: leave one without a "
             "scale, or set runtime to llama.cpp"

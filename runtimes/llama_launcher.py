@@ -1,9 +1,9 @@
 """llama-server out of the `xllamacpp` wheel: its argument names, its exit codes, its log.
 
 The wheel carries llama.cpp's own HTTP server, with Metal on macOS, but no program and no argument parser. This module
-is that program, so that `pomona[llama]` serves where no llama-server is installed, and whoever starts one need not know
-the difference. An argument that the table does not have is refused, as llama-server refuses one it does not know: to
-serve with a setting ignored would be worse than not to serve. Nothing else imports the wheel.
+is that program, so that `pomona[llama]` serves where no llama-server is installed, with the same command line. An
+argument that the table does not have is refused, as llama-server refuses one it does not know: to serve with a setting
+ignored would be worse than not to serve. Nothing else imports the wheel.
 """
 
 import os
@@ -35,7 +35,7 @@ class _Switch(NamedTuple):
     field: str
     value: bool
     pooling: Any = None
-    """What it makes of the pooling type besides, where it says something about that."""
+    """The pooling type that it sets too, or None."""
 
 
 def _comma_separated(text: str) -> list[str]:
@@ -231,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _devices() -> list[str]:
-    """Describe what a model can be offloaded to, as llama-server does."""
+    """List the devices that a model can be offloaded to, as llama-server prints them."""
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     return [
         f"  {each['name']}: {each['description']} "
@@ -246,7 +246,7 @@ def _serve(_server: Any) -> NoReturn:
 
     The server's destructor waits for every request, for ever if a client stays, and lets no second signal through
     meanwhile. So it never runs: the kernel closes the sockets, clients see their streams cut short rather than ended,
-    and draining is left to who can count requests, the proxy in front.
+    and draining is left to the proxy in front, which counts requests.
     """
     wake, signalled = os.pipe()
     os.set_blocking(signalled, False)

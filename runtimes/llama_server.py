@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, get_args
 
 from crds.meta import Accelerator
-from crds.serving import CacheType, Mode
+from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
 from runtimes.serving import Listen, Process, Runtime, Serving
 
@@ -45,40 +45,41 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
 
     llama-server divides `-c` among its slots, hence the product. Of a repeated argument it takes the last.
     """
+    options = serving.options
     rendered = ["-m", serving.model, "--host", listen.host, "--port", str(listen.port), "-a", serving.service]
-    rendered += ["-c", str(serving.context_length * serving.parallel), "-np", str(serving.parallel)]
+    rendered += ["-c", str(options.context_length * options.parallel), "-np", str(options.parallel)]
     if serving.gpu_layers is not None:
         rendered += ["-ngl", str(serving.gpu_layers)]
     rendered += ["--fit", "off"]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
-    rendered += _mode(serving)
-    rendered += _memory(serving)
-    rendered += _further(serving)
+    rendered += _render_mode(options)
+    rendered += _render_memory(options)
+    rendered += _render_companions(serving)
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
-    return [*rendered, *serving.extra]
+    return [*rendered, *options.extra_args]
 
 
-def _mode(serving: Serving) -> list[str]:
-    if serving.mode == "chat":
-        return ["--chat-template", serving.chat_template] if serving.chat_template else []
+def _render_mode(options: ServingOptions) -> list[str]:
+    if options.mode == "chat":
+        return ["--chat-template", options.chat_template] if options.chat_template else []
     # A text is embedded in one batch; with the default of 512 a longer one would be refused.
-    whole = ["-b", str(serving.context_length), "-ub", str(serving.context_length)]
-    return ["--embeddings" if serving.mode == "embeddings" else "--rerank", *whole]
+    whole = ["-b", str(options.context_length), "-ub", str(options.context_length)]
+    return ["--embeddings" if options.mode == "embeddings" else "--rerank", *whole]
 
 
-def _memory(serving: Serving) -> list[str]:
+def _render_memory(options: ServingOptions) -> list[str]:
     rendered = []
-    if serving.cache_type_k != "f16":
-        rendered += ["-ctk", serving.cache_type_k]
-    if serving.cache_type_v != "f16":
-        rendered += ["-ctv", serving.cache_type_v]
+    if options.cache_type_k != "f16":
+        rendered += ["-ctk", options.cache_type_k]
+    if options.cache_type_v != "f16":
+        rendered += ["-ctv", options.cache_type_v]
     # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
     return [*rendered, "--cache-ram", "0", "--ctx-checkpoints", str(CHECKPOINTS)]
 
 
-def _further(serving: Serving) -> list[str]:
+def _render_companions(serving: Serving) -> list[str]:
     rendered = []
     if serving.projector is not None:
         rendered += ["--mmproj", serving.projector]
@@ -89,7 +90,7 @@ def _further(serving: Serving) -> list[str]:
         if serving.gpu_layers is not None:
             rendered += ["-ngld", str(serving.gpu_layers)]
         # As the model's own: what is reserved for a draft is computed so.
-        rendered += ["-ctkd", serving.cache_type_k, "-ctvd", serving.cache_type_v]
+        rendered += ["-ctkd", serving.options.cache_type_k, "-ctvd", serving.options.cache_type_v]
         if serving.draft_max_tokens is not None:
             rendered += ["--spec-draft-n-max", str(serving.draft_max_tokens)]
     return rendered
@@ -133,7 +134,7 @@ def _wheel_build() -> int:
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` without the variables that would configure the server behind our back."""
+    """Return `base` without the variables that would configure the server."""
     return {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
 
 
@@ -143,7 +144,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset[Mode](get_args(Mode)),
     settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
-    # Its answer is made by the loop that generates, unlike that of /health.
+    # The loop that generates answers it, unlike /health.
     pulse="/metrics",
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,

@@ -1,6 +1,6 @@
 """mlx-lm's own server, `mlx_lm.server`: how to start it on a host.
 
-Three habits of it decide what stands here. It loads whatever model a request names, so its requests must come through
+Three habits of it decide its arguments. It loads whatever model a request names, so its requests must come through
 our proxy, which rewrites the name. It stays alive, and listens, on a model that it cannot load: only a generated token
 shows that it serves. And it keeps caches of finished conversations without a limit in bytes: their number is ours to
 set, and `fitness.mlx` counts them.
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
-from runtimes.serving import Listen, Process, Runtime, Serving, Wanted
+from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
 """Groups of 64 values with two halves: as many bytes for each value as llama.cpp's blocks of 32 with one."""
@@ -25,15 +25,16 @@ _FOREIGN_ENVIRONMENT = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_", "OLLAMA_")
 
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
-    """Render the arguments of mlx_lm.server. It has no limit of context: a request's own tokens are all it heeds."""
-    parallel = str(serving.parallel)
+    """Render the arguments of mlx_lm.server. It has no limit of context: only a request's own max_tokens counts."""
+    options = serving.options
+    parallel = str(options.parallel)
     rendered = ["--model", serving.model, "--host", listen.host, "--port", str(listen.port)]
     rendered += ["--decode-concurrency", parallel, "--prompt-concurrency", parallel]
     # Of requests that set none; mlx_lm's own default of 512 would cut answers short.
-    rendered += ["--max-tokens", str(serving.context_length)]
+    rendered += ["--max-tokens", str(options.context_length)]
     # One finished conversation for each slot, so that its next turn need not begin anew.
     rendered += ["--prompt-cache-size", parallel]
-    bits = _KV_BITS.get(serving.cache_type_k)
+    bits = _KV_BITS.get(options.cache_type_k)
     if bits is not None:
         rendered += ["--kv-bits", str(bits), "--quantized-kv-start", "0"]
     if serving.draft is not None:
@@ -42,11 +43,11 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
         rendered += ["--num-draft-tokens", str(serving.draft_max_tokens)]
     for adapter in serving.adapters:
         rendered += ["--adapter-path", adapter.path]
-    if serving.chat_template is not None:
+    if options.chat_template is not None:
         # As one argument, for a template may begin with a dash.
-        rendered += [f"--chat-template={serving.chat_template}"]
+        rendered += [f"--chat-template={options.chat_template}"]
     # At level DEBUG it would log prompts.
-    return [*rendered, "--log-level", "INFO", *serving.extra]
+    return [*rendered, "--log-level", "INFO", *options.extra_args]
 
 
 def command() -> list[str] | None:
@@ -68,14 +69,14 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     return ours
 
 
-def _refusal(wanted: Wanted) -> str | None:
-    cache_type_k, cache_type_v = wanted.cache_types
+def _refusal(demand: RuntimeDemand) -> str | None:
+    cache_type_k, cache_type_v = demand.options.cache_type_k, demand.options.cache_type_v
     if cache_type_k != cache_type_v:
         return f"cacheTypeK {cache_type_k} and cacheTypeV {cache_type_v} differ, which runtime mlx-lm cannot do"
-    if wanted.parallel > 1 and (wanted.draft or cache_type_k != "f16"):
-        cause = "speculative" if wanted.draft else f"cacheTypeK {cache_type_k}"
+    if demand.options.parallel > 1 and (demand.draft or cache_type_k != "f16"):
+        cause = "speculative" if demand.draft else f"cacheTypeK {cache_type_k}"
         return f"with {cause} runtime mlx-lm serves one request at a time: set parallel to 1, or remove {cause}"
-    if len(wanted.adapter_scales) > 1 or any(float(scale) != 1 for scale in wanted.adapter_scales):
+    if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
         return "runtime mlx-lm takes one adapter with the scale that it was trained with: leave one, without a scale"
     return None
 

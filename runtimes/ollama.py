@@ -25,7 +25,7 @@ import msgspec
 
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
-from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, Named, Progress
+from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.serving import Runtime, Serving
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _LEAVE: Final = 0
 class _Listed(msgspec.Struct):
     name: str
     size: int | None = None
-    """Of what is loaded: its memory; of what is stored: its files."""
+    """Bytes of memory where it is loaded, bytes of files where it is stored."""
 
 
 class _List(msgspec.Struct):
@@ -61,7 +61,7 @@ class Ollama:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
         self._of_library: dict[str, str] = {}
-        """What of ours was made of which model of the library."""
+        """Our models that were made of a model of the library, by name."""
         # On loopback, whatever address it listens on: one of another machine does not use the memory of this one.
         self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
@@ -69,26 +69,26 @@ class Ollama:
         self._errors: tuple[type[Exception], ...] = ()
 
     def installed(self) -> bool:
-        """Whether its program is here, or the owner says where it listens."""
+        """Return whether its program is here, or OLLAMA_HOST is set."""
         return _installed(self._environment)
 
-    def name(self, named: Named) -> str:
+    def name(self, identity: ModelIdentity) -> str:
         """Return the mark of the agent as namespace, the Model as model, and what it is as tag."""
-        return f"{named.owner}/{named.model}:{named.weights}-{named.settings}"
+        return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List what is in memory, by /api/ps."""
         return [(model.name, model.size) for model in await self._listed("/api/ps")]
 
-    async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
-        """Have the weights in Ollama's store, copied or pulled, and create the model with its context length.
+    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
+        """Copy or pull the weights into Ollama's store, and create the model with its context length.
 
-        What is pulled only for us goes again by its own name; ours keeps the weights.
+        A model that is pulled only for us is deleted again under its own name; ours keeps the weights.
         """
         client = await self._library()
-        parameters = {"num_ctx": serving.context_length}
+        parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if serving.model.startswith(_LIBRARY) else None
-        with self._told(f"create {name}"):
+        with self._translate_errors(f"create {name}"):
             known = {model.name for model in await self._listed("/api/tags")}
             if base is not None:
                 self._of_library[name] = base
@@ -108,13 +108,13 @@ class Ollama:
         """Load it for good; a request without a prompt does that."""
         await self._refuse_to_evict(name)
         client = await self._library()
-        with self._told(f"load {name}"):
+        with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_STAY)
 
     async def unload(self, name: str) -> None:
-        """Let Ollama unload it once it answers nothing any more."""
+        """Ask Ollama to unload it, which it does once no request is left."""
         client = await self._library()
-        with self._told(f"unload {name}", absent_is_fine=True):
+        with self._translate_errors(f"unload {name}", absent_is_fine=True):
             await client.generate(name, keep_alive=_LEAVE)
 
     async def marked(self, owner: str) -> set[str]:
@@ -125,7 +125,7 @@ class Ollama:
         """Unload and delete the model; Ollama frees the weights with the last that uses them."""
         await self.unload(name)
         client = await self._library()
-        with self._told(f"delete {name}", absent_is_fine=True):
+        with self._translate_errors(f"delete {name}", absent_is_fine=True):
             await client.delete(name)
 
     async def close(self) -> None:
@@ -136,8 +136,8 @@ class Ollama:
             await self._client.close()  # type: ignore[no-untyped-call]  # so it is in the library
         self._session = self._client = None
 
-    async def _pull(self, base: str, on_progress: Progress) -> None:
-        """Have Ollama fetch a model of its library, and tell how far its largest file is, which are the weights."""
+    async def _pull(self, base: str, on_progress: OnProgress) -> None:
+        """Ask Ollama to fetch a model of its library, and report the progress of its largest file, the weights."""
         client = await self._library()
         largest_bytes = 0
         async for step in await client.pull(base, stream=True):
@@ -154,8 +154,8 @@ class Ollama:
             if other == self._of_library.get(name):
                 raise DaemonError(
                     "OwnersModelLoaded",
-                    f"the owner of this host has {other} loaded, and Ollama keeps a file in memory once: it is served "
-                    f"when that is unloaded, for example by `ollama stop {other}`",
+                    f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
+                    f"once: unload it, for example by `ollama stop {other}`",
                 )
             if other != name and other.startswith("pomona-") and _weights(other) == _weights(name):
                 raise DaemonError(
@@ -165,7 +165,7 @@ class Ollama:
                 )
 
     async def _listed(self, path: str) -> list[_Listed]:
-        with self._told("list its models"):
+        with self._translate_errors("list its models"):
             async with self._http().get(f"{self.url}{path}", timeout=_LOOK) as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
@@ -175,7 +175,7 @@ class Ollama:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
 
-    async def _store(self, path: Path, on_progress: Progress) -> str:
+    async def _store(self, path: Path, on_progress: OnProgress) -> str:
         """Bring the file into Ollama's store; returns its digest. Raises OSError and ClientError."""
         with path.open("rb") as file:
             digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
@@ -208,8 +208,8 @@ class Ollama:
         return self._client
 
     @contextlib.contextmanager
-    def _told(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
-        """Turn what goes wrong inside into a DaemonError."""
+    def _translate_errors(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+        """Raise every error of the block as a DaemonError."""
         try:
             yield
         except DaemonError:
@@ -261,7 +261,7 @@ def _reason(status: int | None) -> str:
     return "DaemonBusy" if status == HTTPStatus.SERVICE_UNAVAILABLE else "DaemonRefused"
 
 
-async def _blocks(path: Path, on_progress: Progress) -> AsyncIterator[bytes]:
+async def _blocks(path: Path, on_progress: OnProgress) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
         size_bytes, sent_bytes = os.fstat(file.fileno()).st_size, 0
         while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):

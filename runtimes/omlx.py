@@ -20,7 +20,7 @@ import msgspec
 from crds.serving import RuntimeName
 from crds.size import size_text
 from devices.sockets import LOOPBACK
-from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, Named, Progress
+from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.serving import Runtime, Serving
 
 DEFAULT_PORT: Final = 8000
@@ -49,7 +49,7 @@ class _Auth(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
-    """What we read of oMLX's settings.json."""
+    """The part of oMLX's settings.json that we read."""
 
     server: _Server = msgspec.field(default_factory=_Server)
     model: _Folders = msgspec.field(default_factory=_Folders)
@@ -95,19 +95,19 @@ class Omlx:
         return self._environment.get("OMLX_API_KEY") or self._settings().auth.api_key or None
 
     def installed(self) -> bool:
-        """Whether its program is here, or the owner says where it listens."""
+        """Return whether its program is here, or the owner states where it listens."""
         return _installed(self._environment)
 
-    def name(self, named: Named) -> str:
+    def name(self, identity: ModelIdentity) -> str:
         """Return the name of a folder; oMLX tells rerankers and embedding models by the words in it."""
-        return f"{named.owner}-{named.model}-{named.weights}-{named.settings}"
+        return f"{identity.owner}-{identity.model}-{identity.weights}-{identity.settings}"
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List what is in memory, by /v1/models/status."""
         models = (await self._status()).models
         return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
 
-    async def bring(self, name: str, serving: Serving, on_progress: Progress) -> None:
+    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Link the weights into oMLX's model directory, have it find them, pin them and set their context length."""
         self._link(name, Path(serving.model))
         on_progress(0, None)
@@ -119,7 +119,7 @@ class Omlx:
                     f"oMLX does not find {name} in {self._folder()}: see that this is its model directory, and that "
                     f"{serving.model} has a config.json and safetensors",
                 )
-        settings = _PINNED | {"max_context_window": serving.context_length}
+        settings = _PINNED | {"max_context_window": serving.options.context_length}
         await self._admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
 
     async def load(self, name: str) -> None:
@@ -151,7 +151,7 @@ class Omlx:
         if await self._knows(name):
             await self._admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
         link = self._folder() / name
-        with self._of_folder():
+        with self._translate_folder_errors():
             if link.is_symlink():
                 link.unlink(missing_ok=True)
 
@@ -177,14 +177,14 @@ class Omlx:
 
     def _link(self, name: str, weights: Path) -> None:
         link = self._folder() / name
-        with self._of_folder():
+        with self._translate_folder_errors():
             if not link.is_symlink() or link.readlink() != weights:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.unlink(missing_ok=True)
                 link.symlink_to(weights, target_is_directory=True)
 
     @contextlib.contextmanager
-    def _of_folder(self) -> Iterator[None]:
+    def _translate_folder_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -200,19 +200,19 @@ class Omlx:
         return name in {model.id for model in (await self._status()).models}
 
     async def _reload(self, name: str) -> None:
-        """Have it look for new folders, if that harms nobody. Raises DaemonError."""
+        """Make it look for new folders, unless that would disturb the owner. Raises DaemonError."""
         others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
         if others:
             raise DaemonError(
                 "OwnersModelsLoaded",
-                f"oMLX finds {name} only by a reload, which would unload what its owner has loaded "
-                f"({', '.join(sorted(others))}): unload that, or restart oMLX; then it is found",
+                f"oMLX finds {name} only by a reload, which would unload the models of its owner "
+                f"({', '.join(sorted(others))}): unload them, or restart oMLX",
             )
         status, said = await self._call("GET", "/api/status", "say what it answers")
         self._expect(status, said, "say what it answers")
         activity = self._read(said, _Activity)
         if activity.active_requests or activity.waiting_requests:
-            raise DaemonError("DaemonBusy", f"oMLX finds {name} by a reload, which waits until it answers nothing")
+            raise DaemonError("DaemonBusy", f"oMLX finds {name} only by a reload, which waits until it has no requests")
         await self._admin("POST", "/admin/api/reload", None, "look for new models")
 
     async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
@@ -231,7 +231,7 @@ class Omlx:
                 "oMLX lets only its administrator add models, and has no API key to log in with: set one in its "
                 "settings and restart it",
             )
-        with self._told("log in"):
+        with self._translate_errors("log in"):
             async with self._http().post(
                 f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
             ) as response:
@@ -254,7 +254,7 @@ class Omlx:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):
             headers["Cookie"] = f"{_COOKIE}={self._admin_session}"
-        with self._told(what):
+        with self._translate_errors(what):
             async with self._http().request(
                 method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
@@ -285,8 +285,8 @@ class Omlx:
         return self._session
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Turn what goes wrong on the way into a DaemonError."""
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """Raise every error of the connection as a DaemonError."""
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -308,14 +308,14 @@ def _base(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def _words(said: bytes) -> str:
-    """Take oMLX's message out of either of the forms that its versions use, so that no structure is quoted."""
+    """Return oMLX's message out of either of the forms that its versions use, so that no JSON is quoted."""
     try:
         body = msgspec.json.decode(said)
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = None
     error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "no words"
+    return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "an empty answer"
 
 
 def _memory_message(name: str, said: bytes, known: _Status) -> str:

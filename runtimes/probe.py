@@ -1,7 +1,7 @@
-"""Readiness by a real answer, whatever a server says about itself: a token, an embedding or a ranking, by its mode.
+"""Probes a server by a real request for a token, an embedding or a ranking, by its mode.
 
-Servers answer 200 on /health while they load, or for ever with a broken model. A service is ready when it did what it
-is there for, so that is what is asked; the same question serves the agent (child) and the controller (endpoint).
+Servers answer 200 on /health while they load, or for ever with a broken model. A service is ready when it has answered
+such a request; the agent probes its child processes so, and the controller the endpoints.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from crds.serving import Mode
 
 _QUOTED_CHARACTERS = 300
 _READ_BYTES = 1 << 20
-"""Of an answer; the embedding of a text takes less, and who answers may not be trusted."""
+"""Most bytes that are read of an answer: an embedding takes less, and the server may not be trusted."""
 _DEAD = b"generation thread died"
-"""How mlx_lm.server tells that it could not load its model; its process lives on."""
+"""Answer of an mlx_lm.server that could not load its model; its process stays alive."""
 _REASONS: dict[int, str] = {
     # The question is well-formed, so these say that the engine was started with what cannot answer it.
     HTTPStatus.BAD_REQUEST: "Broken",
@@ -32,8 +32,8 @@ _REASONS: dict[int, str] = {
 }
 
 
-class Probe(msgspec.Struct, frozen=True):
-    """What one probe found.
+class ProbeResult(msgspec.Struct, frozen=True):
+    """Result of one probe.
 
     `reason` fits a condition: Generated, Embedded or Ranked if ok, else Unreachable, TimedOut, Unauthorized, NotFound,
     Untrusted (by its certificate), Loading, Broken (this engine will never answer), BadAnswer.
@@ -90,20 +90,20 @@ class _Ranking(msgspec.Struct):
 
 class _Answer(Protocol):
     def is_answer(self) -> bool:
-        """Whether the model really worked for it."""
+        """Return whether the model generated it."""
 
 
 class _Question(NamedTuple):
-    """What is asked in one mode."""
+    """The request of one mode."""
 
     path: str
     body: Mapping[str, Any]
     answer: type[_Answer]
     reason: str
     done: str
-    """What the server has then done."""
+    """What the server did, for a message."""
     missing: str
-    """What its answer is without."""
+    """What the answer lacks, for a message."""
 
 
 _QUESTIONS: Final[Mapping[Mode, _Question]] = MappingProxyType(
@@ -142,7 +142,7 @@ async def generate_token(
     token: str | None,
     timeout_seconds: float,
     mode: Mode = "chat",
-) -> Probe:
+) -> ProbeResult:
     """Ask the server at `base_url` for one token of a chat completion, or what another mode has in its place.
 
     Args:
@@ -167,13 +167,13 @@ async def generate_token(
             answer = await _read(response)
     except TimeoutError:
         message = f"no answer with {question.missing} from {base_url} within {timeout_seconds:g} s"
-        return Probe(ok=False, reason="TimedOut", message=message)
+        return ProbeResult(ok=False, reason="TimedOut", message=message)
     except aiohttp.ClientConnectorCertificateError as error:
         cause = error.certificate_error
         why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)
-        return Probe(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
+        return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
     except (aiohttp.ClientError, OSError) as error:
-        return Probe(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
+        return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
     return _judge(base_url, question, response.status, answer)
 
 
@@ -184,18 +184,18 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return whole.partial
 
 
-def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> Probe:
+def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> ProbeResult:
     if status != HTTPStatus.OK:
         reason = "Broken" if _DEAD in answer else _REASONS.get(status, "BadAnswer")
-        return Probe(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
+        return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
     try:
         done = msgspec.json.decode(answer, type=question.answer).is_answer()
     except (msgspec.DecodeError, UnicodeDecodeError):
         done = False
     if not done:
         message = f"{base_url} answered without {question.missing}: {_quote(answer)}"
-        return Probe(ok=False, reason="BadAnswer", message=message)
-    return Probe(ok=True, reason=question.reason, message=f"{base_url} {question.done}")
+        return ProbeResult(ok=False, reason="BadAnswer", message=message)
+    return ProbeResult(ok=True, reason=question.reason, message=f"{base_url} {question.done}")
 
 
 def _quote(answer: bytes) -> str:

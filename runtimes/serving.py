@@ -1,58 +1,84 @@
-"""What is served and how, in one struct that the pod builder and the agent both fill, and what a runtime is.
+"""The files and options that an engine serves, built by one function for pods and hosts alike, and what a runtime is.
 
-A runtime is data and three functions. It says which formats, modes and settings it can do, so that what it cannot do is
-refused with a sentence before anything is placed, instead of by an engine that fails to start, or ignores it.
+A runtime is data and three functions. It lists the formats, modes and settings that it supports, so that a service that
+it cannot serve is refused with a message before anything is placed, instead of by an engine that fails to start, or
+ignores a setting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.meta import Accelerator
-from crds.serving import TUNING_ARGUMENTS, CacheType, Mode, RuntimeName
+from crds.serving import TUNING_ARGUMENTS, CacheType, Mode, Role, RuntimeName, ServingOptions
 
 Format = Literal["gguf", "mlx", "ollama"]
-"""Of an artifact: a GGUF file, a folder of MLX (Hugging Face) weights, or a model that Ollama pulls."""
+"""Format of an artifact: a GGUF file, a folder of MLX (Hugging Face) weights, or a model that Ollama pulls."""
 Setting = Literal["draft", "projector", "adapters", "chat template", "parallel"]
-"""What not every runtime can do; of cache types a runtime lists those that it has."""
+"""A setting that not every runtime supports; cache types are listed by each runtime."""
 
 
-class Adapter(NamedTuple):
-    """A LoRA adapter as the engine sees it."""
+class CompanionFile(NamedTuple):
+    """A draft, projector or LoRA adapter as the engine sees it."""
 
+    role: Role
     path: str
     scale: str = "1"
-    """A decimal number as the user wrote it."""
+    """Scale of an adapter: a decimal number as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What one engine serves; paths are as the engine sees them."""
+    """The files and options that one engine serves; paths are as the engine sees them."""
 
     service: str
     """Name of the InferenceService, which clients send as `model`."""
     model: str
     """Path of the weights."""
-    context_length: int
-    """Tokens of context per request."""
-    parallel: int
-    """Requests generated at the same time, each with the whole context."""
+    options: ServingOptions
+    """Serving options, from which the engine's arguments are rendered."""
     gpu_layers: int | None = None
     """Layers kept in accelerator memory; None leaves the choice to the engine."""
-    mode: Mode = "chat"
-    cache_type_k: CacheType = "f16"
-    cache_type_v: CacheType = "f16"
     draft: str | None = None
     """Path of the draft model."""
     draft_max_tokens: int | None = None
     projector: str | None = None
     """Path of the projector."""
-    adapters: Sequence[Adapter] = ()
-    chat_template: str | None = None
-    """The Jinja text itself."""
-    extra: Sequence[str] = ()
-    """The user's own arguments; they come last."""
+    adapters: Sequence[CompanionFile] = ()
+
+
+def build_serving(
+    service: str,
+    model: str,
+    options: ServingOptions,
+    companions: Iterable[CompanionFile] = (),
+    *,
+    draft_max_tokens: int | None = None,
+    gpu_layers: int | None = None,
+) -> Serving:
+    """Build what an engine serves, in a pod or on a host.
+
+    Args:
+        service: name of the InferenceService.
+        model: path of the weights as the engine sees it.
+        options: how it is served; the spec of an InferenceService or MetalProcess is one.
+        companions: what is served together with the model; at most one draft and one projector.
+        draft_max_tokens: tokens that the draft guesses ahead at most; None leaves it to the engine.
+        gpu_layers: layers kept in accelerator memory; None leaves the choice to the engine.
+    """
+    companions = tuple(companions)
+    paths = {companion.role: companion.path for companion in companions}
+    return Serving(
+        service=service,
+        model=model,
+        options=options,
+        gpu_layers=gpu_layers,
+        draft=paths.get("draft"),
+        draft_max_tokens=draft_max_tokens,
+        projector=paths.get("projector"),
+        adapters=tuple(companion for companion in companions if companion.role == "adapter"),
+    )
 
 
 class Listen(NamedTuple):
@@ -65,39 +91,36 @@ class Listen(NamedTuple):
     """Path of a file with the bearer token, where no proxy stands in front."""
 
 
-class Wanted(NamedTuple):
-    """What a service asks of a runtime, as far as a runtime may not be able to do it."""
+class RuntimeDemand(NamedTuple):
+    """The abilities that a service demands of a runtime."""
 
     format: Format
     accelerator: Accelerator
     in_pods: bool
-    mode: Mode = "chat"
-    parallel: int = 1
-    cache_types: tuple[CacheType, CacheType] = ("f16", "f16")
+    options: ServingOptions = ServingOptions()
     draft: bool = False
     projector: bool = False
     adapter_scales: Sequence[str] = ()
-    chat_template: bool = False
-    extra: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """How a runtime that has a process of its own for each model is started."""
+    """Start of a runtime that has a process of its own for each model."""
 
     command: Callable[[], list[str] | None]
-    """Gives the argv prefix that starts it on this machine; None: it is not installed. May look at files: it blocks."""
+    """Returns the argv prefix that starts it on this machine, or None where it is not installed. May look at files: it
+    blocks."""
     arguments: Callable[[Serving, Listen], list[str]]
     """Renders what follows the command. It has no secret in it."""
     environment: Callable[[Mapping[str, str]], dict[str, str]]
-    """Gives the child's environment out of ours, without what would configure it behind our back."""
+    """Makes the child's environment out of ours, without variables that would configure the engine."""
     served_name: str | None = None
-    """What the engine wants as `model` in a request; None: the service's name."""
+    """Value of `model` that the engine wants in a request; None: the service's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """One engine: what it can do, how it comes here, and how it is started."""
+    """One engine: its abilities, its installation, and its start."""
 
     name: RuntimeName
     formats: frozenset[Format]
@@ -110,13 +133,13 @@ class Runtime:
     process: Process | None
     """None: a daemon that serves many models, and that the agent talks to instead of starting a process."""
     installed: Callable[[], bool]
-    """Whether this host has it. May look at files: it blocks."""
+    """Decides whether this host has it. May look at files: it blocks."""
     install_hint: str
-    """What brings it here, for a message."""
+    """Way to install it, for a message."""
     images: Mapping[Accelerator, str] = field(default_factory=lambda: MappingProxyType({}))
     """Container image by accelerator; without one it cannot be a pod."""
-    refusal: Callable[[Wanted], str | None] = lambda _wanted: None
-    """Gives why it cannot do what its tables alone allow, with the way out."""
+    refusal: Callable[[RuntimeDemand], str | None] = lambda _demand: None
+    """Returns why it cannot do what its tables alone allow, with the way out, or None."""
 
 
 _FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
@@ -141,50 +164,51 @@ def default_runtime(artifact_format: Format) -> RuntimeName:
     return _DEFAULTS[artifact_format]
 
 
-def refusal(runtime: Runtime, wanted: Wanted) -> str | None:
+def refusal(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why this runtime cannot serve that, with the field and the way out; None when it can."""
-    reasons = (_place(runtime, wanted), _settings(runtime, wanted), _extra(runtime, wanted), runtime.refusal(wanted))
+    checks = (_refuse_place, _refuse_settings, _refuse_arguments)
+    reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand))
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _place(runtime: Runtime, wanted: Wanted) -> str | None:
-    if wanted.format not in runtime.formats:
+def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    if demand.format not in runtime.formats:
         able = " or ".join(_FORMAT_NAMES[each] for each in sorted(runtime.formats))
         return (
-            f"runtime {runtime.name} cannot serve {_FORMAT_NAMES[wanted.format]}: set runtime to "
-            f"{default_runtime(wanted.format)}, or give the Model {able} as its source"
+            f"runtime {runtime.name} cannot serve {_FORMAT_NAMES[demand.format]}: set runtime to "
+            f"{default_runtime(demand.format)}, or give the Model {able} as its source"
         )
-    if wanted.in_pods and wanted.accelerator not in runtime.images:
+    if demand.in_pods and demand.accelerator not in runtime.images:
         return (
-            f"runtime {runtime.name} does not run in pods, where accelerator {wanted.accelerator} is: set "
+            f"runtime {runtime.name} does not run in pods, where accelerator {demand.accelerator} is: set "
             "hardware.accelerator to metal, or serve a GGUF file with runtime llama.cpp"
         )
     return None
 
 
-def _settings(runtime: Runtime, wanted: Wanted) -> str | None:
-    name = runtime.name
-    if wanted.mode not in runtime.modes:
-        return f"runtime {name} has no mode {wanted.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
+def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    name, options = runtime.name, demand.options
+    if options.mode not in runtime.modes:
+        return f"runtime {name} has no mode {options.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
     used: dict[Setting, bool] = {
-        "draft": wanted.draft,
-        "projector": wanted.projector,
-        "adapters": bool(wanted.adapter_scales),
-        "chat template": wanted.chat_template,
-        "parallel": wanted.parallel > 1,
+        "draft": demand.draft,
+        "projector": demand.projector,
+        "adapters": bool(demand.adapter_scales),
+        "chat template": options.chat_template is not None,
+        "parallel": options.parallel > 1,
     }
     lacking = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
     if lacking:
         return f"runtime {name} cannot do {' and '.join(lacking)}: remove it, or serve a GGUF file with llama.cpp"
-    for field_name, cache_type in zip(("cacheTypeK", "cacheTypeV"), wanted.cache_types, strict=True):
+    for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"
     return None
 
 
-def _extra(runtime: Runtime, wanted: Wanted) -> str | None:
+def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     taken = TUNING_ARGUMENTS[runtime.name]
-    foreign = [each for each in wanted.extra if each.startswith("-") and each not in taken]
+    foreign = [each for each in demand.options.extra_args if each.startswith("-") and each not in taken]
     if not foreign:
         return None
     able = f"it takes {' '.join(taken)}" if taken else "it takes none"

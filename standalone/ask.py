@@ -1,4 +1,4 @@
-"""Asks one question of a service and shows the answer as it comes, as any client of the OpenAI API would."""
+"""Send one question to a service and show the answer as it arrives, as any client of the OpenAI API would."""
 
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
@@ -8,11 +8,11 @@ import msgspec
 
 _CONNECT_SECONDS = 5
 _SILENCE_SECONDS = 300
-"""A large model on few cores thinks long before its first token."""
+"""A large model on few cores needs minutes for its first token."""
 
 
 class AskError(Exception):
-    """There was no whole answer; the message says why."""
+    """There is no complete answer; the message says why."""
 
 
 class _Delta(msgspec.Struct):
@@ -28,10 +28,10 @@ class _Chunk(msgspec.Struct):
 
 
 async def ask(url: str, model: str, question: str, show: Callable[[str], None]) -> None:
-    """Ask `model` at the base URL `url`, and show each piece of the answer.
+    """Send `question` to `model` at the base URL `url`, and show each piece of the answer.
 
     Raises:
-        AskError: there was none, or it was cut.
+        AskError: there is no answer, or it is incomplete.
     """
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": question}]}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
@@ -42,13 +42,13 @@ async def ask(url: str, model: str, question: str, show: Callable[[str], None]) 
         ):
             if response.status != HTTPStatus.OK:
                 raise AskError(f"{model} answered {response.status}: {(await response.text())[:300]}")
-            async for text in _texts(response.content):
+            async for text in _read_pieces(response.content):
                 show(text)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AskError(f"{model} at {url}: {str(error) or type(error).__name__}") from error
 
 
-async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
+async def _read_pieces(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
     async for line in lines:
         data = line.removeprefix(b"data: ").strip()
         if not line.startswith(b"data: "):

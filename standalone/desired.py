@@ -1,7 +1,7 @@
-"""What this machine runs for a service: the controller's own decisions, with this machine as the one accelerator.
+"""Assignments of this machine for a service, by the controller's own decisions.
 
-A cluster chooses between pods and hosts; here there is one place. So a service is read as one for a host, and fields
-that are about pods are named in a note instead of being a reason not to serve: the file is the one for the cluster.
+A cluster chooses between pods and hosts; here there is one host. So every service is read as one for a host. Fields
+about pods are reported and ignored, instead of being a reason not to serve: the file is the same as for the cluster.
 """
 
 import hashlib
@@ -13,91 +13,94 @@ from msgspec import structs
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
-from controller import requirements
-from controller.jobs import Answer
-from controller.parts import Served, read_parts
-from controller.plan import Key
-from controller.processes import desired_spec, family
-from controller.requirements import Problem
-from controller.weights import Facts
+from controller.models.jobs import JobResult
+from controller.models.served import Served, read_companions
+from controller.models.volume import ModelFacts
+from controller.services import preconditions
+from controller.services.metal_processes import desired_spec
+from controller.services.preconditions import ServiceProblem
+from controller.services.rollout import process_prefix
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition
 from crds.model import Model, ModelStatus
+from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
 
 _POD_FIELDS: Final = {
-    "resources": "resources",
-    "image": "image",
-    "node_selector": "nodeSelector",
-    "tolerations": "tolerations",
+    "resources": "spec.resources",
+    "image": "spec.image",
+    "node_selector": "spec.nodeSelector",
+    "tolerations": "spec.tolerations",
 }
 
 
 class Decision(NamedTuple):
-    """What is decided for one service."""
+    """The decision for one service: its assignments, or the problem that prevents them."""
 
     assignments: tuple[Assignment, ...] = ()
-    """Its replicas; the same ones whenever it is decided anew."""
-    problem: Problem | None = None
-    """Why there are none."""
+    """One for each replica; the same inputs give the same uids."""
+    problem: ServiceProblem | None = None
+    """The reason why there are none."""
 
 
-def decide(service: InferenceService, models: Mapping[Key, Model]) -> Decision:
-    """Decide what runs for a service, out of Models with what is known of them."""
-    metadata, here = service.metadata, _on_this_machine(service)
-    wanted = 0 if service.spec.suspend else service.spec.replicas
-    if not wanted:
+def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
+    """Decide what runs for a service; the status of each Model has what is known of it."""
+    metadata, adapted = service.metadata, _as_host_service(service)
+    replicas = 0 if service.spec.suspend else service.spec.replicas
+    if not replicas:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
-        return Decision(problem=Problem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
-    model = models.get(Key(metadata.namespace, service.spec.model_ref))
-    parts = read_parts(models.get, service)
-    problem = requirements.spec_problem(here, model, parts) or requirements.model_problem(here, model, parts)
-    served = Served(model, parts) if model is not None else None
+        return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
+    model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
+    companions = read_companions(models.get, service)
+    problem = preconditions.spec_problem(adapted, model, companions) or preconditions.model_problem(
+        adapted, model, companions
+    )
+    served = Served(model, companions) if model is not None else None
     if problem is None and served is not None:
-        problem = requirements.memory_problem(here, served)
-    memory = requirements.memory_bytes(here, served) if problem is None and served is not None else None
+        problem = preconditions.memory_problem(adapted, served)
+    memory = preconditions.memory_bytes(adapted, served) if problem is None and served is not None else None
     if served is None or memory is None:
         return Decision(problem=problem)
-    spec = desired_spec(here, served, memory)
-    name = family(metadata.name, spec)
-    names = (f"{name}-{number}" for number in range(wanted))
+    spec = desired_spec(adapted, served, memory)
+    name = process_prefix(metadata.name, spec)
+    names = (f"{name}-{number}" for number in range(replicas))
     return Decision(tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names))
 
 
-def notes(services: Iterable[InferenceService]) -> list[str]:
-    """Say what of the services holds in a cluster only."""
+def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
+    """Return a line for each service with fields that only a cluster uses."""
     found = []
     for service in services:
         spec, name = service.spec, service.metadata.name
         if spec.hardware.accelerator == "nvidia":
-            found.append(f"{name}: hardware.accelerator nvidia: served by this machine instead")
+            found.append(f"{name}: ignored on this machine: spec.hardware.accelerator nvidia")
         fields = [field for attribute, field in _POD_FIELDS.items() if getattr(spec, attribute) != _default(attribute)]
         if fields:
-            found.append(f"{name}: {', '.join(fields)}: about pods, and not used here")
+            found.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
     return found
 
 
-def inspected(model: Model, found: Inspection) -> Model:
-    """Return the Model with what its header says, as the controller would write it."""
-    facts = Facts.of_answer(model, msgspec.convert(found, Answer, from_attributes=True))
+def with_inspection(model: Model, found: Inspection) -> Model:
+    """Return the Model with the facts of its header in the status, as the controller would write it."""
+    facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
     if model.spec.source.startswith("file://"):
-        # A cluster cannot know it: the same process there must be recognised as this one.
+        # A cluster cannot read the file and so has no revision; with one, the process would get another name there.
         facts = structs.replace(facts, revision="")
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
 
 
-def stated(model: Model) -> Model:
-    """Return a Model that nobody here can read as ready, by what its owner states."""
-    return _with_status(model, "Ready", true=True, reason="HostInspects", message=model.spec.source, facts=Facts())
+def with_stated_facts(model: Model) -> Model:
+    """Return the Model as ready with the facts that its spec states, for a source that cannot be inspected here."""
+    return _with_status(model, "Ready", true=True, reason="HostInspects", message=model.spec.source, facts=ModelFacts())
 
 
-def failed(model: Model, error: ArtifactError) -> Model:
-    """Return the Model with why it cannot be read."""
+def with_error(model: Model, error: ArtifactError) -> Model:
+    """Return the Model with the error of its inspection as a condition."""
     phase = "Pending" if error.retryable else "Failed"
-    return _with_status(model, phase, true=False, reason=error.reason, message=error.message, facts=Facts())
+    return _with_status(model, phase, true=False, reason=error.reason, message=error.message, facts=ModelFacts())
 
 
-def _with_status(model: Model, phase: str, *, true: bool, reason: str, message: str, facts: Facts) -> Model:
+def _with_status(model: Model, phase: str, *, true: bool, reason: str, message: str, facts: ModelFacts) -> Model:
     generation = model.metadata.generation
     status = ModelStatus(
         observed_generation=generation,
@@ -117,11 +120,11 @@ def _with_status(model: Model, phase: str, *, true: bool, reason: str, message: 
     return structs.replace(model, status=status)
 
 
-def _on_this_machine(service: InferenceService) -> InferenceService:
-    """Read a service as one for a host outside a cluster."""
+def _as_host_service(service: InferenceService) -> InferenceService:
+    """Return the service as one for a host, without the fields about pods."""
     hardware = structs.replace(service.spec.hardware, accelerator="metal")
-    of_pods = {attribute: _default(attribute) for attribute in _POD_FIELDS}
-    return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **of_pods))
+    pod_defaults = {attribute: _default(attribute) for attribute in _POD_FIELDS}
+    return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
 
 
 def _default(attribute: str) -> object:
@@ -129,5 +132,5 @@ def _default(attribute: str) -> object:
 
 
 def _uid(namespace: str, name: str) -> str:
-    """Make the same uid for the same process, so that the next run takes over what an earlier one left."""
+    """Return a uid that is the same in the next run, which can then adopt the engine of this one."""
     return STANDALONE + hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

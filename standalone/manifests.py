@@ -1,8 +1,8 @@
-"""Reads what is to be served from files, and refuses all that a cluster would refuse, at once and by line.
+"""Read Models and InferenceServices from files, and report every problem with its file and line.
 
-What is good here is good for `kubectl apply`, which is the way on: so the files are the same, and nothing in them is
-ignored silently. Only what a cluster would wait for (a Model that is not there yet) is an error here, since nobody else
-would bring it.
+The files are those for `kubectl apply`, and are held to the same rules, so that a user can move on to a cluster with
+them; nothing in them is ignored silently. One rule is stricter: a Model that a cluster would wait for has to be in the
+files, since nothing else can create it here.
 """
 
 import re
@@ -16,12 +16,12 @@ import msgspec
 import yaml
 
 from artifacts.source import Source, SourceError, parse
-from controller.parts import parts_of
-from controller.plan import Key
+from controller.models.served import list_companions
 from crds import validation
 from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION, GROUP
 from crds.model import Model
+from kube.resources import ObjectKey
 
 NAMESPACE: Final = "default"
 TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
@@ -32,14 +32,14 @@ _KINDS: Final[Mapping[str, type[Model | InferenceService]]] = {"Model": Model, "
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _LONGEST_NAME: Final = 40
 _MOST_BYTES: Final = 1 << 20
-"""Of one file, which then has thousands of services. Weights, given by mistake, may be larger than memory."""
+"""Size of one file, enough for thousands of services. Weights that are given by mistake may be larger than memory."""
 _MOST_NODES: Final = 100_000
 _MOST_LEVELS: Final = 64
-"""Of one document, with all that its aliases repeat: far more than any manifest has."""
+"""Values and levels of one document, counted with each repetition by an alias: far more than any manifest has."""
 
 
 class ManifestError(Exception):
-    """The files cannot be served; `problems` are lines for a person."""
+    """The files cannot be served; `problems` has a line for each reason."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -47,13 +47,13 @@ class ManifestError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be served."""
+class Manifests:
+    """Models and InferenceServices to be served."""
 
-    models: dict[Key, Model] = field(default_factory=dict)
-    services: dict[Key, InferenceService] = field(default_factory=dict)
+    models: dict[ObjectKey, Model] = field(default_factory=dict)
+    services: dict[ObjectKey, InferenceService] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
-    """What else was in the files, for a person."""
+    """A line for each object in the files that only a cluster can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,52 +65,58 @@ class Document:
     manifest: dict[str, Any]
 
     @property
-    def key(self) -> Key:
-        """Namespace and name; only of a document that was found to be valid."""
+    def key(self) -> ObjectKey:
+        """Namespace and name; requires a valid document."""
         metadata = self.manifest["metadata"]
-        return Key(metadata.get("namespace") or NAMESPACE, metadata["name"])
+        return ObjectKey(metadata.get("namespace") or NAMESPACE, metadata["name"])
 
     @property
     def title(self) -> str:
-        """Kind and name, as far as they are known."""
+        """Kind and name, where the document has them."""
         metadata = self.manifest.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each) or "a manifest"
 
-    def say(self, problem: str, field_path: validation.Path = ()) -> str:
-        """Tell a problem with the file and line of its field."""
-        line = _line(self.node, field_path)
+    def describe(self, problem: str, field_path: validation.Path = ()) -> str:
+        """Return the problem with the file and line of its field."""
+        line = _find_line(self.node, field_path)
         return f"{self.path}:{line}: {self.title}: {problem}"
 
 
-def load(paths: Iterable[Path]) -> Wanted:
+def load_manifests(paths: Iterable[Path]) -> Manifests:
     """Read files, and folders of files.
 
     Raises:
-        ManifestError: something in them cannot be served.
+        ManifestError: a document is invalid, or there is nothing to serve.
     """
-    documents, broken = _read(paths)
+    documents, broken = _read_documents(paths)
     ours = [each for each in documents if _is_ours(each)]
-    wanted = Wanted(skipped=[each.say("is for a cluster, and not used here") for each in documents if each not in ours])
-    problems = [*broken, *(problem for each in ours for problem in _problems(each))]
+    found = Manifests(
+        skipped=[
+            each.describe("ignored: `pomona up` serves Models and InferenceServices only")
+            for each in documents
+            if each not in ours
+        ]
+    )
+    problems = [*broken, *(problem for each in ours for problem in _find_problems(each))]
     if problems:
         raise ManifestError(problems)
-    problems = [*_duplicates(ours), *_dangling(ours)]
+    problems = [*_find_duplicates(ours), *_find_missing_models(ours)]
     if not any(each.manifest["kind"] == "InferenceService" for each in ours):
         given = ", ".join(map(str, paths))
-        problems.append(f"{given}: no InferenceService in it: add one, or serve a Model alone with --model SOURCE")
+        problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model SOURCE")
     if problems:
         raise ManifestError(problems)
     for document in ours:
         if document.manifest["kind"] == "Model":
-            wanted.models[document.key] = accepted(document.manifest, Model)
+            found.models[document.key] = accept_manifest(document.manifest, Model)
         else:
-            wanted.services[document.key] = accepted(document.manifest, InferenceService)
-    return wanted
+            found.services[document.key] = accept_manifest(document.manifest, InferenceService)
+    return found
 
 
-def accepted(manifest: dict[str, Any], struct: type[T]) -> T:
-    """Return a valid manifest as the API server would have it, as `struct`."""
+def accept_manifest(manifest: dict[str, Any], struct: type[T]) -> T:
+    """Return a valid manifest with the API server's defaults, as `struct`."""
     filled = validation.with_defaults(manifest)
     # Null is absent, as to the API server: tools write `creationTimestamp: null`.
     stated = {name: value for name, value in filled["metadata"].items() if value is not None}
@@ -118,24 +124,24 @@ def accepted(manifest: dict[str, Any], struct: type[T]) -> T:
     return msgspec.convert({**filled, "metadata": metadata, "status": {}}, struct)
 
 
-def of_source(source: str, *, token: bool) -> tuple[Model, InferenceService]:
-    """Return what serves `source` alone, as a user would write it; `token`: a download token is at hand.
+def build_manifests(source: str, *, token: bool) -> tuple[Model, InferenceService]:
+    """Return a Model and an InferenceService for `source`; `token`: there is a download token.
 
     Raises:
-        SourceError: it is no source.
+        SourceError: `source` is invalid.
     """
-    name = name_of(parse(source))
+    name = derive_name(parse(source))
     spec: dict[str, Any] = {"source": source}
     if token and source.startswith("hf://"):
         spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
     metadata = {"name": name}
     model = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
     service = {**model, "kind": "InferenceService", "spec": {"modelRef": name}}
-    return accepted(model, Model), accepted(service, InferenceService)
+    return accept_manifest(model, Model), accept_manifest(service, InferenceService)
 
 
-def name_of(source: Source) -> str:
-    """Return a service's name for what it serves: `Qwen3-8B-Q4_K_M.gguf` is `qwen3-8b-q4-k-m`."""
+def derive_name(source: Source) -> str:
+    """Return the name of the service for a source: `qwen3-8b-q4-k-m` for `Qwen3-8B-Q4_K_M.gguf`."""
     folder = (source.path.strip("/") or source.repo).rpartition("/")[2]
     stem = folder if source.is_folder else source.file.removesuffix(".gguf")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
@@ -144,31 +150,33 @@ def name_of(source: Source) -> str:
     return name[:_LONGEST_NAME].rstrip("-")
 
 
-def _read(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
-    """Return all documents, and what cannot be read."""
+def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
+    """Return all documents, and a problem for each file that cannot be read."""
     documents: list[Document] = []
     problems: list[str] = []
-    for path in _files(paths):
+    for path in _list_files(paths):
         try:
-            documents += _documents(path)
+            documents += _parse_documents(path)
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
         except UnicodeDecodeError as error:
-            problems.append(f"{path}: is no text ({error.reason}): weights are served with --model {path}")
+            problems.append(f"{path}: not a text file ({error.reason}): to serve weights, use --model {path}")
         except _TooLargeError:
-            size = f"more than {_MOST_BYTES >> 20} MiB"
-            problems.append(f"{path}: has {size}, which no manifest has: weights are served with --model {path}")
+            limit = f"{_MOST_BYTES >> 20} MiB"
+            problems.append(
+                f"{path}: larger than {limit}, the most for a manifest: to serve weights, use --model {path}"
+            )
         except RecursionError:
-            problems.append(f"{path}: is no manifest: it is nested too deeply")
+            problems.append(f"{path}: not a manifest: nested too deeply")
         except yaml.MarkedYAMLError as error:
             line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-            problems.append(f"{path}{line}: is no YAML: {error.problem}")
+            problems.append(f"{path}{line}: invalid YAML: {error.problem}")
         except yaml.YAMLError as error:
-            problems.append(f"{path}: is no YAML: {error}")
+            problems.append(f"{path}: invalid YAML: {error}")
     return documents, problems
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             yield from sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
@@ -176,7 +184,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _documents(path: Path) -> Iterator[Document]:
+def _parse_documents(path: Path) -> Iterator[Document]:
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -185,13 +193,15 @@ def _documents(path: Path) -> Iterator[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            assert node is not None, "check_node said so"  # noqa: S101 - for the type checker
-            _measure(node, {})
+            assert node is not None, "check_node returned True"  # noqa: S101 - for the type checker
+            _check_size(node, {})
             value = loader.construct_document(node)
             if value is None:
                 continue
             if not isinstance(value, dict):
-                raise yaml.MarkedYAMLError(problem="not a manifest: it has no fields", problem_mark=node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem="a manifest has to be a mapping of fields", problem_mark=node.start_mark
+                )
             yield Document(path, node, value)
     finally:
         loader.dispose()
@@ -201,12 +211,12 @@ class _TooLargeError(Exception):
     """The file is larger than any manifest."""
 
 
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Count the nodes below `node`, each as often as aliases repeat it, and the levels; refuses too many of either.
+def _check_size(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Count nodes and levels below `node`, each as often as aliases repeat it; raise where either are too many.
 
     Args:
         node: where to begin.
-        known: what was counted before, by the id of a node; None for what is being counted.
+        known: counts so far, by the id of a node; None for a node that is being counted.
     """
     if id(node) in known:
         found = known[id(node)]
@@ -219,7 +229,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
         inner = [each for pair in node.value for each in pair]
     elif isinstance(node, yaml.SequenceNode):
         inner = node.value
-    counted = [_measure(each, known) for each in inner]
+    counted = [_check_size(each, known) for each in inner]
     nodes, levels = 1 + sum(count for count, _ in counted), 1 + max((deep for _, deep in counted), default=0)
     if nodes > _MOST_NODES or levels > _MOST_LEVELS:
         problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
@@ -229,24 +239,26 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: a date is a string, and a field that is stated twice is a mistake."""
+    """YAML as kubectl reads it: a date is a string, and a repeated field is an error."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             if isinstance(node, yaml.ScalarNode):
-                node.value.encode()  # half of a character is one to YAML alone
+                node.value.encode()  # YAML accepts half of a surrogate pair, JSON does not
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
-            problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            problem = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         stated = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="the name of a field is no text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem="the name of a field has to be a string", problem_mark=key.start_mark
+                )
             if key.value in stated:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is stated twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"field {key.value!r} is repeated", problem_mark=key.start_mark)
             stated.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -258,71 +270,74 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _is_ours(document: Document) -> bool:
-    """Whether it is of our group; what does not say of which it is, is held to be."""
+    """Decide whether a document belongs to Pomona's API group; one without apiVersion does, so that it is checked."""
     return str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
 
 
-def _problems(document: Document) -> Iterator[str]:
+def _find_problems(document: Document) -> Iterator[str]:
     kind = document.manifest.get("kind")
     if kind in ("MetalProcess", "MetalHost"):
-        yield document.say("is made by Pomona: state an InferenceService instead", ("kind",))
+        yield document.describe("created by Pomona itself: write an InferenceService instead", ("kind",))
     elif kind not in validation.kinds():
-        yield document.say(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))
+        yield document.describe(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))
     else:
         found = validation.problems(document.manifest)
         for problem in found:
-            yield document.say(str(problem), problem.path)
-        yield from _bad_source(document)
+            yield document.describe(str(problem), problem.path)
+        yield from _find_source_errors(document)
         if not found:
-            yield from _bad_metadata(document)
+            yield from _find_type_errors(document)
 
 
-def _bad_metadata(document: Document) -> Iterator[str]:
-    """Tell what is of a wrong type where no schema of ours says so."""
+def _find_type_errors(document: Document) -> Iterator[str]:
+    """Find metadata of a wrong type, which the schemas of the CRDs do not describe."""
     try:
-        accepted(document.manifest, _KINDS[document.manifest["kind"]])
+        accept_manifest(document.manifest, _KINDS[document.manifest["kind"]])
     except msgspec.ValidationError as error:
-        yield document.say(f"metadata: {error}", ("metadata",))
+        yield document.describe(f"metadata: {error}", ("metadata",))
 
 
-def _bad_source(document: Document) -> Iterator[str]:
-    """Tell at once what a cluster tells in the Model's status."""
+def _find_source_errors(document: Document) -> Iterator[str]:
+    """Find an invalid source, which a cluster reports in the status of the Model."""
     spec = document.manifest.get("spec")
     source = spec.get("source") if isinstance(spec, dict) else None
     if document.manifest["kind"] == "Model" and isinstance(source, str):
         try:
             parse(source)
         except SourceError as error:
-            yield document.say(error.message, ("spec", "source"))
+            yield document.describe(error.message, ("spec", "source"))
 
 
-def _duplicates(documents: Iterable[Document]) -> Iterator[str]:
-    """Find what is stated twice; a service's name is the model's name in requests, so it is unique on a machine."""
+def _find_duplicates(documents: Iterable[Document]) -> Iterator[str]:
+    """Find objects with the same name. Requests name a service as their model, so its name is unique on a machine."""
     stated: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
     for each in documents:
         kind = each.manifest["kind"]
         stated[(kind, each.key.name) if kind == "InferenceService" else (kind, *each.key)].append(each)
     for first, *others in stated.values():
         for other in others:
-            where = f"{first.path}:{_line(first.node, ())}"
-            yield other.say(f"is stated in {where} already: give one of them another name", ("metadata", "name"))
+            where = f"{first.path}:{_find_line(first.node, ())}"
+            yield other.describe(f"defined in {where} already: rename one of them", ("metadata", "name"))
 
 
-def _dangling(documents: Sequence[Document]) -> Iterator[str]:
+def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
     models = {each.key for each in documents if each.manifest["kind"] == "Model"}
     for each in documents:
         if each.manifest["kind"] != "InferenceService":
             continue
-        spec = accepted(each.manifest, InferenceService).spec
+        spec = accept_manifest(each.manifest, InferenceService).spec
         there = ", ".join(sorted(name for namespace, name in models if namespace == each.key.namespace)) or "none"
-        for field_name, name in [("modelRef", spec.model_ref), *((part.field, part.name) for part in parts_of(spec))]:
-            if Key(each.key.namespace, name) not in models:
-                problem = f"spec.{field_name}: Model {name} is not in these files, which have {there}"
-                yield each.say(problem, ("spec", *field_name.split(".")))
+        for field_name, name in [
+            ("modelRef", spec.model_ref),
+            *((companion.field, companion.name) for companion in list_companions(spec)),
+        ]:
+            if ObjectKey(each.key.namespace, name) not in models:
+                problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {there})"
+                yield each.describe(problem, ("spec", *field_name.split(".")))
 
 
-def _line(node: yaml.Node, path: validation.Path) -> int:
-    """Return the line of the field, or of what is nearest above it."""
+def _find_line(node: yaml.Node, path: validation.Path) -> int:
+    """Return the line of the field, or of its nearest parent that exists."""
     mark = node.start_mark
     for step in path:
         if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""Serves a source alone, without a file: the Model and the InferenceService that a user would write for it."""
+"""Serve a source of `--model` without a file: build the Model and InferenceService that a user would write for it."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -7,36 +7,36 @@ from msgspec import structs
 
 from artifacts.inspect import inspect
 from artifacts.source import parse
-from controller import requirements
-from controller.parts import Served
-from controller.plan import Key
+from controller.models.served import Served
+from controller.services import preconditions
 from crds.inferenceservice import InferenceService
 from crds.model import Model
-from standalone import desired, manifests
-from standalone.machine import FILE_ROOT, Options
-from standalone.manifests import ManifestError, Wanted
+from kube.resources import ObjectKey
+from standalone import desired
+from standalone.machine import FILE_ROOT, StandaloneOptions
+from standalone.manifests import ManifestError, Manifests, build_manifests
 
 
-async def add(wanted: Wanted, source: str, options: Options) -> None:
-    """Add what serves `source`, a source or the path of a file, to `wanted`.
+async def add_source(manifests: Manifests, source: str, options: StandaloneOptions) -> None:
+    """Add a Model and an InferenceService for `source`, a source or the path of a file, to `manifests`.
 
     Raises:
-        SourceError: it is none.
-        ArtifactError: it is a file that cannot be read.
-        ManifestError: something else has its name, or its memory is not known.
+        SourceError: the source is invalid.
+        ArtifactError: the file cannot be read.
+        ManifestError: its name is taken, or its memory cannot be estimated.
     """
-    source = _located(source)
-    model, service = manifests.of_source(source, token=options.token is not None)
-    key = Key(service.metadata.namespace, service.metadata.name)
-    if key in wanted.models or any(each.name == key.name for each in wanted.services):
-        raise ManifestError([f"--model {source}: something else is named {key.name} already: serve them from files"])
+    source = _locate_source(source)
+    model, service = build_manifests(source, token=options.token is not None)
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
+    if key in manifests.models or any(each.name == key.name for each in manifests.services):
+        raise ManifestError([f"--model {source}: the name {key.name} is taken already: serve them from files"])
     if source.startswith("file://"):
-        model = await _with_memory(model, service, options)
-    wanted.models[key], wanted.services[key] = model, service
+        model = await _state_memory(model, service, options)
+    manifests.models[key], manifests.services[key] = model, service
 
 
-def _located(text: str) -> str:
-    """Return the source that the text names; what has no scheme is a path."""
+def _locate_source(text: str) -> str:
+    """Return the text as a source; a text without a scheme is a path."""
     if "://" in text:
         return text
     path = Path(text).expanduser()
@@ -46,13 +46,13 @@ def _located(text: str) -> str:
     return f"file://{quote(str(path.resolve()))}{'/' if path.is_dir() else ''}"
 
 
-async def _with_memory(model: Model, service: InferenceService, options: Options) -> Model:
-    """State what a local file takes, which in a cluster the user states."""
+async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
+    """Return the Model with the memory that its file needs, which in a cluster the user states."""
     found = await inspect(
         parse(model.spec.source), token=None, endpoint=options.endpoint, file_root=FILE_ROOT, sha256=None
     )
-    needed = requirements.memory_bytes(service, Served(desired.inspected(model, found)))
+    needed = preconditions.memory_bytes(service, Served(desired.with_inspection(model, found)))
     if needed is None:
-        problem = "its header does not tell how much memory it takes: state a Model with spec.memoryBytes in a file"
+        problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])
     return structs.replace(model, spec=structs.replace(model.spec, memory_bytes=needed))

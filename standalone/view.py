@@ -1,6 +1,6 @@
-"""What a person sees of a machine that serves: a table that lives on a terminal, and lines of what changed elsewhere.
+"""The output of `pomona up`: a live table on a terminal, and one line for each change elsewhere.
 
-What is shown is decided by pure functions over the machine, the proxy's counts and the measured memory.
+Pure functions compute its content from the machine, the proxy's counts and the measured memory.
 """
 
 import asyncio
@@ -17,56 +17,56 @@ from rich.text import Text
 from crds.metalprocess import MetalProcessStatus
 from crds.size import size_text
 from devices.footprint import footprint_bytes
-from gateway.proxy.config import ProxyState, Stats
-from metal_agent.lifecycle import LAST_LINES
+from gateway.proxy.config import ProxyState, ServiceStats
+from metal_agent.lifecycle import LOG_HINT
 from standalone.desired import Decision
-from standalone.machine import Machine, Wishes
+from standalone.machine import Machine, UserSignals
 
 REFRESH_SECONDS: Final = 0.5
-"""Between two looks at the proxy's counts, on a terminal only."""
+"""Interval between two readings of the proxy's counts, on a terminal only."""
 PROGRESS_SECONDS: Final = 10.0
-"""Between two lines of progress of the same service."""
+"""Interval between two lines of progress of the same service."""
 _STYLES: Final = {"Ready": "green", "Failed": "red", "Rejected": "red", "Stopped": "dim", "Suspended": "dim"}
 _WORST: Final = ("Ready", "Stopped", "Stopping", "Starting", "Fetching", "Pending", "Failed", "Rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One service as it is shown."""
+    """The row of one service."""
 
     service: str
     phase: str
     detail: str = ""
-    """Progress, or what is wrong."""
+    """Progress, or the problem."""
     memory: str = ""
     tokens_per_second: str = ""
     requests: str = ""
 
 
 class Replica(Protocol):
-    """What is shown of a process; a runner is one."""
+    """A process with a status, such as a runner."""
 
     def status(self, port: int | None) -> MetalProcessStatus:
-        """Where it stands."""
+        """Return its status."""
 
 
-def row(
+def build_row(
     name: str,
     decision: Decision,
     replicas: Iterable[tuple[MetalProcessStatus, int | None, int | None]],
-    stats: Stats | None,
+    stats: ServiceStats | None,
     tokens_per_second: float | None,
     *,
     answers: bool = True,
 ) -> Row:
-    """Describe one service.
+    """Return the row of one service.
 
     Args:
         name: the service.
-        decision: what was decided for it.
-        replicas: of each the status, the memory that is reserved, and the memory that it takes, in bytes.
-        stats: the proxy's counts, where it has the service.
-        tokens_per_second: generated lately; None: not known.
+        decision: the decision for it.
+        replicas: status, reserved bytes and used bytes of each.
+        stats: the proxy's counts, if it has the service.
+        tokens_per_second: rate since the last reading; None if it is not known.
         answers: whether the endpoint leads to it.
     """
     known = sorted(replicas, key=lambda each: _WORST.index(each[0].phase))
@@ -75,24 +75,24 @@ def row(
         return Row(name, problem.phase if problem else "Pending", problem.message if problem else "")
     worst, reserved, used = known[-1]
     ready = sum(status.phase == "Ready" for status, _, _ in known)
-    in_all = [each for _, _, each in known if each]
-    detail = _detail(worst, reserved, used)
+    measured = [each for _, _, each in known if each]
+    detail = _describe_progress(worst, reserved, used)
     if len(known) > 1:
         detail = f"{ready} of {len(known)} replicas are ready" + (f"; {detail}" if detail else "")
     phase = worst.phase if not ready else "Ready" if ready == len(known) else "Degraded"
     if ready and not answers:
-        phase, detail = "Starting", "loaded; the endpoint starts"
+        phase, detail = "Starting", "loaded; waiting for the endpoint"
     return Row(
         service=name,
         phase=phase,
         detail=detail,
-        memory=size_text(sum(in_all)) if in_all else "",
+        memory=size_text(sum(measured)) if measured else "",
         tokens_per_second="" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
-        requests=_requests(stats) if stats else "",
+        requests=_describe_requests(stats) if stats else "",
     )
 
 
-def _detail(status: MetalProcessStatus, reserved: int | None, used: int | None) -> str:
+def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: int | None) -> str:
     if status.phase == "Fetching" and status.progress:
         here, total = status.progress.bytes, status.progress.total_bytes
         share = f" of {size_text(total)}, {100 * here // total} %" if total else ""
@@ -100,44 +100,44 @@ def _detail(status: MetalProcessStatus, reserved: int | None, used: int | None) 
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
     if status.phase == "Failed" and status.last_exit and (log := status.last_exit.log.strip()):
-        return f"{status.message.replace(LAST_LINES, '')}; it said last: {log.splitlines()[-1]}"
+        return f"{status.message.replace(LOG_HINT, '')}; its last line: {log.splitlines()[-1]}"
     return status.message
 
 
-def _requests(stats: Stats) -> str:
+def _describe_requests(stats: ServiceStats) -> str:
     waiting = f", {stats.queued} waiting" if stats.queued else ""
     failed = f", {stats.errors} failed" if stats.errors else ""
-    return f"{stats.requests} ({stats.in_flight} now{waiting}{failed})"
+    return f"{stats.requests} ({stats.in_flight} running{waiting}{failed})"
 
 
-class Board:
-    """Reads a machine for rows; remembers the counts of the last look, of which rates are made."""
+class RowBuilder:
+    """Builds the rows of a machine, and keeps the last counts to compute rates."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._counted: Mapping[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
 
-    async def rows(self, state: ProxyState | None, now: float) -> list[Row]:
-        """Look once; `now` is monotonic, in seconds."""
+    async def build_rows(self, state: ProxyState | None, now: float) -> list[Row]:
+        """Return a row for each service; `now` is monotonic, in seconds."""
         machine = self._machine
         stats = {each.name: each.stats for each in state.services} if state else {}
-        self._rate(stats, now)
+        self._update_rates(stats, now)
         found = []
         for key, decision in machine.decisions.items():
             replicas = []
-            for runner in machine.replicas(key):
+            for runner in machine.list_replicas(key):
                 status = runner.status(None)
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
                 spec = runner.assignment.spec
                 replicas.append((status, spec.memory_bytes if spec else None, used))
             name = "/".join(key)
-            answers = key in machine.exposed.accepted
+            answers = key in machine.exposure.accepted
             rate = self._rates.get(name)
-            found.append(row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
+            found.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
         return found
 
-    def _rate(self, stats: Mapping[str, Stats], now: float) -> None:
+    def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
         counted = {name: (now, each.tokens_out) for name, each in stats.items()}
         for name, (_, tokens) in counted.items():
             if name in self._counted:
@@ -146,106 +146,119 @@ class Board:
         self._counted = counted
 
 
-def header(machine: Machine) -> str:
-    """Say where to ask and how much memory is left."""
+def describe_host(machine: Machine) -> str:
+    """Return a line with the endpoint and a line with the free memory."""
     ledger = machine.ledger
-    free = f"{size_text(ledger.available_bytes)} of {size_text(ledger.budget_bytes)} of memory for models are free"
-    return f"{endpoint(machine)}; {free}"
+    free = f"{size_text(ledger.available_bytes)} of {size_text(ledger.budget_bytes)} of the memory for models are free"
+    return f"{describe_endpoint(machine)}\n{free}"
 
 
-def endpoint(machine: Machine) -> str:
-    """Say where to ask, or why nowhere."""
-    router = machine.exposed.router
+def describe_endpoint(machine: Machine) -> str:
+    """Return a line with the URL of the endpoint, or the reason why there is none."""
+    router = machine.exposure.router
     if router is None:
-        return "the endpoint starts"
+        return "OpenAI endpoint: starting"
     if router.error:
         return f"no endpoint: {router.error}; give another with --port"
-    return f"http://{router.address}:{router.port}/v1 is the endpoint, /v1/models lists it"
+    return f"OpenAI endpoint: http://{router.address}:{router.port}/v1"
 
 
-def example(machine: Machine) -> str:
-    """Return a command that asks the first service, once there is an endpoint."""
-    router, name = machine.exposed.router, next(iter(machine.wanted.services)).name
-    if router is None or router.error or machine.wishes.stop.is_set():
+def build_example_command(machine: Machine) -> str:
+    """Return a command that sends a request to the first service; empty while there is no endpoint."""
+    router, name = machine.exposure.router, next(iter(machine.manifests.services)).name
+    if router is None or router.error or machine.signals.stop.is_set():
         return ""
     body = '{"model": "%s", "messages": [{"role": "user", "content": "Hello"}]}' % name  # noqa: UP031 - JSON has braces
     return f"curl http://{router.address}:{router.port}/v1/chat/completions -d '{body}'"
 
 
-async def live(machine: Machine, console: Console, hint: Callable[[Wishes], str]) -> None:
+async def show_table(machine: Machine, console: Console, hint: Callable[[UserSignals], str]) -> None:
     """Keep a table on the terminal up to date, until cancelled."""
-    board = Board(machine)
+    builder = RowBuilder(machine)
 
-    async def look() -> Group:
-        rows = await board.rows(await machine.exposed.state(), time.monotonic())
-        return table(header(machine), rows, example(machine), hint(machine.wishes))
+    async def refresh() -> Group:
+        rows = await builder.build_rows(await machine.exposure.read_state(), time.monotonic())
+        return draw_table(describe_host(machine), rows, hint(machine.signals))
 
+    shown = False
     with Live(console=console, auto_refresh=False) as screen:
         try:
             while True:
-                screen.update(await look(), refresh=True)
+                if not shown and (command := build_example_command(machine)):
+                    shown = True
+                    print_command(console, command)
+                screen.update(await refresh(), refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)
         finally:
-            if machine.wishes.stop.is_set():
+            if machine.signals.stop.is_set():
                 screen.update(Text("everything is stopped"), refresh=True)
 
 
-async def lines(machine: Machine, out: IO[str]) -> None:
-    """Say what changes, until cancelled; the last word too."""
-    told = Lines(machine, out)
+def print_command(console: Console, command: str) -> None:
+    """Print a command to be copied, above the table: in the table a narrow terminal would break or cut it."""
+    console.print(Text(command, style="cyan"), soft_wrap=True)
+    console.print()
+
+
+async def print_changes(machine: Machine, out: IO[str]) -> None:
+    """Print a line for each change until cancelled, and the last one then."""
+    printed = ChangePrinter(machine, out)
     seen = -1
     try:
         while True:
-            seen = await machine.changes.after(seen)
-            told.look()
+            seen = await machine.changes.wait_past(seen)
+            printed.refresh()
     finally:
-        told.look()
+        printed.refresh()
 
 
-def table(head: str, rows: Iterable[Row], command: str, foot: str) -> Group:
-    """Draw. Text, not markup: names and messages are not ours."""
+def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:
+    """Draw the rows. Names and messages come from files and engines, so they are drawn as text, never as markup.
+
+    Details are lines below the table: a column of them would be too narrow on a small terminal.
+    """
+    shown = list(rows)
     drawn = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("SERVICE", "PHASE", "MEMORY", "TOKENS/S", "REQUESTS", ""):
+    for name in ("SERVICE", "PHASE", "MEMORY", "TOKENS/S", "REQUESTS"):
         drawn.add_column(name, justify="left", overflow="fold")
-    for each in rows:
+    for each in shown:
         phase = Text(each.phase, style=_STYLES.get(each.phase, "yellow"))
-        cells = (each.memory, each.tokens_per_second, each.requests, each.detail)
+        cells = (each.memory, each.tokens_per_second, each.requests)
         drawn.add_row(Text(each.service, style="bold"), phase, *map(Text, cells))
-    ask = [Text(command, style="cyan"), Text()] if command else []
-    return Group(Text(head), Text(), drawn, Text(), *ask, Text(foot, style="dim"))
+    details = [Text(f"{each.service}: {each.detail}") for each in shown if each.detail]
+    return Group(Text(head), Text(), drawn, Text(), *details, *([Text()] if details else []), Text(foot, style="dim"))
 
 
-class Lines:
-    """Says what changed, one line each, where there is no terminal."""
+class ChangePrinter:
+    """Prints a line for each change, where there is no terminal."""
 
     def __init__(self, machine: Machine, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._machine = machine
         self._out = out
         self._clock = clock
         self._started = clock()
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._next: dict[str, float] = {}
         self._head = ""
 
-    def look(self) -> None:
-        """Say what is new; progress is said now and then."""
-        if self._machine.exposed.router and (head := endpoint(self._machine)) != self._head:
+    def refresh(self) -> None:
+        """Print the changes since the last call; progress at most every ten seconds."""
+        if self._machine.exposure.router and (head := describe_endpoint(self._machine)) != self._head:
             self._head = head
-            self.say(head)
+            self._print(head)
         for key, decision in self._machine.decisions.items():
-            replicas = ((runner.status(None), None, None) for runner in self._machine.replicas(key))
-            shown = row(key.name, decision, replicas, None, None, answers=key in self._machine.exposed.accepted)
+            replicas = ((runner.status(None), None, None) for runner in self._machine.list_replicas(key))
+            shown = build_row(key.name, decision, replicas, None, None, answers=key in self._machine.exposure.accepted)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
-            passing = shown.phase in {"Fetching", "Starting"} and self._told.get(shown.service, "").startswith(
+            passing = shown.phase in {"Fetching", "Starting"} and self._printed.get(shown.service, "").startswith(
                 f"{shown.service}: {shown.phase}"
             )
-            nothing_new = text in {self._told.get(shown.service), f"{shown.service}: Pending"}
+            nothing_new = text in {self._printed.get(shown.service), f"{shown.service}: Pending"}
             if nothing_new or (passing and self._clock() < self._next[shown.service]):
                 continue
-            self._told[shown.service] = text
+            self._printed[shown.service] = text
             self._next[shown.service] = self._clock() + PROGRESS_SECONDS
-            self.say(text)
+            self._print(text)
 
-    def say(self, text: str) -> None:
-        """Say one line."""
+    def _print(self, text: str) -> None:
         print(f"[{self._clock() - self._started:5.1f} s] {text}", file=self._out, flush=True)

@@ -1,7 +1,8 @@
-"""What the proxy is told and what it tells: the messages on its control socket.
+"""The JSON messages of the control API: the configuration that an agent sends, and the state that the proxy returns.
 
-One PUT carries the whole desired configuration, so that an agent which restarted, or did not hear an answer, simply
-says it again. Tokens and keys travel only here, never in arguments, files or logs.
+One PUT carries the whole desired configuration, so that an agent that has restarted, or has got no answer, simply sends
+it again. Tokens and keys travel only here, never in arguments, files or logs. Agent and proxy may be of different
+versions: names in JSON never change, and new fields have defaults.
 """
 
 import ipaddress
@@ -14,17 +15,17 @@ _Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Backend(msgspec.Struct, frozen=True, rename="camel"):
-    """One server process behind a service. A draining backend finishes what it has and gets nothing new."""
+    """One engine behind a service. A draining backend finishes its requests and gets no new ones."""
 
     uid: Annotated[str, Meta(min_length=1)]
     url: Annotated[str, Meta(pattern="^http://[^/]+$")]
     draining: bool = False
     concurrency: Annotated[int, Meta(ge=1)] | None = None
-    """Requests that it works on at once; None: as many as come."""
+    """The requests that it works on at once, its slots; None: no limit."""
     model: str | None = None
-    """What the engine calls the model, to which requests are rewritten. None: it serves one, whatever it is called."""
+    """The engine's name for the model, which replaces the one in requests. None: the engine takes any name."""
     api_key: str | None = None
-    """What the engine itself wants to be asked with, as a shared daemon may; None: nothing."""
+    """The key that the engine itself asks for, as a shared daemon may; None: it asks for none."""
 
     def __repr__(self) -> str:
         key = "..." if self.api_key else None
@@ -32,29 +33,29 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
-    """One service: where it listens, who may ask, and who answers. `name` is `<namespace>/<service>`."""
+    """One service: its listener, its token and its backends. `name` is `<namespace>/<service>`."""
 
     name: Annotated[str, Meta(min_length=1)]
     address: str
     port: _Port
     token: Annotated[str, Meta(min_length=1)]
     backends: tuple[Backend, ...] = ()
-    queue: Annotated[int, Meta(ge=0)] = 128
-    """Requests that wait until a backend has room; more are refused with 429."""
+    queue_limit: Annotated[int, Meta(ge=0)] = msgspec.field(name="queue", default=128)
+    """The number of requests that may wait for a free slot; more are refused with 429."""
 
     @property
     def model(self) -> str:
-        """The name by which clients know the model: the service's own."""
+        """The clients' name for the model: the name of the service."""
         return self.name.rpartition("/")[2]
 
     def __repr__(self) -> str:
         return f"ServiceListener({self.name!r}, {self.address!r}, {self.port}, token=..., backends={self.backends!r})"
 
 
-class Router(msgspec.Struct, frozen=True, rename="camel"):
-    """One more listener, which leads to each service by the `model` in the request's body.
+class RouterListener(msgspec.Struct, frozen=True, rename="camel"):
+    """One more listener, which leads to all services: the `model` in the request's body decides.
 
-    Without a token it listens on loopback only, and to this machine's programs only: not to web pages in its browser.
+    Without a token it listens on loopback only, and serves programs of this machine, but no web pages in its browser.
     """
 
     address: str
@@ -63,14 +64,14 @@ class Router(msgspec.Struct, frozen=True, rename="camel"):
 
     def __post_init__(self) -> None:
         if self.token is None and not _is_loopback(self.address):
-            raise ValueError(f"a router on {self.address} needs a token: without one it listens on 127.0.0.1 only")
+            raise ValueError(f"a router on {self.address} needs a token: without one it may listen on 127.0.0.1 only")
 
     def __repr__(self) -> str:
-        return f"Router({self.address!r}, {self.port}, token={'...' if self.token else None})"
+        return f"RouterListener({self.address!r}, {self.port}, token={'...' if self.token else None})"
 
 
 class Tls(msgspec.Struct, frozen=True, rename="camel"):
-    """Files in PEM form; when they change, new connections get the new certificate and those that are open stay."""
+    """Certificate and key files in PEM form; after a change, new connections get the new certificate."""
 
     certificate: str
     key: str
@@ -80,36 +81,36 @@ class ProxyConfig(msgspec.Struct, frozen=True, rename="camel"):
     """All services of this host. Names and backend uids are unique."""
 
     services: tuple[ServiceListener, ...] = ()
-    router: Router | None = None
+    router: RouterListener | None = None
     tls: Tls | None = None
-    """For every listener; None: plain HTTP."""
+    """The certificate of every listener; None: plain HTTP."""
 
     def __post_init__(self) -> None:
-        _refuse_duplicates("name", [service.name for service in self.services])
-        _refuse_duplicates("backend uid", [backend.uid for service in self.services for backend in service.backends])
+        _check_unique("name", [service.name for service in self.services])
+        _check_unique("backend uid", [backend.uid for service in self.services for backend in service.backends])
 
 
 class BackendState(msgspec.Struct, frozen=True, rename="camel"):
-    """A configured backend and the number of requests it is answering."""
+    """A configured backend and its requests in flight."""
 
     uid: str
     url: str
     draining: bool
     in_flight: int
     idle_seconds: float | None = None
-    """Since the end of its last request, 0 while it answers one; None: this proxy never asked it anything."""
+    """Seconds since its last request ended, 0 while one is in flight; None: this proxy never sent it one."""
 
 
-class Stats(msgspec.Struct, frozen=True, rename="camel"):
-    """What a service did since the proxy has it.
+class ServiceStats(msgspec.Struct, frozen=True, rename="camel"):
+    """The counts of a service since the proxy was configured with it.
 
-    Tokens are counted as the engine says them; those of a stream that still runs, as they come.
+    Tokens are the engine's counts; those of a running stream are counted as they come.
     """
 
     requests: int = 0
-    """Requests with the right token that were answered, refused, or broken off."""
+    """Ended requests with the right token: answered, refused, or broken off."""
     errors: int = 0
-    """Of these, those that ended in a server error, a refusal for lack of room, or a break of the engine."""
+    """Those among them that failed: no engine, a full queue, an engine's error, or an engine that broke off."""
     tokens_in: int = 0
     tokens_out: int = 0
     in_flight: int = 0
@@ -117,36 +118,36 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ListenerState(msgspec.Struct, frozen=True, rename="camel"):
-    """A service as it is. `port` is the bound one; `error` says why nothing is bound, and is empty when all is well."""
+    """A listener as it is. `port` is the bound one; `error` says why none is bound, and is empty if one is."""
 
     name: str
     address: str
     port: int
     error: str
     backends: tuple[BackendState, ...]
-    taken: bool = False
-    """The error is that another program holds the port: a different port would do."""
-    stats: Stats = Stats()
+    port_taken: bool = msgspec.field(name="taken", default=False)
+    """The error is that another program holds the port; another port would work."""
+    stats: ServiceStats = ServiceStats()
 
 
 class ProxyState(msgspec.Struct, frozen=True, rename="camel"):
-    """Answer to GET /state and to a PUT: who the proxy is, by which an agent adopts it, and what it does."""
+    """Response to GET /state and PUT /services: the proxy's identity, by which agents adopt it, and its listeners."""
 
     version: str
     pid: int
     services: tuple[ListenerState, ...]
     router: ListenerState | None = None
-    """The router as it is, where one is wanted; it has no backends of its own."""
+    """The router's listener, if one is configured; it has no backends of its own."""
 
 
-class Idle(msgspec.Struct, frozen=True, rename="camel"):
-    """Answer to the long poll on a backend: how many requests it was still answering at the end of the wait."""
+class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):
+    """Response to GET /backends/{uid}/idle: the backend's requests in flight at the end of the wait."""
 
     in_flight: int
 
 
-class Refusal(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of every control answer that is not 200."""
+class ControlRefusal(msgspec.Struct, frozen=True, rename="camel"):
+    """Body of every response of the control API that is not 200."""
 
     error: str
 
@@ -158,7 +159,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _refuse_duplicates(what: str, values: list[str]) -> None:
+def _check_unique(what: str, values: list[str]) -> None:
     twice = {value for value in values if values.count(value) > 1}
     if twice:
         raise ValueError(f"proxy configuration names {what} {min(twice)!r} more than once")

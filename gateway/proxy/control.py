@@ -1,8 +1,8 @@
-"""The proxy's process: its control API on a unix socket, and its life from claim to drain.
+"""The proxy's process: it claims its control socket, serves the control API on it, and drains when it is stopped.
 
-The socket's directory admits one user, which is all the authorization there is; the tokens of the services pass
-through it. A lock beside the socket makes sure that a second proxy, started by an agent that lost track of the first,
-ends before it touches anything. Nothing is kept on disk: who restarts the proxy says the configuration again.
+The services' tokens pass through the socket; its only authorization is that its directory admits one user. A lock
+beside the socket makes a second proxy, started by an agent that lost track of the first, end before it changes
+anything. Nothing is kept on disk: an agent that restarts the proxy sends the configuration again.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from devices import limits
-from gateway.proxy import exchange
-from gateway.proxy.config import Idle, ProxyConfig, ProxyState, Refusal
+from gateway.proxy import upstream_request
+from gateway.proxy.config import BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 from gateway.proxy.listeners import Listeners
 
 _GROUP_AND_OTHERS = 0o077
@@ -34,12 +34,12 @@ _log = structlog.get_logger()
 
 
 class SocketError(Exception):
-    """The control socket cannot be ours; the message says whose it is, or what to change."""
+    """The control socket cannot be claimed; the message says why, and what to change."""
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[socket.socket]:
-    """Own the control socket at `path` while the context lasts: private directory, no other proxy, no stale file.
+def claim_socket(path: Path) -> Iterator[socket.socket]:
+    """Bind the control socket at `path` in a private directory, and hold its lock until the context ends.
 
     Raises:
         SocketError: the directory is open to other users, a proxy runs on this socket, or the path is too long.
@@ -47,7 +47,9 @@ def claim(path: Path) -> Iterator[socket.socket]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.parent.stat()
     if status.st_mode & _GROUP_AND_OTHERS or status.st_uid != os.geteuid():
-        raise SocketError(f"{path.parent} must belong to uid {os.geteuid()} with mode 0700: tokens pass through it")
+        raise SocketError(
+            f"{path.parent} must belong to uid {os.geteuid()} with mode 0700, because tokens pass through it"
+        )
     with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as control:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,53 +69,53 @@ def claim(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-async def serve(control: socket.socket, *, drain_seconds: float) -> None:
+async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
     """Serve the control API on the claimed socket until SIGTERM or SIGINT, then drain; a second signal ends at once."""
-    limits.raise_descriptors()
+    limits.raise_descriptor_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with exchange.upstream_session() as session, asyncio.TaskGroup() as tasks:
+    async with upstream_request.open_session() as session, asyncio.TaskGroup() as tasks:
         listeners = Listeners(session, tasks)
-        # Handlers are not cancelled when the agent hangs up or dies: half of a change is worse than a late one.
-        runner = web.AppRunner(_application(listeners), access_log=None, shutdown_timeout=1)
+        # Handlers are not cancelled when the agent hangs up or dies: half a change is worse than a late one.
+        runner = web.AppRunner(_create_application(listeners), access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.SockSite(runner, control).start()
-        _log.info("proxy started", socket=control.getsockname(), pid=os.getpid())
+        _log.info("proxy_started", socket=control.getsockname(), pid=os.getpid())
         await stop.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        _log.info("proxy drains", seconds=drain_seconds)
+        _log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
         await runner.cleanup()
-    _log.info("proxy stopped")
+    _log.info("proxy_stopped")
 
 
-def _application(listeners: Listeners) -> web.Application:
+def _create_application(listeners: Listeners) -> web.Application:
     async def state(_: web.Request) -> web.Response:
-        return _answer(_state(listeners))
+        return _json_response(_proxy_state(listeners))
 
     async def configure(request: web.Request) -> web.Response:
         try:
             config = msgspec.json.decode(await request.read(), type=ProxyConfig)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return _answer(Refusal(f"configuration refused: {error}"), HTTPStatus.BAD_REQUEST)
+            return _json_response(ControlRefusal(f"configuration refused: {error}"), HTTPStatus.BAD_REQUEST)
         await listeners.configure(config)
-        return _answer(_state(listeners))
+        return _json_response(_proxy_state(listeners))
 
     async def wait_idle(request: web.Request) -> web.Response:
         uid = request.match_info["uid"]
         try:
             timeout_seconds = float(request.query["timeoutSeconds"])
         except (KeyError, ValueError):
-            return _answer(Refusal("timeoutSeconds must be a number of seconds"), HTTPStatus.BAD_REQUEST)
+            return _json_response(ControlRefusal("timeoutSeconds must be a number of seconds"), HTTPStatus.BAD_REQUEST)
         try:
             async with asyncio.timeout(timeout_seconds):
                 await listeners.in_flight.wait_idle(uid)
         except TimeoutError:
             pass
-        return _answer(Idle(in_flight=listeners.in_flight.counts().get(uid, 0)))
+        return _json_response(BackendIdle(in_flight=listeners.in_flight.counts().get(uid, 0)))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=listeners.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -126,11 +128,14 @@ def _application(listeners: Listeners) -> web.Application:
     return application
 
 
-def _state(listeners: Listeners) -> ProxyState:
+def _proxy_state(listeners: Listeners) -> ProxyState:
     return ProxyState(
-        version=metadata.version("pomona"), pid=os.getpid(), services=listeners.state(), router=listeners.router()
+        version=metadata.version("pomona"),
+        pid=os.getpid(),
+        services=listeners.service_states(),
+        router=listeners.router_state(),
     )
 
 
-def _answer(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def _json_response(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

@@ -1,20 +1,19 @@
-"""Errors in OpenAI's form: clients' libraries raise the right exception from these, whatever stands behind.
+"""Errors in OpenAI's form, from which clients' libraries raise the right exception, whatever engine is behind.
 
-Engines have forms of their own: llama.cpp numbers as codes, mlx_lm and Ollama a bare text, oMLX the details of FastAPI.
+Engines have forms of their own: llama.cpp has numbers as codes, mlx_lm and Ollama a bare text, oMLX FastAPI's details.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
-from gateway.proxy import routes
+from gateway.proxy import paths
 
 _LONGEST_TEXT = 2000
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
-"""Engines' own words for what OpenAI's clients look for by name."""
+"""Error types of engines, with the code that OpenAI's clients look for."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -22,8 +21,8 @@ _TYPES = {
 }
 
 
-class Error(msgspec.Struct, frozen=True):
-    """What OpenAI's clients read."""
+class OpenAIError(msgspec.Struct, frozen=True):
+    """The error object that OpenAI's clients read."""
 
     message: str
     type: str
@@ -32,146 +31,161 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct):
-    error: Error
+    error: OpenAIError
 
 
-def unauthorized(service: str) -> web.Response:
-    """401: no bearer token, or not the service's."""
-    return answer(
+class RequestError(Exception):
+    """An error response in OpenAI's form: its status, its JSON body and its headers."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body = msgspec.json.encode(
+            _Body(OpenAIError(message=message, type=_error_type(status), param=param, code=code))
+        )
+
+
+# The proxy's own errors, each under the name of its code.
+
+
+def invalid_api_key(listener: str) -> RequestError:
+    """401: no bearer token, or a wrong one."""
+    return RequestError(
         HTTPStatus.UNAUTHORIZED,
         "invalid_api_key",
-        f"{service} wants its bearer token; a service's is in the Secret <service>-token under the key `token`",
+        f"{listener} needs its bearer token; a service's is in the Secret <service>-token under the key `token`",
         {"WWW-Authenticate": "Bearer"},
     )
 
 
-def forbidden() -> web.Response:
-    """403: a web page, or somebody who calls this machine by another name, at a router without a token."""
-    return answer(
+def foreign_origin() -> RequestError:
+    """403: a web page, or a client that uses another name of this machine, at a router without a token."""
+    return RequestError(
         HTTPStatus.FORBIDDEN,
         "foreign_origin",
-        "without a token this serves programs on this machine that call it localhost or 127.0.0.1, and no web pages",
+        "without a token only programs on this machine are served, under localhost or 127.0.0.1, and no web pages",
     )
 
 
-def bad_request(message: str) -> web.Response:
-    """400: a request that no server could mean."""
-    return answer(HTTPStatus.BAD_REQUEST, "bad_request", message)
+def bad_request(message: str) -> RequestError:
+    """400: a request that no engine could understand."""
+    return RequestError(HTTPStatus.BAD_REQUEST, "bad_request", message)
 
 
-def unknown_path(path: str) -> web.Response:
-    """404: not one of the paths that are served."""
-    return answer(
-        HTTPStatus.NOT_FOUND, "unknown_url", f"{path[:_LONGEST_TEXT]} is not served here: use {routes.LISTED}"
-    )
+def unknown_url(path: str) -> RequestError:
+    """404: a path that is not served."""
+    message = f"{path[:_LONGEST_TEXT]} is not served here: use {paths.SERVED}"
+    return RequestError(HTTPStatus.NOT_FOUND, "unknown_url", message)
 
 
-def wrong_method(method: str, path: str, allowed: str) -> web.Response:
-    """405: a path that is served, asked in another way."""
-    message = f"{path} takes {allowed}, not {method}"
-    return answer(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", message, {"Allow": allowed})
+def method_not_allowed(method: str, path: str, allowed: str) -> RequestError:
+    """405: a path that is served, with another method."""
+    message = f"{path} does not take {method}: use {allowed}"
+    return RequestError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", message, {"Allow": allowed})
 
 
-def no_model(known: Iterable[str]) -> web.Response:
-    """400: a request to the router that does not say whom it is for."""
-    message = f"the request names no model; these are served: {', '.join(sorted(known)) or 'none'}"
-    return answer(HTTPStatus.BAD_REQUEST, "missing_model", message, param="model")
+def missing_model(served: Iterable[str]) -> RequestError:
+    """400: a request to the router without a model."""
+    message = f"the request names no model: set `model` to one that is served here: {_listed(served)}"
+    return RequestError(HTTPStatus.BAD_REQUEST, "missing_model", message, param="model")
 
 
-def unknown_model(model: str, known: Iterable[str]) -> web.Response:
-    """404: nothing is served by that name."""
-    listed = ", ".join(sorted(known)) or "none"
-    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here; these are: {listed}"
-    return answer(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
+def model_not_found(model: str, served: Iterable[str]) -> RequestError:
+    """404: a model that is not served."""
+    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: set `model` to one that is: {_listed(served)}"
+    return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
 
 
-def too_large(limit_bytes: int) -> web.Response:
+def request_too_large(limit_bytes: int) -> RequestError:
     """413: a body over the limit."""
-    message = f"the request body is over {limit_bytes} bytes"
-    return answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "request_too_large", message)
+    message = f"the request body is larger than {limit_bytes} bytes"
+    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "request_too_large", message)
 
 
-def too_slow(seconds: float) -> web.Response:
-    """408: a body whose next part did not arrive."""
-    return answer(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", f"nothing of the request came for {seconds:g} s")
+def request_timeout(seconds: float) -> RequestError:
+    """408: a body whose next piece did not arrive."""
+    message = f"no data of the request body arrived for {seconds:g} s"
+    return RequestError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message)
 
 
-def compressed(encoding: str) -> web.Response:
+def unsupported_encoding(encoding: str) -> RequestError:
     """415: a body that would have to be unpacked before it can be read."""
-    message = f"Content-Encoding {encoding[:_LONGEST_TEXT]!r} is not taken: send the request body uncompressed"
-    return answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message)
+    message = f"Content-Encoding {encoding[:_LONGEST_TEXT]!r} is not supported: send the request body uncompressed"
+    return RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message)
 
 
-def too_many(service: str, retry_seconds: int) -> web.Response:
+def queue_full(service: str, retry_seconds: int) -> RequestError:
     """429: the queue is full."""
-    return answer(
+    return RequestError(
         HTTPStatus.TOO_MANY_REQUESTS,
         "queue_full",
-        f"service {service} works on all that it can, and its queue is full: try again later",
+        f"service {service}: all slots are busy and the queue is full: try again in {retry_seconds} s",
         {"Retry-After": str(retry_seconds)},
     )
 
 
-def too_busy() -> web.Response:
-    """503: the bodies of other requests have the memory that there is for them."""
-    return answer(
+def too_busy() -> RequestError:
+    """503: the bodies of other requests take all the memory for bodies."""
+    return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "too_busy",
-        "this host holds too many large requests that wait for an engine: try again later, or send smaller ones",
+        "the requests that wait on this host take all the memory for request bodies: try again later, or send a "
+        "smaller request",
         {"Retry-After": "1"},
     )
 
 
-def bad_gateway(service: str) -> web.Response:
-    """502: the server took the request and broke off before it answered. It may have worked on it: not repeated."""
-    return answer(HTTPStatus.BAD_GATEWAY, "upstream_failed", f"service {service}: its server broke off the request")
+def upstream_failed(service: str) -> RequestError:
+    """502: the engine took the request and broke off before it responded. It may have worked on it: not repeated."""
+    message = f"service {service}: its engine broke off the request before it responded"
+    return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
 
-def unavailable(service: str) -> web.Response:
-    """503: no server takes requests now; worth asking again soon."""
-    return answer(
+def service_unavailable(listener: str) -> RequestError:
+    """503: no engine takes requests now."""
+    return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "service_unavailable",
-        f"service {service} has no server that takes requests now",
+        f"{listener} has no engine that takes requests now: try again later",
         {"Retry-After": "1"},
     )
 
 
-def of_engine(status: int, body: bytes, service: str) -> tuple[int, bytes]:
-    """Say in OpenAI's form what an engine said in its own, and under which status."""
-    message, kind, code, param = _said(body)
+def translate_engine_error(status: int, body: bytes, service: str) -> RequestError:
+    """Return an engine's error in OpenAI's form, under the status that tells a client what to do."""
+    message, kind, code, param = _parse_engine_error(body)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        # The client's token was right: it is ours for the engine that is not.
+        # The client's token was right; what the engine refuses is the proxy's own key.
         status = HTTPStatus.BAD_GATEWAY
-        message = f"service {service}: its engine refuses the proxy ({message})"
+        message = f"service {service}: its engine refuses the proxy's key ({message})"
     elif status < HTTPStatus.BAD_REQUEST:
-        status = HTTPStatus.BAD_GATEWAY  # wherever it sends, nobody may follow
+        status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
-        # No failure of a server, which clients would repeat: this one serves something else.
+        # Clients would repeat a 5xx; but this engine serves another mode, and will not serve this one.
         status = HTTPStatus.BAD_REQUEST
-        message = f"service {service} does not serve this: its spec.mode is another one ({message})"
+        message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
     if kind in _CODES:
         code, kind = _CODES[kind], ""
     elif kind and not code:
         code = kind
-    error = Error(
-        message=message or f"service {service}: its engine answered {status} and no reason",
-        type=_kind(status),
-        param=param,
-        code=code or "engine_error",
-    )
-    return status, msgspec.json.encode(_Body(error))
+    message = message or f"service {service}: its engine answered {status} without a reason"
+    return RequestError(status, code or "engine_error", message, param=param)
 
 
-def answer(
-    status: HTTPStatus, code: str, message: str, headers: dict[str, str] | None = None, *, param: str | None = None
-) -> web.Response:
-    """Build an error of our own."""
-    body = msgspec.json.encode(_Body(Error(message=message, type=_kind(status), param=param, code=code)))
-    return web.Response(status=status, body=body, headers=headers, content_type="application/json")
+def _listed(served: Iterable[str]) -> str:
+    return ", ".join(sorted(served)) or "none is"
 
 
-def _kind(status: int) -> str:
+def _error_type(status: int) -> str:
     other = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     return _TYPES.get(HTTPStatus(status), other) if status in _STATUSES else other
 
@@ -179,18 +193,18 @@ def _kind(status: int) -> str:
 _STATUSES = frozenset(HTTPStatus)
 
 
-def _said(body: bytes) -> tuple[str, str, str, str | None]:
-    """Find message, type, code and parameter in an engine's error."""
+def _parse_engine_error(body: bytes) -> tuple[str, str, str, str | None]:
+    """Return message, type, code and parameter of an engine's error."""
     try:
-        said = msgspec.json.decode(body)
+        parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body.decode(errors="replace").strip()[:_LONGEST_TEXT], "", "", None
-    if not isinstance(said, dict):
-        return str(said)[:_LONGEST_TEXT], "", "", None
-    error = said.get("error", said)
+    if not isinstance(parsed, dict):
+        return str(parsed)[:_LONGEST_TEXT], "", "", None
+    error = parsed.get("error", parsed)
     if not isinstance(error, dict):
         return str(error), "", "", None
-    message = error.get("message") or _detail(error.get("detail"))
+    message = error.get("message") or _detail_text(error.get("detail"))
     return str(message or ""), _text(error.get("type")), _text(error.get("code")), _text(error.get("param")) or None
 
 
@@ -199,8 +213,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _detail(detail: Any) -> str:
-    """Read FastAPI's details: a text, or what is wrong with which field."""
+def _detail_text(detail: Any) -> str:
+    """Return FastAPI's details as one text: they are a text, or a list of fields and their problems."""
     if not isinstance(detail, list):
         return str(detail or "")
     problems = [problem for problem in detail if isinstance(problem, dict)]

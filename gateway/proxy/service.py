@@ -1,136 +1,134 @@
-"""One service as the proxy holds it: its configuration of the moment, who waits for it, and what it has done."""
+"""One service of the proxy: its current configuration, its queue, and its counts."""
 
 import time
 from collections.abc import Callable, Collection
 
 import structlog
-from aiohttp import web
 
-from gateway.proxy import routes
-from gateway.proxy.answers import Tokens
-from gateway.proxy.balance import InFlight, choose
-from gateway.proxy.bodies import HeldBody
-from gateway.proxy.config import Backend, ServiceListener, Stats
-from gateway.proxy.metrics import Metrics
-from gateway.proxy.turns import Turns
+from gateway.proxy import paths
+from gateway.proxy.body_budget import BodyReservation
+from gateway.proxy.config import Backend, ServiceListener, ServiceStats
+from gateway.proxy.load_balancer import InFlight, pick_backend
+from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.request_queue import RequestQueue
+from gateway.proxy.response_body import TokenCount
 
 CLIENT_GONE = 499
-"""What log and metrics call a request whose client hung up; no answer has this status."""
+"""Status in log and metrics of a request whose client hung up; no response has it."""
 
 _log = structlog.get_logger()
 
 
 class Service:
-    """A configured service. Requests keep hold of theirs, so that it may leave the configuration meanwhile."""
+    """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: Metrics) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics) -> None:
         self.config = config
         self.created = int(time.time())
-        self.turns = Turns(self._take, lambda backend: in_flight.end(backend.uid), config.queue)
+        self.queue = RequestQueue(self._take_slot, lambda backend: in_flight.end(backend.uid), config.queue_limit)
         self._in_flight = in_flight
-        self.metrics = metrics.of(config.name)
+        self.metrics = metrics.for_service(config.name)
         self._requests = 0
         self._errors = 0
-        self._tokens = Tokens(0, 0)
-        self._running: set[Visit] = set()
-        self._forget: Callable[[], None] | None = lambda: metrics.forget(config.name)
+        self._tokens = TokenCount(0, 0)
+        self._running: set[InferenceRequest] = set()
+        self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
-        """Serve as `config` says from the next decision on; who waits is sent away when nobody is left to serve."""
+        """Serve as `config` says from the next decision on; refuse the waiting requests if no backend is left."""
         self.config = config
-        self.turns.longest = config.queue
-        if self.open:
-            self.turns.call_up()
+        self.queue.limit = config.queue_limit
+        if self.has_backend:
+            self.queue.admit_waiting()
         else:
-            self.turns.dismiss()
+            self.queue.refuse_waiting()
 
     @property
-    def open(self) -> bool:
-        """Whether there is a backend that takes new requests, now or after those that it has."""
-        return choose(self.config.backends, {}) is not None
+    def has_backend(self) -> bool:
+        """True if a backend takes new requests, now or when one of its slots is free."""
+        return pick_backend(self.config.backends, {}) is not None
 
-    def instead(self, tried: Collection[str]) -> Backend | None:
-        """Take a place, free or not, at a backend that is not among `tried`, all of which took nothing."""
-        backend = choose(self.config.backends, self._in_flight.counts(), tried)
+    def take_other_backend(self, tried: Collection[str]) -> Backend | None:
+        """Take a backend, with or without a free slot, that is not in `tried`, all of which accepted nothing."""
+        backend = pick_backend(self.config.backends, self._in_flight.counts(), tried)
         if backend:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def leave(self) -> None:
-        """Be configured no more: running requests end, those that wait are refused, and the series are gone."""
-        self.turns.dismiss()
-        if self._forget:
-            self._forget()
-            self._forget = None
+    def remove(self) -> None:
+        """Leave the configuration: running requests end, waiting ones are refused, the metric series are removed."""
+        self.queue.refuse_waiting()
+        if self._forget_metrics:
+            self._forget_metrics()
+            self._forget_metrics = None
 
     @property
-    def stats(self) -> Stats:
-        """What it did so far, and does now."""
-        return Stats(
+    def stats(self) -> ServiceStats:
+        """The counts of ended and running requests."""
+        return ServiceStats(
             requests=self._requests,
             errors=self._errors,
-            tokens_in=self._tokens.read or 0,
-            tokens_out=sum((each.tokens.written or 0 for each in self._running), self._tokens.written or 0),
-            in_flight=self.turns.working,
-            queued=self.turns.queued,
+            tokens_in=self._tokens.prompt or 0,
+            tokens_out=sum((each.tokens.generated or 0 for each in self._running), self._tokens.generated or 0),
+            in_flight=self.queue.in_flight,
+            queued=self.queue.queued,
         )
 
-    def _take(self) -> Backend | None:
-        backend = choose(self.config.backends, self._in_flight.counts(), free=True)
+    def _take_slot(self) -> Backend | None:
+        backend = pick_backend(self.config.backends, self._in_flight.counts(), only_free=True)
         if backend:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def begin(self, visit: "Visit") -> None:
-        """Take a request in."""
-        self._running.add(visit)
+    def begin(self, inference: "InferenceRequest") -> None:
+        """Count a request as running."""
+        self._running.add(inference)
 
-    def record(self, visit: "Visit") -> None:
-        """Count a request that has ended, and write its line."""
-        self._running.discard(visit)
-        seconds = time.monotonic() - visit.arrived
-        read, written = visit.tokens.read or 0, visit.tokens.written or 0
+    def record(self, inference: "InferenceRequest") -> None:
+        """Count and log a request that has ended."""
+        self._running.discard(inference)
+        seconds = time.monotonic() - inference.arrived
+        prompt, generated = inference.tokens.prompt or 0, inference.tokens.generated or 0
         self._requests += 1
-        self._errors += bool(visit.error)
-        self._tokens = Tokens((self._tokens.read or 0) + read, (self._tokens.written or 0) + written)
-        if self._forget:
-            self.metrics.answered(visit.route, visit.status, visit.error)
-            self.metrics.request.observe(seconds)
-            self.metrics.prompt_tokens.inc(read)
-            self.metrics.generated_tokens.inc(written)
+        self._errors += bool(inference.error)
+        self._tokens = TokenCount((self._tokens.prompt or 0) + prompt, (self._tokens.generated or 0) + generated)
+        if self._forget_metrics:
+            self.metrics.count_request(inference.route, inference.status, inference.error)
+            self.metrics.request_seconds.observe(seconds)
+            self.metrics.prompt_tokens.inc(prompt)
+            self.metrics.generated_tokens.inc(generated)
         _log.info(
-            "request",
+            "request_finished",
             service=self.config.name,
-            route=visit.route,
-            status=visit.status,
+            route=inference.route,
+            status=inference.status,
             seconds=round(seconds, 4),
-            queued_seconds=round(visit.queued_seconds, 4),
-            first_token_seconds=visit.first_token_seconds and round(visit.first_token_seconds, 4),
-            tokens_in=visit.tokens.read,
-            tokens_out=visit.tokens.written,
-            request_id=visit.request_id,
-            **({"error": visit.error} if visit.error else {}),
+            queued_seconds=round(inference.queued_seconds, 4),
+            first_token_seconds=inference.first_token_seconds and round(inference.first_token_seconds, 4),
+            tokens_in=inference.tokens.prompt,
+            tokens_out=inference.tokens.generated,
+            request_id=inference.request_id,
+            **({"error": inference.error} if inference.error else {}),
         )
 
 
-class Visit:
-    """One request for inference on its way, and what its line in the log will say: nothing of its content."""
+class InferenceRequest:
+    """One request for inference, with all that its log line says; that line has nothing of the request's content."""
 
-    def __init__(self, request: web.BaseRequest, request_id: str, held: HeldBody) -> None:
+    def __init__(self, path: str, request_id: str, reservation: BodyReservation) -> None:
         self.arrived = time.monotonic()
-        self.request = request
-        self.path = request.path
-        self.route = routes.name(self.path)
+        self.path = path
+        self.route = paths.route_name(path)
         self.body = b""
-        self.held = held
+        self.reservation = reservation
         self.request_id = request_id
         self.status = CLIENT_GONE
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
-        self.tokens = Tokens()
+        self.tokens = TokenCount()
         self.error = ""
 
-    def forget_body(self) -> None:
-        """Have it no more in memory: nobody else gets it now, and the answer may last for hours."""
+    def free_body(self) -> None:
+        """Free the request body: no other backend gets it now, and the response may last for hours."""
         self.body = b""
-        self.held.release()
+        self.reservation.release()

@@ -1,7 +1,7 @@
 """The certificate of the listeners, read again when its files have changed.
 
-Each handshake looks at the files, which costs two system calls and needs nobody who watches; connections that are open
-keep what they began with. Files that do not fit together, as in the middle of a renewal, leave the last pair in use.
+Each handshake checks the files, which costs two system calls and needs no watch; open connections keep the certificate
+that they began with. While the files do not fit together, as in the middle of a renewal, the last pair stays in use.
 """
 
 import os
@@ -16,38 +16,38 @@ _Stamp = tuple[tuple[int, int, int], ...]
 _log = structlog.get_logger()
 
 
-class Certificate:
-    """The pair of files `tls`; `context` is what listeners use. Raises OSError when they cannot be read or used."""
+class ReloadedCertificate:
+    """The certificate and key in the files `tls`; listeners use `context`. Raises OSError if the files are unusable."""
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
-        self._stamp = self._look()
-        self._tried = self._stamp
-        self._current = load(tls)
-        self.context = load(tls)
-        self.context.sni_callback = self._choose
+        self._tried = self._read_stamp()
+        self._current = load_certificate(tls)
+        self.context = load_certificate(tls)
+        self.context.sni_callback = self._select_context
 
-    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _select_context(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         del name, context
         try:
-            stamp = self._look()
+            stamp = self._read_stamp()
             if stamp != self._tried:
                 self._tried = stamp
-                self._current = load(self.tls)
-                _log.info("certificate read again", certificate=self.tls.certificate)
+                self._current = load_certificate(self.tls)
+                _log.info("certificate_reloaded", certificate=self.tls.certificate)
         except OSError as error:
-            _log.warning("certificate not read again", certificate=self.tls.certificate, error=str(error))
+            _log.warning("certificate_reload_failed", certificate=self.tls.certificate, error=str(error))
         connection.context = self._current
 
-    def _look(self) -> _Stamp:
+    def _read_stamp(self) -> _Stamp:
+        """Return inode, size and modification time of both files."""
         stats = [os.stat(path) for path in (self.tls.certificate, self.tls.key)]  # noqa: PTH116 - on each handshake
         return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in stats)
 
 
-def load(tls: Tls) -> ssl.SSLContext:
-    """Read both files. Raises OSError, of which ssl.SSLError is one."""
+def load_certificate(tls: Tls) -> ssl.SSLContext:
+    """Read both files. Raises OSError; ssl.SSLError is a subclass."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Without a password of ours OpenSSL would ask a terminal for one, and the proxy would wait for ever.
+    # Without a password argument OpenSSL would ask a terminal for one, and the proxy would wait for ever.
     context.load_cert_chain(tls.certificate, tls.key, password="")
     return context

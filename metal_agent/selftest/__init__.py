@@ -1,1 +1,1 @@
-"""What the agent relies on, looked at on this very machine: what only a Mac can prove, its owner proves with this."""
+"""The self test: checks on this machine what the agent relies on, so that the owner of a Mac can verify it there."""

@@ -1,4 +1,4 @@
-"""One line of the self test: what was found beside what is expected."""
+"""One line of the self test: the found value beside the expected one."""
 
 from typing import Literal, NamedTuple
 
@@ -6,7 +6,7 @@ Verdict = Literal["ok", "unknown", "FAILED"]
 
 
 class Line(NamedTuple):
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     verdict: Verdict
@@ -14,15 +14,15 @@ class Line(NamedTuple):
     expected: str
 
 
-def known(name: str, found: object, expected: str, *, holds: bool = True, needed: bool = False) -> Line:
-    """Judge `found`; None is unknown, and a failure where the agent cannot do without (`needed`)."""
+def check_known(name: str, found: object, expected: str, *, holds: bool = True, needed: bool = False) -> Line:
+    """Check `found`; None is unknown, or a failure if the agent depends on it (`needed`)."""
     if found is None:
         return Line(name, "FAILED" if needed else "unknown", "nothing", expected)
     return Line(name, "ok" if holds else "FAILED", str(found), expected)
 
 
-def same(name: str, found: object, other: object, source: str, *, needed: bool = False) -> Line:
-    """Judge `found` by what `source` tells of the same; where that tells nothing, it is not proven."""
+def check_same(name: str, found: object, other: object, source: str, *, needed: bool = False) -> Line:
+    """Check that `found` equals `other` from a second `source`; if that is None, the result is unknown."""
     if found is not None and other is None:
-        return Line(name, "unknown", str(found), f"the same from {source}, which tells nothing")
-    return known(name, found, f"{other} from {source}", holds=str(found) == str(other), needed=needed)
+        return Line(name, "unknown", str(found), f"the same from {source}, which reports nothing")
+    return check_known(name, found, f"{other} from {source}", holds=str(found) == str(other), needed=needed)

@@ -1,4 +1,4 @@
-"""Starts, watches, adopts and ends real processes with the agent's own code, and measures one that takes memory."""
+"""Checks start, watch, adoption and end of real processes with the agent's own code, and the memory of one."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,18 @@ from devices import gpu
 from devices.footprint import footprint_bytes
 from devices.sockets import loopback_port, unix_listener
 from devices.tools import output
-from metal_agent import spawn, start
-from metal_agent.handle import Identity
-from metal_agent.ownership import own
-from metal_agent.selftest.line import Line, known, same
-from metal_agent.spawn import NativeProcess
+from metal_agent import options
+from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.native.process import (
+    OWNER_VARIABLE,
+    NativeProcess,
+    adopt_process,
+    identify_process,
+    read_last_log_lines,
+    spawn_process,
+)
+from metal_agent.selftest.line import Line, check_known, check_same
+from metal_agent.state_folder import own_folder
 
 _T = TypeVar("_T")
 _MIB: Final = 2**20
@@ -40,12 +47,12 @@ connection, _ = listener.accept()
 connection.sendall(b"held")
 connection.recv(1)
 """
-"""Takes its memory when it is asked to, and tells when it has."""
+"""Allocates its memory at a connection, and confirms it there."""
 _IN_PYTHON: Final = _SERVER.format(
     prepare="", hold=f'held = bytearray({_HELD_BYTES}); held[::4096] = b"x" * len(held[::4096])'
 )
 _IN_METAL: Final = _SERVER.format(
-    prepare="from devices.metal import Device; device = Device()", hold=f"device.hold({_HELD_BYTES})"
+    prepare="from devices.metal import MetalDevice; device = MetalDevice()", hold=f"device.hold({_HELD_BYTES})"
 )
 _WRAPPED: Final = ("/bin/sh", "-c", '"$0" -c "$1"; :', sys.executable, _IN_PYTHON)
 """The server as the child of a shell, as Homebrew and others wrap theirs."""
@@ -61,55 +68,57 @@ with socket.socket(socket.AF_UNIX) as listener:
 _PREDECESSOR: Final = """
 import asyncio, pathlib, sys
 import msgspec
-from metal_agent import spawn
+from metal_agent.native.process import spawn_process
 async def main():
     folder = pathlib.Path(sys.argv[1])
-    process = spawn.spawn(["/bin/sleep", "600"], {}, folder / "adopted.log", folder)
+    process = spawn_process(["/bin/sleep", "600"], {}, folder / "adopted.log", folder)
     print(msgspec.json.encode(process.identity).decode())
 asyncio.run(main())
 """
 """An agent that starts an engine and is gone."""
 
 
-async def server(folder: Path) -> list[Line]:
-    """A server behind a wrapper: session, log, port, memory, mark and end."""
+async def check_server(folder: Path) -> list[Line]:
+    """Check a server behind a wrapper: session, log, port, memory, mark and end."""
     log_path = folder / "server.log"
     async with _started(_WRAPPED, log_path, folder) as process:
-        said = await _until(lambda: _last(log_path, "port"))
+        said = await _poll(lambda: _last_line(log_path, "port"))
         port = said.split()[1] if said else None
         lines = [
-            same("a session of its own", os.getsid(process.pid), process.pid, "spawn", needed=True),
-            known("output in its log", said, "a line that begins with port", needed=True),
-            known("its standard input", said and said.split()[3], "0 bytes", holds=bool(said and said.endswith(" 0"))),
-            same("port of a wrapped server", loopback_port(process.pid), port, "the server", needed=True),
-            _mark(process.pid, folder),
+            check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn", needed=True),
+            check_known("output in its log", said, "a line that begins with port", needed=True),
+            check_known(
+                "its standard input", said and said.split()[3], "0 bytes", holds=bool(said and said.endswith(" 0"))
+            ),
+            check_same("port of a wrapped server", loopback_port(process.pid), port, "the server", needed=True),
+            _check_mark(process.pid, folder),
         ]
         before = footprint_bytes(process.pid)
         async with _allocated(port):
-            lines.append(_growth("growth of its footprint", before, footprint_bytes(process.pid)))
+            lines.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
             family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
             began = time.monotonic()
             await process.end(_PATIENCE_SECONDS)
             seconds = time.monotonic() - began
-    left = await _until(lambda: not any(spawn.identify(pid) for pid in family) or None)
+    left = await _poll(lambda: not any(identify_process(pid) for pid in family) or None)
     return [
         *lines,
-        known("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
-        known("its children are gone too", left and "gone", "gone", needed=True),
+        check_known("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
+        check_known("its children are gone too", left and "gone", "gone", needed=True),
     ]
 
 
-async def metal(folder: Path) -> list[Line]:
-    """Memory that is the GPU's, on a Mac: in a process's footprint, and in what the kernel counts of all."""
+async def check_metal_memory(folder: Path) -> list[Line]:
+    """Check that GPU memory of a Mac is in the footprint of its process and in the kernel's count for all processes."""
     log_path = folder / "metal.log"
     async with _started((sys.executable, "-P", "-c", _IN_METAL), log_path, folder) as process:
-        said = await _until(lambda: _last(log_path, "port"))
+        said = await _poll(lambda: _last_line(log_path, "port"))
         before, all_before = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
         async with _allocated(said.split()[1] if said else None):
             after, all_after = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
         return [
-            _growth("growth by a buffer of Metal", before, after),
-            known(
+            _check_growth("growth by a buffer of Metal", before, after),
+            check_known(
                 "growth of the GPU's memory",
                 f"{((all_after.used_bytes or 0) - (all_before.used_bytes or 0)) / _MIB:.0f} MiB",
                 f"{_HELD_BYTES // _MIB} MiB, if nothing else uses the GPU and a buffer counts before its first use",
@@ -117,31 +126,32 @@ async def metal(folder: Path) -> list[Line]:
         ]
 
 
-async def ends(folder: Path) -> list[Line]:
-    """How a process ended: its exit code, and by SIGKILL where it ignores SIGTERM."""
+async def check_exits(folder: Path) -> list[Line]:
+    """Check how the exit of a process is reported: its exit code, and SIGKILL if it ignores SIGTERM."""
     async with _started(("/bin/sh", "-c", "exit 7"), folder / "code.log", folder) as process:
         code = (await process.wait()).code
     log_path = folder / "stubborn.log"
     stubborn = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
     async with _started(stubborn, log_path, folder) as process:
-        await _until(lambda: _last(log_path, "ready"))
+        await _poll(lambda: _last_line(log_path, "ready"))
         await process.end(0.2)
         signal = (await process.wait()).signal
     return [
-        same("exit code", code, 7, "the process", needed=True),
-        same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent", needed=True),
+        check_same("exit code", code, 7, "the process", needed=True),
+        check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent", needed=True),
     ]
 
 
-async def adoption(folder: Path) -> list[Line]:
-    """A process of an agent that is gone is taken over, and another one of the same pid is not."""
-    said = await asyncio.to_thread(output, sys.executable, "-P", "-c", _PREDECESSOR, str(folder))
-    identity = msgspec.json.decode(said, type=Identity)
-    other = spawn.adopt(msgspec.structs.replace(identity, start_time="another time"))
-    process = spawn.adopt(identity)
+async def check_adoption(folder: Path) -> list[Line]:
+    """Check that a process of an agent that is gone is adopted, and another one of the same pid is not."""
+    argv = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder))
+    said = await asyncio.to_thread(output, *argv, timeout_seconds=_PATIENCE_SECONDS)
+    identity = msgspec.json.decode(said, type=ProcessIdentity)
+    other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
+    process = adopt_process(identity)
     lines = [
-        known("adoption", process and process.pid, f"process {identity.pid}", needed=True),
-        known("adoption of a reused pid", other or "refused", "refused", holds=other is None),
+        check_known("adoption", process and process.pid, f"process {identity.pid}", needed=True),
+        check_known("adoption of a reused pid", other or "refused", "refused", holds=other is None),
     ]
     if process is None:
         return lines
@@ -150,43 +160,43 @@ async def adoption(folder: Path) -> list[Line]:
     seconds = time.monotonic() - began
     return [
         *lines,
-        known("end of an adopted process", f"{seconds:.3f} s", "within 2 s", holds=seconds < _SOON_SECONDS),
+        check_known("end of an adopted process", f"{seconds:.3f} s", "within 2 s", holds=seconds < _SOON_SECONDS),
     ]
 
 
-async def ownership(folder: Path) -> list[Line]:
-    """Who listens on a unix socket, that a state folder has one owner, and that a lock is inherited."""
+async def check_ownership(folder: Path) -> list[Line]:
+    """Check that the listener of a unix socket is found, a state folder has one owner, and a lock is inherited."""
     path, log_path = folder / "peer.sock", folder / "peer.log"
     async with _started((sys.executable, "-c", _LISTENER, str(path)), log_path, folder) as process:
-        await _until(lambda: _last(log_path, "ready"))
+        await _poll(lambda: _last_line(log_path, "ready"))
         found = unix_listener(path)
     owned = folder / "owned"
-    with own(owned):
+    with own_folder(owned):
         try:
-            with own(owned):
+            with own_folder(owned):
                 refused = None
-        except start.StartError:
+        except options.StartError:
             refused = "refused"
     return [
-        same("process behind a unix socket", found, process.pid, "spawn", needed=True),
-        known("a second agent", refused, "refused", needed=True),
-        await _inherited_lock(folder),
+        check_same("process behind a unix socket", found, process.pid, "spawn", needed=True),
+        check_known("a second agent", refused, "refused", needed=True),
+        await _check_inherited_lock(folder),
     ]
 
 
-async def _inherited_lock(folder: Path) -> Line:
-    """Look whether a process keeps a lock that its starter has closed: so weights are pinned while they are served."""
+async def _check_inherited_lock(folder: Path) -> Line:
+    """Check that a process keeps a lock that its parent has closed: this keeps weights on disk in use."""
     path = folder / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        process = spawn.spawn(("/bin/sleep", "600"), os.environ, folder / "lock.log", folder, [descriptor])
+        process = spawn_process(("/bin/sleep", "600"), os.environ, folder / "lock.log", folder, [descriptor])
     finally:
         os.close(descriptor)
-    kept = _locked(path)
+    kept = _is_locked(path)
     await process.end(_PATIENCE_SECONDS)
-    free = await _until(lambda: not _locked(path) or None)
-    return known(
+    free = await _poll(lambda: not _is_locked(path) or None)
+    return check_known(
         "a lock that was inherited",
         f"kept {kept}, given back {bool(free)}",
         "kept while the process runs, and then given back",
@@ -194,7 +204,7 @@ async def _inherited_lock(folder: Path) -> Line:
     )
 
 
-def _locked(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,25 +215,25 @@ def _locked(path: Path) -> bool:
 
 @contextlib.asynccontextmanager
 async def _started(argv: tuple[str, ...], log_path: Path, folder: Path) -> AsyncIterator[NativeProcess]:
-    process = spawn.spawn(argv, os.environ, log_path, folder)
+    process = spawn_process(argv, os.environ, log_path, folder)
     try:
         yield process
     finally:
         await process.end(_SOON_SECONDS)
 
 
-def _mark(pid: int, folder: Path) -> Line:
-    """Look for the mark in the environment of the wrapped server; of the shell macOS hides it."""
+def _check_mark(pid: int, folder: Path) -> Line:
+    """Check the mark in the environment of the wrapped server; macOS hides the environment of the shell."""
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
-            found = child.environ().get(spawn.MARK)
-            return same("mark in its environment", found, folder, "spawn", needed=True)
-    return known("mark in its environment", None, str(folder), needed=True)
+            found = child.environ().get(OWNER_VARIABLE)
+            return check_same("mark in its environment", found, folder, "spawn", needed=True)
+    return check_known("mark in its environment", None, str(folder), needed=True)
 
 
 @contextlib.asynccontextmanager
 async def _allocated(port: str | None) -> AsyncIterator[None]:
-    """Have the server take its memory, if it can be reached, and keep it while the context lasts."""
+    """Make the server allocate its memory, if it can be reached, and keep it while the context lasts."""
     writer = None
     with contextlib.suppress(OSError, TimeoutError, EOFError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -238,9 +248,9 @@ async def _allocated(port: str | None) -> AsyncIterator[None]:
                 await writer.wait_closed()
 
 
-def _growth(name: str, before: int | None, after: int | None) -> Line:
+def _check_growth(name: str, before: int | None, after: int | None) -> Line:
     grown = None if before is None or after is None else after - before
-    return known(
+    return check_known(
         name,
         None if grown is None else f"{grown / _MIB:.0f} MiB",
         f"{_HELD_BYTES // _MIB} MiB or a little more",
@@ -249,8 +259,8 @@ def _growth(name: str, before: int | None, after: int | None) -> Line:
     )
 
 
-async def _until(look: Callable[[], _T | None]) -> _T | None:
-    """Look until there is something; None when there is nothing for long."""
+async def _poll(look: Callable[[], _T | None]) -> _T | None:
+    """Call `look` until it returns a value; None after the time-out."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while True:
@@ -260,5 +270,5 @@ async def _until(look: Callable[[], _T | None]) -> _T | None:
     return None
 
 
-def _last(log_path: Path, word: str) -> str | None:
-    return next((line for line in spawn.last_lines(log_path).splitlines() if line.startswith(word)), None)
+def _last_line(log_path: Path, word: str) -> str | None:
+    return next((line for line in read_last_log_lines(log_path).splitlines() if line.startswith(word)), None)

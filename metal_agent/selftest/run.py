@@ -1,4 +1,4 @@
-"""Runs all of the self test; whatever fails is a line of it, and stops nothing else."""
+"""Runs all checks of the self test; a check that fails is a line of the result, and stops no other check."""
 
 import asyncio
 import sys
@@ -9,29 +9,29 @@ from typing import Final
 from metal_agent.selftest import engine, facts, native
 from metal_agent.selftest.line import Line
 
-_PARTS: Final[tuple[tuple[str, Callable[[Path], Awaitable[list[Line]]]], ...]] = (
-    ("facts", lambda _: asyncio.to_thread(facts.lines)),
-    ("a server", native.server),
-    *((("Metal's memory", native.metal),) if sys.platform == "darwin" else ()),
-    ("ends", native.ends),
-    ("adoption", native.adoption),
-    ("ownership", native.ownership),
-    ("llama.cpp", engine.lines),
+_CHECKS: Final[tuple[tuple[str, Callable[[Path], Awaitable[list[Line]]]], ...]] = (
+    ("facts", lambda _: asyncio.to_thread(facts.check_facts)),
+    ("a server", native.check_server),
+    *((("Metal's memory", native.check_metal_memory),) if sys.platform == "darwin" else ()),
+    ("ends", native.check_exits),
+    ("adoption", native.check_adoption),
+    ("ownership", native.check_ownership),
+    ("llama.cpp", engine.check_engine),
 )
 _PATIENCE_SECONDS: Final = 120.0
 
 
-async def run(folder: Path) -> list[Line]:
-    """Look at everything; takes some seconds, 256 MiB of memory, and leaves nothing behind but files in `folder`.
+async def run_selftest(folder: Path) -> list[Line]:
+    """Run all checks; takes some seconds and 256 MiB of memory, and leaves only files in `folder`.
 
     Args:
-        folder: an empty one, by its real path, and a short one: there will be a socket in it.
+        folder: an empty folder, as a real and short path, since a socket is made in it.
     """
     lines: list[Line] = []
-    for name, look in _PARTS:
+    for name, look in _CHECKS:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 lines += await look(folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test is for
+        except Exception as error:  # noqa: BLE001 - any error is a result of the test
             lines.append(Line(name, "FAILED", f"{type(error).__name__}: {error}", "no error"))
     return lines

@@ -1,8 +1,8 @@
-"""`make chaos`: hosts break at random for a while, clients ask all the while, and in the end everything is as it was.
+"""`make chaos`: faults hit hosts at random while clients send requests; afterwards everything must be as it was.
 
 Control plane, controller, agents, proxies and engines are the real ones. The run fails where a service does not become
-Ready again, a process is left that nobody knows, a reservation is lost or kept too long, or a request failed for a
-reason that nothing explains. Its seed is printed, and repeats the same schedule of faults.
+Ready again, a process is left that no MetalProcess accounts for, a reservation is lost or kept too long, or a request
+failed that no fault explains. The seed is printed; the same seed repeats the same faults.
 """
 
 import argparse
@@ -18,18 +18,18 @@ import structlog
 
 from kube import credentials
 from kube.client import connect
-from tests import tiny_gguf
-from tests.chaos.clients import Client
-from tests.chaos.faults import Breakage, Fault, schedule, unexplained
-from tests.chaos.machine import Machine
+from tests.chaos.clients import ChaosClient
+from tests.chaos.faults import Breakage, ScheduledFault, list_unexplained, plan_faults
+from tests.chaos.machine import ChaosHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.controlplane import members
-from tests.controlplane.binaries import ensure
+from tests.controlplane.binaries import ensure_binaries
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
-from tests.eventually import eventually
-from tests.web import FileServer
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
 
 NAMESPACE = "default"
 SERVICES = {"one": 1, "two": 2, "three": 1}
@@ -38,17 +38,17 @@ HOSTS = ("studio-1", "studio-2")
 BUDGET_BYTES = 8 * GIB
 """For all replicas on one host, and so small that what else runs on this machine does not count."""
 SETTLE_SECONDS = 120.0
-"""For everything to be well again after the last fault: a lost host's Lease, then back-off, then a new engine."""
+"""Limit for recovery after the last fault: a lost host's Lease, then back-off, then a new engine."""
 
 
 class Run:
-    """One run: `processes` is all that was started, for its logs."""
+    """One run. `processes` are all that were started, for their logs."""
 
     def __init__(self, folder: Path) -> None:
         self.processes: list[Process] = []
-        self.plane = ControlPlane(ensure(), folder / "plane")
-        self.machines: list[Machine] = []
-        self.clients: list[Client] = []
+        self.plane = ControlPlane(ensure_binaries(), folder / "plane")
+        self.machines: list[ChaosHost] = []
+        self.clients: list[ChaosClient] = []
         self._folder = folder
         self._start_time = 0.0
 
@@ -58,12 +58,12 @@ class Run:
         await network.start()
         await self.plane.start()
         await members.install(self.plane)
-        self._begin(members.kubelet(self.plane, "cpu-1", self._folder))
-        self._begin(await members.controller(self.plane, self._folder))
+        self._start_process(members.kubelet(self.plane, "cpu-1", self._folder))
+        self._start_process(await members.controller(self.plane, self._folder))
         for name in HOSTS:
             host = await members.metal_host(self.plane, network, name, self._folder, f"--memory-budget={BUDGET_BYTES}")
-            self._begin(host.agent)
-            self.machines.append(Machine(host))
+            self._start_process(host.agent)
+            self.machines.append(ChaosHost(host))
 
     async def stop(self) -> None:
         """End everything; what is left ends with the sandbox."""
@@ -71,7 +71,7 @@ class Run:
         await self.plane.stop()
 
     async def break_for(self, cluster: Cluster, seed: int, seconds: float) -> None:
-        """Serve, break and ask for so long."""
+        """Apply the services, then inject faults for `seconds` while clients send requests."""
         await cluster.apply(
             cluster.model(),
             *(
@@ -80,33 +80,34 @@ class Run:
             ),
         )
         await cluster.ready(*SERVICES)
-        say(f"{', '.join(SERVICES)} are Ready; it begins")
-        self.clients = [Client(cluster, name, seed + number) for number, name in enumerate(SERVICES)]
+        say(f"{', '.join(SERVICES)} are Ready; faults begin")
+        self.clients = [ChaosClient(cluster, name, seed + number) for number, name in enumerate(SERVICES)]
         self._start_time = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(client.run()) for client in self.clients]
+            watching = [group.create_task(client.run()) for client in self.clients]
+            watching += [group.create_task(machine.observe_renewals(cluster.client)) for machine in self.machines]
             async with asyncio.TaskGroup() as breaking:
                 for machine in range(len(HOSTS)):
-                    mine = [fault for fault in schedule(seed, seconds, len(HOSTS)) if fault.host == machine]
-                    breaking.create_task(self._suffer(self.machines[machine], mine))
+                    mine = [fault for fault in plan_faults(seed, seconds, len(HOSTS)) if fault.host == machine]
+                    breaking.create_task(self._inject_faults(self.machines[machine], mine))
                 breaking.create_task(asyncio.sleep(seconds))
-            say("nothing is broken any more")
-            await self.settled(cluster)
-            for task in asking:
+            say("the last fault is over; waiting for everything to recover")
+            await self.wait_until_settled(cluster)
+            for task in watching:
                 task.cancel()
 
-    async def _suffer(self, machine: Machine, faults: list[Fault]) -> None:
+    async def _inject_faults(self, machine: ChaosHost, faults: list[ScheduledFault]) -> None:
         loop = asyncio.get_running_loop()
         for fault in faults:
             await asyncio.sleep(max(0.0, self._start_time + fault.at - loop.time()))
             say(f"{loop.time() - self._start_time:6.1f} s  {machine.name}: {fault.kind} for {fault.seconds:.1f} s")
-            await machine.suffer(fault)
+            await machine.inject(fault)
 
-    async def settled(self, cluster: Cluster) -> None:
+    async def wait_until_settled(self, cluster: Cluster) -> None:
         """Wait until all is as it should be. Raises AssertionError with what is not."""
-        await eventually(lambda: self._all_well(cluster), SETTLE_SECONDS)
+        await eventually(lambda: self._is_all_well(cluster), SETTLE_SECONDS)
 
-    async def _all_well(self, cluster: Cluster) -> bool:
+    async def _is_all_well(self, cluster: Cluster) -> bool:
         for service, replicas in SERVICES.items():
             status = (await cluster.get(service)).status
             assert (status.phase, status.ready_replicas) == ("Ready", replicas), (service, status)
@@ -121,30 +122,30 @@ class Run:
             assert engines == {each.status.pid for each in mine}, f"{machine.name} runs {engines}, which is not {mine}"
             others = {role: len(found) for role, found in running.items() if role != "engine"}
             assert others == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
-            told = (await cluster.host(machine.name)).status
-            assert {each.uid for each in told.processes} == {each.metadata.uid for each in mine}, told
-            reserved = sum(each.memory_bytes or 0 for each in told.processes)
-            assert reserved >= sum(each.spec.memory_bytes for each in mine), told
-            # Other programs may use a little; a reservation that nobody has any more is as large as a process.
-            lost = BUDGET_BYTES - reserved - (told.available_bytes or 0)
-            assert 0 <= lost < min(each.spec.memory_bytes for each in bound), told
+            host_status = (await cluster.host(machine.name)).status
+            assert {each.uid for each in host_status.processes} == {each.metadata.uid for each in mine}, host_status
+            reserved = sum(each.memory_bytes or 0 for each in host_status.processes)
+            assert reserved >= sum(each.spec.memory_bytes for each in mine), host_status
+            # Other programs may use a little; a leaked reservation is as large as a process.
+            lost = BUDGET_BYTES - reserved - (host_status.available_bytes or 0)
+            assert 0 <= lost < min(each.spec.memory_bytes for each in bound), host_status
         return True
 
     @property
     def breakages(self) -> list[Breakage]:
-        """All that was broken."""
+        """Every fault that was injected, on all hosts."""
         return [each for machine in self.machines for each in machine.breakages]
 
     def verdict(self) -> list[str]:
-        """Say what happened; returns what should not have."""
+        """Print a summary; returns the problems."""
         broken = Counter(each.kind for each in self.breakages)
-        say("broken: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
+        say("faults: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
         problems = []
         for client in self.clients:
-            wrong = unexplained(client.failures, self.breakages)
+            wrong = list_unexplained(client.failures, self.breakages)
             say(
                 f"{client.service}: {client.answers} answers, {len(client.failures)} failures of which "
-                f"{len(wrong)} are not explained, {client.unserved} times no ready address"
+                f"{len(wrong)} are not explained by a fault, {client.unserved} times no ready address"
             )
             for text, count in Counter(each.text for each in client.failures).most_common(4):
                 say(f"  {count} times {text}")
@@ -153,17 +154,17 @@ class Run:
                 problems.append(f"{client.service} never answered")
         return problems
 
-    def tails(self) -> str:
+    def tail_logs(self) -> str:
         """The ends of all logs."""
         return "\n".join(f"--- {process.name}\n{process.tail(30)}" for process in self.processes)
 
-    def _begin(self, process: Process) -> None:
+    def _start_process(self, process: Process) -> None:
         process.start()
         self.processes.append(process)
 
 
 def say(text: str) -> None:
-    """Tell whoever watches."""
+    """Print at once, so that a run can be followed."""
     print(text, flush=True)
 
 
@@ -186,7 +187,7 @@ async def run(seed: int, seconds: float, folder: Path) -> int:
                 problems += [str(error) for error in group.exceptions]
             problems += chaos.verdict()
         if problems:
-            say("\n".join([chaos.tails(), "what should not have happened:", *problems]))
+            say("\n".join([chaos.tail_logs(), "problems:", *problems]))
             say(f"repeat it with: make chaos SEED={seed} SECONDS={seconds:g}")
         return 1 if problems else 0
     finally:

@@ -1,4 +1,4 @@
-"""Those who ask all the while: one address out of a service's ready ones after the other, as a cluster routes."""
+"""Clients of a chaos run: each request goes to one of a service's ready addresses, as a cluster routes it."""
 
 import asyncio
 import contextlib
@@ -8,28 +8,28 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from kube.errors import ApiError, Unreachable
-from tests.chaos.faults import Failure
+from tests.chaos.faults import FailedRequest
 from tests.cluster.main_job.cluster import Cluster, ask
 
 PAUSE_SECONDS = 0.1
 BREAKS = frozenset({502, 503, 504})
-"""What the proxy answers when its engine is not there, or does not answer to the end."""
+"""Statuses that the proxy answers with when its engine is away, or dies while it answers."""
 
 
-class Client:
-    """Asks one service."""
+class ChaosClient:
+    """Sends requests to one service, one after the other, and records those that fail."""
 
     def __init__(self, cluster: Cluster, service: str, seed: int) -> None:
         self.service = service
         self.answers = 0
         self.unserved = 0
-        """Times that it had no ready address."""
-        self.failures: list[Failure] = []
+        """How often the service had no ready address."""
+        self.failures: list[FailedRequest] = []
         self._cluster = cluster
         self._chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send requests until cancelled."""
         token = await self._cluster.token(self.service)
         while True:
             urls = []
@@ -55,4 +55,4 @@ class Client:
                 return
             text, plausible = f"{answer.status} {answer.text[:200]}", answer.status in BREAKS
         address = urlsplit(url).hostname or ""
-        self.failures.append(Failure(address, start, loop.time(), f"{self.service} at {url}: {text}", plausible))
+        self.failures.append(FailedRequest(address, start, loop.time(), f"{self.service} at {url}: {text}", plausible))

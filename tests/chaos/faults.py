@@ -1,12 +1,13 @@
-"""What is broken, when and where: a schedule that a seed decides, and which failed requests it explains.
+"""Faults of a chaos run: their schedule, which follows from a seed, and the failed requests that they explain.
 
-An agent that dies explains none: what it started serves on. An engine's or a proxy's death explains what was asked
-around that moment; a cut link and a power failure explain what was asked meanwhile.
+The death of an agent explains none, because its engines and proxy serve on. The death of an engine or a proxy explains
+requests around that moment; a cut link and a power failure explain requests as long as they last.
 """
 
+import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Kind = Literal["agent", "proxy", "engine", "link", "power"]
@@ -15,15 +16,17 @@ WEIGHTS: Final[dict[Kind, int]] = {"agent": 4, "proxy": 3, "engine": 4, "link": 
 PAUSE_SECONDS: Final = (1.0, 6.0)
 LONGEST_SECONDS: Final[dict[Kind, float]] = {"agent": 5.0, "proxy": 0.0, "engine": 0.0, "link": 50.0, "power": 8.0}
 """How long each lasts at most. An agent comes back as under launchd; a link may be cut for longer than a Lease."""
+ABSENCES: Final = frozenset[Kind]({"agent", "link", "power"})
+"""While such a fault lasts, the host reports nothing."""
 NOTICE_SECONDS: Final = 5.0
 """For an endpoint to be withdrawn, and for clients to hear of it, on a machine that is busy."""
-RETURN_SECONDS: Final = 15.0
-"""For an agent that was away to see what happened meanwhile."""
+RETURN_SECONDS: Final = 10.0
+"""For an agent that is back, which is when it has renewed its Lease, to see what happened meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that is to break, `at` seconds after the start."""
+class ScheduledFault:
+    """A fault to inject `at` seconds after the start."""
 
     at: float
     kind: Kind
@@ -35,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """What a fault has done: from `start` to `end`, of one clock."""
+    """A fault that was injected, and lasted from `start` to `end` by the clock of the event loop."""
 
     kind: Kind
     address: str
@@ -44,7 +47,7 @@ class Breakage:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRequest:
     """A request that failed."""
 
     address: str
@@ -52,29 +55,46 @@ class Failure:
     end: float
     text: str
     plausible: bool
-    """It is such as a break brings about: no answer, or one that says that there is none."""
+    """Whether a fault can cause it: no answer, or a 502, 503 or 504."""
 
 
-def schedule(seed: int, seconds: float, hosts: int) -> list[Fault]:
-    """Decide all that happens, in order."""
+def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
+    """Return the faults of a run, in order."""
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    at, faults = 0.0, list[Fault]()
+    at, faults = 0.0, list[ScheduledFault]()
     while True:
         at += chance.uniform(*PAUSE_SECONDS)
         if at >= seconds:
             return faults
         (kind,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
         duration = chance.uniform(0.2, 1) * LONGEST_SECONDS[kind]
-        faults.append(Fault(at, kind, chance.randrange(hosts), duration, chance.randrange(1000)))
+        faults.append(ScheduledFault(at, kind, chance.randrange(hosts), duration, chance.randrange(1000)))
 
 
-def unexplained(failures: Iterable[Failure], breakages: Iterable[Breakage]) -> list[Failure]:
+def extend_absences(breakages: Iterable[Breakage], renewed_at: Iterable[float]) -> list[Breakage]:
+    """Extend each absence until its host has renewed its Lease: only then is its agent back.
+
+    How long an agent takes to start, or to find its link, depends on how busy the machine of this run is.
+
+    Args:
+        breakages: of one host; an absence ends when its agent was started or its link restored.
+        renewed_at: when the host has renewed its Lease, in order.
+    """
+    renewals = list(renewed_at)
+
+    def back(each: Breakage) -> float:
+        return next((time for time in renewals if time > each.end), math.inf)
+
+    return [replace(each, end=back(each)) if each.kind in ABSENCES else each for each in breakages]
+
+
+def list_unexplained(failures: Iterable[FailedRequest], breakages: Iterable[Breakage]) -> list[FailedRequest]:
     """Return the failures that no breakage accounts for."""
     happened = list(breakages)
-    away = [each for each in happened if each.kind not in {"proxy", "engine"}]
+    away = [each for each in happened if each.kind in ABSENCES]
 
     def noticed(breakage: Breakage) -> float:
-        """When clients can be expected to know: later where nobody was there to tell them."""
+        """Return when clients can be expected to know: later where no agent was there to withdraw the endpoint."""
         until = breakage.end + NOTICE_SECONDS
         for each in sorted(away, key=lambda each: each.start):
             if each.address == breakage.address and each.start <= until and each.end >= breakage.start:

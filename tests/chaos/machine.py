@@ -1,34 +1,56 @@
-"""One host of a chaos run: what runs on it, and how it is broken."""
+"""One host of a chaos run: its processes, and the injection of faults."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import Final, Literal
 
 import psutil
 
-from tests.chaos.faults import Breakage, Fault, Kind
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client
+from kube.errors import ApiError, Unreachable
+from kube.resources import LEASES
+from tests.chaos.faults import Breakage, Kind, ScheduledFault, extend_absences
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ip
 
 Role = Literal["agent", "proxy", "engine", "other"]
+LOOK_SECONDS: Final = 0.25
 _TOKENS: Final[dict[str, Role]] = {"agent": "agent", "proxy": "proxy", "-a": "engine"}
 
 
-class Machine:
-    """A host with its agent; `log` says what happens to it."""
+class ChaosHost:
+    """A host with its agent, and the faults that were injected on it."""
 
     def __init__(self, host: MetalHost) -> None:
         self.host = host
-        self.breakages: list[Breakage] = []
-        self._awaited: asyncio.Task[None] | None = None
+        self._breakages: list[Breakage] = []
+        self._renewed_at: list[float] = []
 
     @property
     def name(self) -> str:
         return self.host.name
 
+    @property
+    def breakages(self) -> list[Breakage]:
+        """The faults so far; each absence lasts until the Lease was renewed."""
+        return extend_absences(self._breakages, self._renewed_at)
+
+    async def observe_renewals(self, client: Client) -> None:
+        """Note when the host renews its Lease, until cancelled."""
+        loop, last = asyncio.get_running_loop(), ""
+        while True:
+            with contextlib.suppress(ApiError, Unreachable):
+                lease = await client.get(LEASES, self.name, HOSTS_NAMESPACE)
+                if (renewed := lease["spec"].get("renewTime", "")) != last:
+                    last = renewed
+                    self._renewed_at.append(loop.time())
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def processes(self) -> dict[Role, list[psutil.Process]]:
-        """What runs here now, by what it is, in the order of age."""
+        """Return the processes that run on this host by their role, oldest first."""
         found: dict[Role, list[psutil.Process]] = {"agent": [], "proxy": [], "engine": [], "other": []}
         for pid in sorted(map(int, (await ip(f"netns pids {self.host.host.netns}")).split())):
             try:
@@ -42,8 +64,8 @@ class Machine:
             found[role].append(process)
         return found
 
-    async def suffer(self, fault: Fault) -> None:
-        """Have `fault` happen, and end. One that finds nothing to break does nothing."""
+    async def inject(self, fault: ScheduledFault) -> None:
+        """Inject `fault`, and end it after its time. Without a process to kill, nothing happens."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         if fault.kind == "agent":
@@ -62,7 +84,7 @@ class Machine:
             self._start_agent()
         elif not await self._kill(fault.kind, fault.pick):
             return
-        self.breakages.append(Breakage(fault.kind, self.host.address, start, loop.time()))
+        self._breakages.append(Breakage(fault.kind, self.host.address, start, loop.time()))
 
     async def _kill(self, kind: Kind, pick: int) -> bool:
         assert kind in {"proxy", "engine"}

@@ -34,7 +34,7 @@ from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE,
 from tests.controlplane.network import Network
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
-from tests.eventually import eventually
+from tests.support.eventually import eventually
 
 TAIL_LINES = 30
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
@@ -47,9 +47,9 @@ FOLDER = pytest.StashKey[Path]()
 PROCESSES = pytest.StashKey[list[Process]]()
 
 
-def pytest_configure() -> None:
-    """Refuse to start where the tests could not run."""
-    if not sandbox.inside():
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to start where the tests could not run; of parallel workers each is in a sandbox of its own."""
+    if not sandbox.inside() and not config.getoption("sandboxes", None):
         raise pytest.UsageError("tests/cluster needs a sandbox: run `make test-cluster`, with ARGS=... for pytest")
 
 
@@ -98,7 +98,7 @@ async def network() -> Network:
 async def plane(network: Network, folder: Path) -> AsyncIterator[ControlPlane]:
     """A control plane with Pomona's kinds and roles."""
     del network  # the API server's address is on it
-    plane = ControlPlane(binaries.ensure(), folder / "plane")
+    plane = ControlPlane(binaries.ensure_binaries(), folder / "plane")
     try:
         await plane.start()
         await members.install(plane)
@@ -187,29 +187,41 @@ async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]
 
 
 @pytest_asyncio.fixture
-async def metal_host(
+async def idle_host(
     plane: ControlPlane, network: Network, tmp_path: Path, watched: list[Process]
 ) -> AsyncIterator[StartMetalHost]:
-    """Machines with agents: returns once the agent has renewed its Lease for the first time."""
+    """Machines whose agents are not started yet."""
     hosts: list[MetalHost] = []
+
+    async def add(name: str, *options: str) -> MetalHost:
+        host = await members.metal_host(plane, network, name, tmp_path, *options, decided=True)
+        hosts.append(host)
+        watched.append(host.agent)
+        return host
+
+    yield add
+    await _end_outage(plane)
+    for host in hosts:
+        watched.remove(host.agent)
+        await host.host.close()
+        if host.agent.running:
+            await host.agent.kill()
+        for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
+            await plane.request("DELETE", kind.path(place, host.name), accept={404})
+
+
+@pytest.fixture
+def metal_host(plane: ControlPlane, idle_host: StartMetalHost) -> StartMetalHost:
+    """Machines with agents: returns once the agent has renewed its Lease for the first time."""
 
     async def start(name: str, *options: str) -> MetalHost:
         async def renewed() -> bool:
             lease = await plane.request("GET", LEASES.path(HOSTS_NAMESPACE, name))
             return "renewTime" in lease["spec"]
 
-        host = await members.metal_host(plane, network, name, tmp_path, *options, decided=True)
-        hosts.append(host)
-        watched.append(host.agent)
+        host = await idle_host(name, *options)
         host.agent.start()
         await eventually(renewed)
         return host
 
-    yield start
-    await _end_outage(plane)
-    for host in hosts:  # also those that never renewed
-        watched.remove(host.agent)
-        await host.host.close()
-        await host.agent.kill()
-        for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
-            await plane.request("DELETE", kind.path(place, host.name), accept={404})
+    return start

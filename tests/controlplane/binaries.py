@@ -1,8 +1,8 @@
 """The control plane's programs: found on this machine, or built once from the Go module beside this file.
 
-`go.mod` is the one place that names versions. What fits it is taken from `KUBEBUILDER_ASSETS`, then from PATH; the rest
-comes from the user's cache folder, under a key made of the versions, and is built there when absent: into a folder
-aside, renamed at the end, under a file lock, so that a killed build or a second run does no harm.
+`go.mod` is the one place that names versions. Compatible programs are taken from `KUBEBUILDER_ASSETS`, then
+from PATH; the rest comes from the user's cache folder, under a key made of the versions, and is built there when
+absent: into a folder aside, renamed at the end, under a file lock, so that a killed build or a second run is harmless.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Binaries:
 
 @dataclass(frozen=True)
 class Pins:
-    """What `go.mod` asks for: full versions as text, without a leading v."""
+    """The versions that `go.mod` asks for: full versions as text, without a leading v."""
 
     go: str
     kubernetes: str
@@ -53,8 +53,8 @@ class Pins:
         """Name of the cache folder that holds exactly these."""
         return f"kubernetes-{self.kubernetes}-etcd-{self.etcd}-{sys.platform}-{platform.machine()}"
 
-    def of(self, program: str) -> str:
-        """Version that a program must have."""
+    def version_of(self, program: str) -> str:
+        """Return the version that a program must have."""
         return self.etcd if program == "etcd" else self.kubernetes
 
 
@@ -74,28 +74,28 @@ def read_pins(go_mod: str) -> Pins:
     )
 
 
-def minor(text: str) -> tuple[int, int] | None:
-    """First MAJOR.MINOR in what a program says about itself, None where it says none."""
+def parse_minor_version(text: str) -> tuple[int, int] | None:
+    """Return the first MAJOR.MINOR in a program's output, None if there is none."""
     match = re.search(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def fits(program: str, says: str, wanted: str) -> bool:
-    """Whether a found program may stand in: the same minor version; kubectl within one, as Kubernetes supports it."""
-    found, needed = minor(says), minor(wanted)
+def is_compatible(program: str, output: str, required: str) -> bool:
+    """Decide whether a found program can be used: same minor version; for kubectl one apart, as Kubernetes supports."""
+    found, needed = parse_minor_version(output), parse_minor_version(required)
     if found is None or needed is None or found[0] != needed[0]:
         return False
     return abs(found[1] - needed[1]) <= (1 if program == "kubectl" else 0)
 
 
-def ensure() -> Binaries:
+def ensure_binaries() -> Binaries:
     """Return the programs, building what is neither on this machine nor in the cache.
 
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
     pins = read_pins((MODULE / "go.mod").read_text())
-    paths = {program: path for program in PACKAGES if (path := _installed(program, pins.of(program)))}
+    paths = {program: path for program in PACKAGES if (path := _find_installed(program, pins.version_of(program)))}
     folder = cache_folder() / "controlplane" / pins.key
     missing = [program for program in PACKAGES if program not in paths]
     if not all((folder / program).exists() for program in missing):
@@ -108,15 +108,15 @@ def ensure() -> Binaries:
 
 
 def cache_folder() -> Path:
-    """Folder of Pomona in the user's cache."""
+    """Return the folder of Pomona in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pomona"
 
 
-def _installed(program: str, wanted: str) -> Path | None:
-    ask = ["version", "--client"] if program == "kubectl" else ["--version"]
+def _find_installed(program: str, required: str) -> Path | None:
+    arguments = ["version", "--client"] if program == "kubectl" else ["--version"]
     for folders in (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH")):
         path = shutil.which(program, path=folders) if folders else None
-        if path and fits(program, _output(path, *ask), wanted):
+        if path and is_compatible(program, _output(path, *arguments), required):
             return Path(path)
     return None
 
@@ -125,7 +125,7 @@ def _output(*argv: str) -> str:
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""  # what cannot run here does not fit
+        return ""  # a program that cannot run here is not compatible
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _build(pins: Pins, programs: list[str], folder: Path) -> None:
-    print(f"building {', '.join(programs)} into {folder}: only once, it takes minutes", file=sys.stderr, flush=True)
+    print(f"building {', '.join(programs)} into {folder}: once, it takes minutes", file=sys.stderr, flush=True)
     aside = folder / ".building"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -165,12 +165,12 @@ def _build(pins: Pins, programs: list[str], folder: Path) -> None:
 def main() -> None:
     """Make sure that the programs are there, and print where."""
     try:
-        for path in vars(ensure()).values():
+        for path in vars(ensure_binaries()).values():
             print(path)
     except BuildError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        sys.exit("interrupted; the next run goes on from here")
+        sys.exit("interrupted; run it again to continue")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """One `go build` with visible progress, on any machine that has Python.
 
-A `go` on PATH that is new enough uses the caches that its owner has, and that Go trims by itself. Without one, Go comes
-as a wheel into the virtual environment, and its caches (4.5 GB) are ours: kept until a build has succeeded, so that an
-interrupted one goes on where it was, then deleted, because nobody on that machine will use them again.
+A `go` on PATH that is new enough uses its owner's caches, which Go trims by itself. Without one, Go is installed as a
+wheel into the virtual environment, and its caches (4.5 GB) are ours: kept until a build has succeeded, so that an
+interrupted one goes on where it was, then deleted, because that machine does not need them again.
 """
 
 import os
@@ -22,7 +22,7 @@ KEPT_LINES = 20
 
 
 class BuildError(Exception):
-    """A program cannot be built here; the text says what stands in the way, and the way out."""
+    """A program cannot be built here; the message says why, and what to do."""
 
 
 def build(
@@ -57,13 +57,13 @@ def build(
         "GOWORK": "off",
     }
     if own is None:
-        # Go makes a module cache read-only, unless told otherwise, and then we could not delete it.
+        # By default Go makes a module cache read-only, which could not be deleted.
         environment |= {
             "GOCACHE": str(caches / "build"),
             "GOMODCACHE": str(caches / "mod"),
             "GOFLAGS": "-mod=readonly -modcacherw",
         }
-    report = Progress("downloading sources")
+    report = BuildProgress("downloading sources")
     listed = _lines([go, "list", "-deps", *packages], module, environment, report)
     total = sum(not line.startswith("go: ") for line in listed)
     report.start(f"compiling at most {total} packages with {go}")
@@ -76,9 +76,9 @@ def build(
         shutil.rmtree(caches, ignore_errors=True)
 
 
-def is_new_enough(says: str, least: str) -> bool:
-    """Whether `go version`'s answer names at least a version such as 1.25.0."""
-    match = re.search(r"go(\d+(?:\.\d+)*)", says)
+def is_new_enough(output: str, least: str) -> bool:
+    """Decide whether the output of `go version` names at least the version `least`, such as 1.25.0."""
+    match = re.search(r"go(\d+(?:\.\d+)*)", output)
     return match is not None and _numbers(match[1]) >= _numbers(least)
 
 
@@ -90,8 +90,8 @@ def _on_path(least: str) -> str | None:
     go = shutil.which("go")
     if go is None:
         return None
-    says = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
-    return go if is_new_enough(says, least) else None
+    output = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    return go if is_new_enough(output, least) else None
 
 
 def _from_wheel(least: str) -> str:
@@ -106,8 +106,8 @@ def _from_wheel(least: str) -> str:
     return str(go)
 
 
-def _lines(argv: list[str], module: Path, environment: Mapping[str, str], report: "Progress") -> Iterator[str]:
-    """Run a command of Go, telling what it does, and yield its lines."""
+def _lines(argv: list[str], module: Path, environment: Mapping[str, str], report: "BuildProgress") -> Iterator[str]:
+    """Run a command of Go with visible progress, and yield its lines."""
     last: deque[str] = deque(maxlen=KEPT_LINES)
     with subprocess.Popen(
         argv, cwd=module, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -122,21 +122,21 @@ def _lines(argv: list[str], module: Path, environment: Mapping[str, str], report
         raise BuildError("\n".join([*last, f"`{' '.join(argv[:2])}` in {module} failed: see above"]))
 
 
-class Progress:
-    """Tells a person that a long thing moves: one line that changes on a terminal, else a line now and then."""
+class BuildProgress:
+    """Prints the progress of a long build: one changing line on a terminal, else a line every 10 s."""
 
     def __init__(self, what: str) -> None:
         self._terminal = sys.stderr.isatty()
         self.start(what)
 
     def start(self, what: str) -> None:
-        """Begin a part."""
+        """Begin a phase of the build."""
         print(what, file=sys.stderr, flush=True)
         self._began = self._shown = time.monotonic()
         self._steps = 0
 
     def step(self, doing: str) -> None:
-        """One more step is done."""
+        """Count one more step."""
         self._steps += 1
         now = time.monotonic()
         if now - self._shown < (0.2 if self._terminal else REPORT_SECONDS):
@@ -149,6 +149,6 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """The part is over."""
+        """End the phase."""
         clear = "\r\x1b[K" if self._terminal else ""
         print(f"{clear}  {time.monotonic() - self._began:4.0f} s  done", file=sys.stderr, flush=True)

@@ -1,26 +1,37 @@
-"""What joins a control plane: nodes, the controller, and hosts with their agents, as the processes that they are.
+"""The members of a cluster: nodes, the controller, and hosts with their agents, each as a process.
 
 Fixtures and demo start them through here, so there is one place that knows command lines and identities.
 """
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from crds.meta import HOSTS_NAMESPACE
+from crds.meta import GROUP, HOSTS_NAMESPACE
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
+from tests.support.eventually import eventually
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
 
 
 async def install(plane: ControlPlane) -> None:
-    """Pomona's kinds and roles, as a cluster's administrator installs them."""
+    """Install Pomona's kinds and roles, as a cluster's administrator does; returns when kubectl knows the kinds."""
     await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "rbac.yaml")
-    await plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "crd", "--all")
+    # kubectl keeps what it found served before the kinds were: a short name such as `mp` would stay unknown.
+    shutil.rmtree(plane.environment["KUBECACHEDIR"], ignore_errors=True)
+
+    async def discovered() -> bool:
+        # Established is not yet discovered. This command reads the list anew, and later ones use what it has read.
+        found = await plane.kubectl("api-resources", f"--api-group={GROUP}", "--output=name")
+        return len(found.split()) == len(list((CHECKOUT / "crds").glob("*.yaml")))
+
+    await eventually(discovered)
 
 
 def kubelet(
@@ -32,7 +43,7 @@ def kubelet(
     labels: Mapping[str, str] | None = None,
     arguments: tuple[str, ...] = (),
 ) -> Process:
-    """A node, not yet started.
+    """Return a node, not yet started.
 
     Args:
         plane: the control plane to join.
@@ -60,7 +71,7 @@ def kubelet(
 
 
 async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Process:
-    """The controller as its own ServiceAccount, not yet started."""
+    """Return the controller with its own ServiceAccount, not yet started."""
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
     argv = [sys.executable, "-m", "cli.main", "controller", f"--kubeconfig={kubeconfig}", *arguments]
     return Process("controller", argv, folder / "controller.log")
@@ -72,10 +83,10 @@ class MetalHost:
 
     Attributes:
         host: the machine: address, link.
-        agent: its agent; `stop`, `kill` and `start` concern it alone, what it runs lives on.
+        agent: its agent; `stop`, `kill` and `start` concern it alone, its engines go on.
         file_root: folder for `file://` sources.
-        state_folder: what the agent keeps.
-        level: file with the memory pressure that the agent sees, where a test decides that.
+        state_folder: the agent's state.
+        level: file with the memory pressure that the agent sees, if a test sets it.
     """
 
     host: Host
@@ -98,9 +109,9 @@ class MetalHost:
 async def metal_host(
     plane: ControlPlane, network: Network, name: str, folder: Path, *arguments: str, decided: bool = False
 ) -> MetalHost:
-    """A machine with its agent as the host's own ServiceAccount, not yet started.
+    """Return a machine with its agent, which has the host's own ServiceAccount and is not yet started.
 
-    With `decided` its memory pressure is what a test says: of itself, that of the machine which all of them share.
+    With `decided` a test sets its memory pressure; without, it has that of the machine that all hosts share.
     """
     host = await network.add_host(name)
     identity = folder / f"{name}.yaml"
@@ -112,7 +123,7 @@ async def metal_host(
     for needed in (state_folder, file_root):
         needed.mkdir()
     level = folder / f"{name}-level"
-    program = ("tests.agent_process", str(level)) if decided else ("cli.main",)
+    program = ("tests.support.agent_process", str(level)) if decided else ("cli.main",)
     argv = [
         *host.exec,
         *(sys.executable, "-m", *program, "agent"),

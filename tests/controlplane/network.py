@@ -19,7 +19,7 @@ FIRST_HOST_ADDRESS = IPv4Address("10.77.100.1")
 
 
 class NetworkError(Exception):
-    """`ip` refused; the text has its commands and its words."""
+    """`ip` failed; the message has its commands and its output."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Host:
 
     @property
     def exec(self) -> list[str]:
-        """What to put before a command to run it on this host."""
+        """The command prefix that runs a command on this host."""
         return ["nsenter", f"--net=/run/netns/{self.netns}"]
 
     async def cut(self) -> None:
@@ -65,7 +65,6 @@ class Network:
     async def start(self) -> None:
         """Make the bridge. It carries the API server's address, and its Service's too: no kube-proxy leads there."""
         await ip(
-            "link set lo up",
             f"link add {BRIDGE} type bridge",
             f"address add {ADDRESS}/{PREFIX_LENGTH} dev {BRIDGE}",
             f"address add {SERVICE_ADDRESS}/32 dev {BRIDGE}",
@@ -100,7 +99,7 @@ class Network:
 
 
 async def ip(*commands: str, netns: str | None = None) -> str:
-    """Run commands of `ip`, in one go, and return what they say.
+    """Run commands of `ip`, in one go, and return their output.
 
     Raises:
         NetworkError: one of them was refused; those after it did not run.

@@ -26,7 +26,9 @@ from tests.controlplane.process import Process
 
 SERVER = f"https://{network.ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
-START_SECONDS = 60
+RARE_COLLECTION = {"GOGC": "400"}
+"""Go collects garbage once its heap is five times what lives: here memory is plenty, and processors are not."""
+START_SECONDS = 120
 POLL_SECONDS = 0.05
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
@@ -41,7 +43,7 @@ STORAGE_CLASS = {
 
 
 class PlaneError(Exception):
-    """The control plane did not do what was asked; the text has the end of the log that explains it."""
+    """The control plane failed; the message has the end of the log that explains it."""
 
 
 class NotThereError(PlaneError, LookupError):
@@ -83,7 +85,7 @@ class ControlPlane:
 
     @property
     def secrets(self) -> list[str]:
-        """The tokens of its users, for whoever looks where they must not be."""
+        """The tokens of its users, for tests that search where they must not be."""
         return list(self._tokens.values())
 
     @property
@@ -112,13 +114,13 @@ class ControlPlane:
         await asyncio.gather(*(process.kill() for process in self.processes if process.running))
 
     async def stop_apiserver(self) -> None:
-        """Take the API server away, as an outage does; clients are refused."""
+        """Kill the API server, as in an outage; clients are refused."""
         await self.apiserver.kill()
 
     async def start_apiserver(self) -> None:
-        """Bring the API server back, with the same address and data, and wait until it is ready.
+        """Restart the API server, with the same address and data, and wait until it is ready.
 
-        Kubernetes' own controllers are started anew: after minutes without it they look for it once a minute, and the
+        Kubernetes' own controllers are started anew: after minutes without it they retry once a minute, and the
         next test would wait for them.
         """
         self.apiserver.start()
@@ -128,7 +130,7 @@ class ControlPlane:
             process.start()
 
     def kubeconfig(self, user: str = "admin") -> Path:
-        """Kubeconfig file of `admin` or of `system:node:NAME` for a name in NODES.
+        """Return the kubeconfig file of `admin` or of `system:node:NAME` for a name in NODES.
 
         Raises:
             PlaneError: no such user.
@@ -138,7 +140,7 @@ class ControlPlane:
         return self._write_kubeconfig(user, self._tokens[user])
 
     async def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Kubeconfig file of a ServiceAccount, with a token that is good for a day.
+        """Return the kubeconfig file of a ServiceAccount, with a token that is good for a day.
 
         Raises:
             PlaneError: there is no such account.
@@ -151,7 +153,7 @@ class ControlPlane:
         """`kubectl apply --server-side` files or folders.
 
         Raises:
-            PlaneError: kubectl refused; the text has its words.
+            PlaneError: kubectl refused; the message has its output.
         """
         await self.kubectl("apply", "--server-side", *(f"--filename={path}" for path in paths))
 
@@ -159,7 +161,7 @@ class ControlPlane:
         """Run kubectl as admin and return what it prints.
 
         Raises:
-            PlaneError: it failed; the text has its words.
+            PlaneError: it failed; the message has its output.
         """
         process = await asyncio.create_subprocess_exec(
             self._binaries.kubectl,
@@ -175,13 +177,13 @@ class ControlPlane:
         return output.decode()
 
     async def request(self, method: str, path: str, body: object = None, *, accept: Iterable[int] = ()) -> Any:
-        """One call as admin, decoded.
+        """Send a request as admin, and return the decoded response.
 
         Args:
             method: HTTP method; PATCH is a merge patch.
             path: path and query.
             body: object to send as JSON.
-            accept: statuses that are no failure although they are not 2xx.
+            accept: statuses besides 2xx that are no failure.
 
         Raises:
             NotThereError: 404.
@@ -203,7 +205,7 @@ class ControlPlane:
             return json.loads(text) if response.content_type == "application/json" else text
 
     def log_tails(self, lines: int) -> str:
-        """The ends of all logs, for a person who wonders why."""
+        """Return the ends of all logs, for a failed test."""
         return "\n".join(f"--- {process.name}\n{process.tail(lines)}" for process in self.processes)
 
     async def _wait_until_ready(self) -> None:
@@ -233,7 +235,7 @@ class ControlPlane:
             await asyncio.sleep(POLL_SECONDS)
 
     def _process(self, name: str, program: Path, arguments: list[str]) -> Process:
-        return Process(name, [str(program), *arguments], self._folder / f"{name}.log")
+        return Process(name, [str(program), *arguments], self._folder / f"{name}.log", RARE_COLLECTION)
 
     def _write_identities(self) -> dict[str, str]:
         groups = {"admin": "system:masters", "controller-manager": "system:masters", "system:kube-scheduler": ""}
@@ -265,7 +267,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def etcd_arguments(folder: Path) -> list[str]:
-    """Command line of etcd; nothing that it holds must survive, so it never waits for a disk."""
+    """Return the command line of etcd; none of its data must survive, so it never waits for a disk."""
     peers = "http://127.0.0.1:2380"
     return [
         f"--data-dir={folder / 'etcd'}",
@@ -279,7 +281,7 @@ def etcd_arguments(folder: Path) -> list[str]:
 
 
 def apiserver_arguments(folder: Path) -> list[str]:
-    """Command line of the API server."""
+    """Return the command line of the API server."""
     key = folder / "certs" / "apiserver.key"
     return [
         f"--etcd-servers={ETCD}",
@@ -301,7 +303,7 @@ def apiserver_arguments(folder: Path) -> list[str]:
 
 
 def controller_manager_arguments(folder: Path, kubeconfig: Path) -> list[str]:
-    """Command line of the controller manager: quick about volumes and dead nodes, because tests wait for both."""
+    """Return the command line of the controller manager: quick about volumes and dead nodes, as tests wait for both."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--root-ca-file={folder / 'certs' / 'apiserver.crt'}",
@@ -316,7 +318,7 @@ def controller_manager_arguments(folder: Path, kubeconfig: Path) -> list[str]:
 
 
 def scheduler_arguments(folder: Path, kubeconfig: Path) -> list[str]:
-    """Command line of the scheduler."""
+    """Return the command line of the scheduler."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--cert-dir={folder / 'scheduler'}",

@@ -11,13 +11,15 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TAIL_BYTES = 64 << 10
+PATIENCE_SECONDS = 60.0
+"""For a program to end, also on a busy machine: it is no claim about speed."""
 
 
 class Process:
     """A program with its output in a file; it may be started again after it ended, and appends to the same log.
 
     Args:
-        name: what people call it.
+        name: its name in messages.
         argv: program and arguments.
         log: file for both outputs.
         environment: variables on top of this process's own.
@@ -26,7 +28,7 @@ class Process:
     def __init__(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.log = log
-        self._argv = list(argv)
+        self.argv = list(argv)
         self._environment = {**os.environ, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -37,12 +39,12 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True from its start to its end."""
         return self._child is not None and self._child.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs or before its first start."""
+        """Its exit code, negative for a signal; None while it runs or before its first start."""
         return None if self._child is None else self._child.poll()
 
     def start(self) -> None:
@@ -55,7 +57,7 @@ class Process:
             raise RuntimeError(f"{self.name} runs already, as process {self.pid}")
         with self.log.open("ab") as output:
             self._child = subprocess.Popen(
-                self._argv,
+                self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -64,18 +66,18 @@ class Process:
                 start_new_session=True,
             )
 
-    async def wait(self, seconds: float) -> int:
+    async def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         """Wait until it has ended, and return its exit code.
 
         Raises:
-            TimeoutError: it runs on.
+            TimeoutError: it still runs.
         """
         try:
             return await asyncio.to_thread(self._started.wait, seconds)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.name} still runs after {seconds} s") from None
 
-    async def stop(self, grace_seconds: float = 15) -> int:
+    async def stop(self, grace_seconds: float = PATIENCE_SECONDS) -> int:
         """Ask it to end, and return its exit code.
 
         Raises:
@@ -89,12 +91,12 @@ class Process:
             raise
 
     async def kill(self) -> None:
-        """End it as a crash would; its own children live on."""
+        """Kill it, as in a crash; its own children go on."""
         self._started.kill()
-        await self.wait(15)
+        await self.wait()
 
     def tail(self, lines: int) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:

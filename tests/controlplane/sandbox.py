@@ -120,6 +120,7 @@ def first_process(pipe: int, argv: list[str]) -> int:
     """Be process 1: prepare mounts, run the command, reap orphans; end with the command or with the outer process."""
     outer = os.read(pipe, 32).decode().strip()
     _mount_private_folders()
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     command = subprocess.Popen(argv, env={**os.environ, VARIABLE: outer})
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.demo`: get the weights while there is a network, then go inside and show the main job."""
+"""`python -m tests.demo`: fetch the weights while there is a network, then run the demo in a sandbox."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.controlplane import sandbox
-from tests.controlplane.binaries import cache_folder, ensure
+from tests.controlplane.binaries import cache_folder, ensure_binaries
 from tests.controlplane.go_build import BuildError
 
 
@@ -25,18 +25,18 @@ def main() -> int:
     options = parse()
     try:
         sandbox.check()
-        ensure()
+        ensure_binaries()
     except (sandbox.SandboxError, BuildError) as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 1
-    weights = asyncio.run(fetched(options.model)) if options.model else generated()
+    weights = asyncio.run(fetch_weights(options.model)) if options.model else write_tiny_weights()
     inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights)]
     return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
 
 
-def generated() -> Path:
-    """Write the tiny weights into the user's cache, where they are seen inside too."""
-    from tests.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
+def write_tiny_weights() -> Path:
+    """Write the tiny weights into the user's cache, which the sandbox sees too."""
+    from tests.support.tiny_models.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
 
     weights = cache_folder() / "models" / "tiny.gguf"
     weights.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def generated() -> Path:
     return weights
 
 
-async def fetched(source: str) -> Path:
+async def fetch_weights(source: str) -> Path:
     """Fetch real weights into the user's cache, with a progress bar; nothing inside the sandbox reaches out."""
     folder = cache_folder() / "models"
     process = await asyncio.create_subprocess_exec(

@@ -10,11 +10,11 @@ CONNECT_SECONDS = 5
 SILENCE_SECONDS = 300  # a large model on few cores thinks long before its first token
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What was said, and how fast.
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """The text of a completion, and its speed.
 
-    `first_token_seconds` is what the client waited. `tokens_per_second` is the engine's own figure: tiny weights answer
-    faster than a network delivers, and what arrives together cannot be timed apart.
+    `first_token_seconds` is the client's wait. `tokens_per_second` is the engine's own figure: tiny weights generate
+    faster than a network delivers, and tokens that arrive together cannot be timed apart.
     """
 
     text: str
@@ -43,8 +43,8 @@ class _Chunk(msgspec.Struct):
         return "".join(choice.delta.content or "" for choice in self.choices)
 
 
-async def ask(url: str, *, model: str, token: str, question: str, show: Callable[[str], None]) -> Answer:
-    """Ask the endpoint at `url` and show each piece of the answer as it comes.
+async def stream_chat(url: str, *, model: str, token: str, question: str, show: Callable[[str], None]) -> ChatAnswer:
+    """Send `question` to the endpoint at `url` and show each piece of the answer as it comes.
 
     Raises:
         aiohttp.ClientError: the endpoint refused or the stream broke.
@@ -66,7 +66,7 @@ async def ask(url: str, *, model: str, token: str, question: str, show: Callable
                 show(chunk.text)
             if chunk.timings:
                 speed = chunk.timings.predicted_per_second
-    return Answer(text, first, speed)
+    return ChatAnswer(text, first, speed)
 
 
 async def _chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:

@@ -20,11 +20,11 @@ from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES,
 from kube.store import Store
 from kube.watch import reflect
 from tests.controlplane import members, sandbox
-from tests.controlplane.binaries import Binaries, ensure
+from tests.controlplane.binaries import Binaries, ensure_binaries
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
-from tests.demo.chat import Answer, ask
+from tests.demo.chat import ChatAnswer, stream_chat
 
 NODE = "cpu-1"
 METAL_HOST = "studio-1"
@@ -34,8 +34,8 @@ READY_SECONDS = 600
 """Real weights may be loaded from a slow disk; the tiny ones need a second."""
 
 
-class Stage:
-    """Everything that a cluster with one node and one off-cluster host consists of.
+class DemoCluster:
+    """All parts of a cluster with one node and one off-cluster host.
 
     Args:
         binaries: the control plane's programs.
@@ -47,33 +47,33 @@ class Stage:
     def __init__(self, binaries: Binaries, folder: Path, weights: Path) -> None:
         self.plane = ControlPlane(binaries, folder / "plane")
         self.changed = asyncio.Event()
-        """Set when one of the processes has ended, which none does by itself."""
+        """Set when one of the processes has ended, which is a failure."""
         self._processes: list[Process] = []
         self._folder = folder
         self._weights = weights
 
     async def start(self) -> None:
-        """Start all parts; those that need each other wait for each other by themselves."""
+        """Start all parts; each waits by itself for those that it needs."""
         network = Network()
         await network.start()
         await self._publish_weights()
-        say("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
+        print_event("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         await self.plane.start()
-        say("control plane is ready")
+        print_event("control plane is ready")
         self._start(members.kubelet(self.plane, NODE, self._folder))
         await members.install(self.plane)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._start_controller())
             tasks.create_task(self._start_host(network))
-        say("controller, node and off-cluster host are started")
+        print_event("controller, node and off-cluster host are started")
 
     async def stop(self) -> None:
-        """End what was started; what that left ends with the sandbox."""
+        """End all processes; their children end with the sandbox."""
         await asyncio.gather(*(process.kill() for process in self._processes if process.running))
         await self.plane.stop()
 
     def log_tails(self) -> str:
-        """The ends of all our logs, for a person who wonders why."""
+        """Return the ends of all logs, for the report of a failure."""
         return "\n".join(f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
 
     async def _start_controller(self) -> None:
@@ -108,12 +108,19 @@ class Stage:
         mounting = await asyncio.create_subprocess_exec("mount", "--bind", self._weights, served / "model.gguf")
         if await mounting.wait() != 0:
             raise PlaneError(f"{self._weights} cannot be mounted")
-        argv = [sys.executable, "-m", "tests.web", f"--root={served}", f"--address={ADDRESS}", "--port=80"]
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.support.file_server",
+            f"--root={served}",
+            f"--address={ADDRESS}",
+            "--port=80",
+        ]
         self._start(Process("models", argv, self._folder / "models.log"))
 
 
-def say(text: str) -> None:
-    """Tell the person at the terminal what happened, and when."""
+def print_event(text: str) -> None:
+    """Print an event with the seconds since the start."""
     print(f"[{time.monotonic() - STARTED:5.1f} s] {text}", flush=True)
 
 
@@ -121,12 +128,12 @@ STARTED = time.monotonic()
 
 
 async def follow(client: Client, store: Store) -> None:
-    """Keep the store filled, and say each change of phase of what the user applied."""
+    """Keep the store filled, and print each change of phase of the applied objects."""
 
     def changed(resource: Resource, old: Obj | None, new: Obj | None) -> None:
         before, after = _phase(old), _phase(new)
         if new is not None and after != before and after[0]:
-            say(f"{resource.kind} {new['metadata']['name']}: {' - '.join(filter(None, after))}")
+            print_event(f"{resource.kind} {new['metadata']['name']}: {' - '.join(filter(None, after))}")
 
     store.subscribe(changed)
     async with asyncio.TaskGroup() as tasks:
@@ -140,23 +147,23 @@ def _phase(obj: Obj | None) -> tuple[str, str]:
     return status.get("phase", ""), ready.get("reason", "") or status.get("reason", "")
 
 
-async def wait_until_ready(stage: Stage, store: Store) -> None:
+async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
     """Wait for both services, woken by every change of the store and by the end of a process.
 
     Raises:
         TimeoutError: one of them was not Ready in time.
         PlaneError: a process has ended.
     """
-    store.subscribe(lambda *_: stage.changed.set())
+    store.subscribe(lambda *_: cluster.changed.set())
     async with asyncio.timeout(READY_SECONDS):
         while any(_phase(store.get(INFERENCE_SERVICES, name, "default"))[0] != "Ready" for name in SERVICES):
-            await stage.changed.wait()
-            stage.changed.clear()
-            stage.check()
+            await cluster.changed.wait()
+            cluster.changed.clear()
+            cluster.check()
 
 
-async def converse(client: Client, store: Store, name: str) -> Answer:
-    """Ask the service through an address of its EndpointSlices, as the cluster's own routing would."""
+async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
+    """Stream a completion through an address of the service's EndpointSlices, as the cluster's routing would."""
     slices = [
         each
         for each in store.list(ENDPOINT_SLICES, "default")
@@ -171,7 +178,7 @@ async def converse(client: Client, store: Store, name: str) -> Answer:
     secret = await client.get(SECRETS, f"{name}-token", "default")
     token = b64decode(secret["data"]["token"]).decode()
     print(f"\n{name}, {SERVICES[name]} at {url}\n  > {QUESTION}\n  < ", end="")
-    answer = await ask(
+    answer = await stream_chat(
         url, model=name, token=token, question=QUESTION, show=lambda text: print(text, end="", flush=True)
     )
     print(
@@ -181,34 +188,34 @@ async def converse(client: Client, store: Store, name: str) -> Answer:
     return answer
 
 
-async def show(stage: Stage, *, keep: bool) -> bool:
-    """The main job; True when both services answered."""
-    await stage.start()
-    async with connect(credentials.load(stage.plane.kubeconfig())) as client:
+async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
+    """Run the main job; return True if both services answered."""
+    await cluster.start()
+    async with connect(credentials.load(cluster.plane.kubeconfig())) as client:
         store = Store()
         following = asyncio.create_task(follow(client, store))
-        say("kubectl apply -f examples/")
-        await stage.plane.apply(CHECKOUT / "examples")
-        await wait_until_ready(stage, store)
-        answers = [await converse(client, store, name) for name in SERVICES]
+        print_event("kubectl apply -f examples/")
+        await cluster.plane.apply(CHECKOUT / "examples")
+        await wait_until_ready(cluster, store)
+        answers = [await chat_with(client, store, name) for name in SERVICES]
         print(f"\nfirst answer {time.monotonic() - STARTED:.1f} s after the start\n")
         print("$ kubectl get mdl,isvc,mh,mp")
-        print(await stage.plane.kubectl("get", "mdl,isvc,mh,mp"))
+        print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
         if keep:
-            await stay(stage)
+            await wait_for_ctrl_c(cluster)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
     return all(answer.text for answer in answers)
 
 
-async def stay(stage: Stage) -> None:
-    """Say how to enter, and wait for Ctrl-C."""
-    kubectl = ensure().kubectl.parent
-    print(f"It runs until Ctrl-C. Another terminal of yours enters it with\n\n  {sandbox.enter_command()} \\")
-    variables = " ".join(f"{name}={value}" for name, value in stage.plane.environment.items())
+async def wait_for_ctrl_c(cluster: DemoCluster) -> None:
+    """Print how to enter the sandbox, and wait for Ctrl-C."""
+    kubectl = ensure_binaries().kubectl.parent
+    print(f"The cluster runs until Ctrl-C. Enter it from another terminal with\n\n  {sandbox.enter_command()} \\")
+    variables = " ".join(f"{name}={value}" for name, value in cluster.plane.environment.items())
     print(f"    env {variables} PATH={kubectl}:$PATH bash\n")
-    print("and there kubectl and curl work, for example\n")
+    print("Then use kubectl and curl there, for example\n")
     print("  kubectl get isvc,endpointslices")
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -222,18 +229,18 @@ async def main() -> int:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
-    # What the followers of the demo have to retry while kinds are new is no news for its audience.
+    # Hide warnings: the watches retry until the kinds are installed.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     # /tmp is the sandbox's own and goes with it.
-    stage = Stage(ensure(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
+    cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
     try:
-        return 0 if await show(stage, keep=options.keep) else 1
+        return 0 if await run_demo(cluster, keep=options.keep) else 1
     except (PlaneError, TimeoutError) as error:
         reason = str(error) or f"not Ready within {READY_SECONDS} s"
-        print(f"make demo: {reason}\n{stage.log_tails()}", file=sys.stderr)
+        print(f"make demo: {reason}\n{cluster.log_tails()}", file=sys.stderr)
         return 1
     finally:
-        await stage.stop()
+        await cluster.stop()
 
 
 if __name__ == "__main__":

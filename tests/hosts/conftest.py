@@ -1,5 +1,5 @@
 """Agents with real engines and processes, without an API server: a machine is all that they have."""
 
-from tests.machine import assignment, machine, model
+from tests.support.local_host import assignment, machine, model
 
 __all__ = ["assignment", "machine", "model"]

@@ -9,9 +9,9 @@ import aiohttp
 import ollama
 import pytest
 
-from tests import daemons
-from tests.daemons.ollama import OllamaStandIn
-from tests.daemons.omlx import OmlxStandIn
+from tests.support import daemons
+from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.daemons.omlx import OmlxStandIn
 
 RECORDED = Path(daemons.__file__).parent / "recorded"
 OLLAMA: dict[str, Any] = json.loads((RECORDED / "ollama.json").read_text())

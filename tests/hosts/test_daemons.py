@@ -1,105 +1,33 @@
 """Models of ours in daemons that the owner of a host runs: their whole life, and that nobody else's is touched."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import NamedTuple
-
 import aiohttp
 import pytest
 
-from crds.metalprocess import Artifact
+from kube.resources import ObjectKey
 from metal_agent import daemons
-from metal_agent.assignments import Assignment
-from metal_agent.exposure import Place, proxy_config
+from metal_agent.traffic.exposure import ServicePort, proxy_config
 from runtimes import ollama as ollama_runtime
 from runtimes import omlx as omlx_runtime
-from runtimes.ollama import Ollama
-from runtimes.omlx import Omlx
 from runtimes.probe import generate_token
-from tests import tiny_mlx
-from tests.daemons.ollama import OllamaStandIn
-from tests.daemons.omlx import OmlxStandIn
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, phase
-from tests.serving import GIB
-from tests.web import FileServer
+from tests.support.api_objects import GIB
+from tests.support.daemons.host_daemons import (
+    KEY,
+    OWNERS,
+    Served,
+    daemon_name,
+    gguf,
+    ollama,
+    omlx,
+    remains,
+    served,
+    watch_often,
+)
+from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.daemons.omlx import OmlxStandIn
+from tests.support.eventually import eventually
+from tests.support.local_host import phase
 
-KEY = "sk-owner-secret"
-OWNERS = "owners-own"
-
-
-class Served(NamedTuple):
-    """A host with a daemon, and how its processes are made."""
-
-    machine: Machine
-    daemon: OllamaStandIn | OmlxStandIn
-    make: Callable[..., Assignment]
-
-    async def ready(self, uid: str = "u1") -> str:
-        """Wait until the process is Ready; returns what its model is called in the daemon."""
-        runner = self.machine.runners[uid]
-        await eventually(lambda: runner.state.phase == "Ready")
-        assert runner.model
-        return runner.model
-
-    def ours(self) -> set[str]:
-        """Names of ours that are in the daemon's memory."""
-        return {name for name in self.daemon.names() if name.startswith("pomona-")}
-
-
-@pytest.fixture(autouse=True)
-def _watch_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(daemons, "IDLE_SECONDS", 0.1)
-
-
-@pytest.fixture
-async def ollama(machine: Machine, assignment: MakeAssignment, unused_tcp_port: int) -> AsyncIterator[Served]:
-    async with OllamaStandIn(unused_tcp_port) as daemon:
-        machine.daemons = lambda: [Ollama({"OLLAMA_HOST": daemon.url})]
-        await restart(machine)
-
-        def make(uid: str = "u1", **changes: object) -> Assignment:
-            return assignment(uid, **({"runtime": "ollama", "extra_args": []} | changes))
-
-        yield Served(machine, daemon, make)
-        await machine.stop()
-
-
-@pytest.fixture
-async def omlx(
-    machine: Machine,
-    assignment: MakeAssignment,
-    unused_tcp_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Served]:
-    base = tmp_path / "omlx"
-    for repo in ("tiny", "other"):
-        tiny_mlx.write(tmp_path / "hub" / "pomona" / repo)
-    async with OmlxStandIn(unused_tcp_port, base, KEY) as daemon, FileServer(tmp_path / "hub") as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        machine.daemons = lambda: [Omlx({"OMLX_BASE_PATH": str(base), "OMLX_PORT": str(unused_tcp_port)})]
-        await restart(machine)
-
-        def make(uid: str = "u1", repo: str = "tiny", **changes: object) -> Assignment:
-            of_mlx = {"runtime": "omlx", "extra_args": [], "artifact": Artifact(source=f"hf://pomona/{repo}")}
-            return assignment(uid, **(of_mlx | {"model_name": repo, "memory_bytes": GIB} | changes))
-
-        yield Served(machine, daemon, make)
-        await machine.stop()
-
-
-@pytest.fixture(params=["ollama", "omlx"])
-def served(request: pytest.FixtureRequest) -> Served:
-    found: Served = request.getfixturevalue(request.param)
-    return found
-
-
-async def restart(machine: Machine) -> None:
-    await machine.stop()
-    await machine.start()
+__all__ = ["ollama", "omlx", "served", "watch_often"]
 
 
 async def test_a_model_is_brought_loaded_asked_and_taken_out_again(served: Served) -> None:
@@ -125,13 +53,6 @@ async def test_a_model_is_brought_loaded_asked_and_taken_out_again(served: Serve
     await eventually(lambda: not remains(served))
     assert remains(served, "owners") == {OWNERS}
     assert machine.ledger.reserved == {}
-
-
-def remains(served: Served, prefix: str = "pomona-") -> set[str]:
-    """What is in the daemon's store."""
-    daemon = served.daemon
-    names = set(daemon.stored) if isinstance(daemon, OllamaStandIn) else {path.name for path in daemon.models.iterdir()}
-    return {name for name in names if name.startswith(prefix)}
 
 
 async def test_what_the_owner_loaded_is_counted_and_stays(served: Served) -> None:
@@ -162,7 +83,8 @@ async def test_the_proxy_is_told_what_the_daemon_calls_it_and_no_status_has_the_
     machine.supervisor.assign([make()])
     model = await omlx.ready()
     runner = machine.runners["u1"]
-    config = proxy_config("10.77.1.1", {("team-a", "chat"): [runner]}, {("team-a", "chat"): Place(18000, "token")})
+    chat = ObjectKey("team-a", "chat")
+    config = proxy_config("10.77.1.1", {chat: [runner]}, {chat: ServicePort(18000, "token")})
     (backend,) = config.services[0].backends
     assert (backend.url, backend.model, backend.api_key) == (daemon.url, model, KEY)
     daemon.api_key = "another"
@@ -184,13 +106,6 @@ async def test_two_models_live_in_one_daemon_and_go_alone(served: Served) -> Non
     await phase(machine, "Stopped", uid="u1")
     assert served.ours() == {second}
     assert machine.runners["u2"].state.phase == "Ready"
-
-
-def gguf(machine: Machine, name: str) -> Artifact:
-    """Another model beside the tiny one."""
-    path = machine.file_root / name
-    path.write_bytes((machine.file_root / "tiny.gguf").read_bytes() + name.encode())
-    return Artifact(source=f"file://{path}")
 
 
 async def test_replicas_of_the_same_share_one_model_until_the_last_is_gone(served: Served) -> None:
@@ -220,10 +135,6 @@ async def test_a_daemon_that_dies_takes_the_endpoint_away_and_brings_it_back(ser
     assert machine.runners["u1"].status(None).restarts
 
 
-def daemon_name(daemon: OllamaStandIn | OmlxStandIn) -> str:
-    return "ollama" if isinstance(daemon, OllamaStandIn) else "omlx"
-
-
 async def test_the_death_of_a_daemon_is_heard_of_without_looking(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +161,7 @@ async def test_a_daemon_that_hangs_serves_nobody_and_one_that_is_slow_still_does
     await eventually(lambda: len(daemon.asked) >= looks + 2)
     assert machine.runners["u1"].state.phase == "Ready"
     await phase(machine, "Failed", "DaemonSilent")
-    assert len(daemon.asked) >= looks + daemons.SILENT_LOOKS
+    assert len(daemon.asked) >= looks + daemons.SILENT_CHECKS
     daemon.answering.set()
     assert await served.ready() == model
 
@@ -260,7 +171,7 @@ async def test_a_model_that_the_daemon_evicts_is_loaded_again(served: Served) ->
     machine.supervisor.assign([make()])
     model = await served.ready()
     daemon.evict(model)
-    assert "loaded no more" in await phase(machine, "Failed", "Unloaded")
+    assert "has unloaded" in await phase(machine, "Failed", "Unloaded")
     assert await served.ready() == model
 
 
@@ -353,161 +264,3 @@ async def test_a_daemon_that_is_slow_to_unload_keeps_its_memory_reserved(ollama:
     daemon.evict(model)
     await phase(machine, "Stopped")
     assert machine.ledger.reserved == {}
-
-
-async def test_omlx_without_memory_says_what_helps(omlx: Served) -> None:
-    machine, daemon, make = omlx
-    assert isinstance(daemon, OmlxStandIn)
-    daemon.ceiling = 1
-    machine.supervisor.assign([make()])
-    message = await phase(machine, "Failed", "InsufficientMemory")
-    assert "does not fit under the static memory ceiling" in message
-    assert "limit of 1 B" in message
-    assert "--memory-guard" in message
-    daemon.ceiling = GIB
-    await omlx.ready()
-
-
-async def test_omlx_is_not_told_to_reload_while_that_would_unload_its_owners_model(omlx: Served) -> None:
-    machine, daemon, make = omlx
-    daemon.own(OWNERS, size=GIB // 2)
-    machine.supervisor.assign([make()])
-    message = await phase(machine, "Failed", "OwnersModelsLoaded")
-    assert OWNERS in message
-    assert daemon.names() == {OWNERS}
-    daemon.evict(OWNERS)
-    await omlx.ready()
-
-
-async def test_omlx_is_not_told_to_reload_while_it_answers(omlx: Served) -> None:
-    machine, daemon, make = omlx
-    assert isinstance(daemon, OmlxStandIn)
-    daemon.active_requests = 1
-    machine.supervisor.assign([make()])
-    await phase(machine, "Failed", "DaemonBusy")
-    daemon.active_requests = 0
-    await omlx.ready()
-
-
-async def test_our_omlx_models_are_pinned_with_their_context_and_released_at_the_end(omlx: Served) -> None:
-    machine, daemon, make = omlx
-    assert isinstance(daemon, OmlxStandIn)
-    machine.supervisor.assign([make(context_length=2048)])
-    model = await omlx.ready()
-    assert daemon.settings[model] == {"is_pinned": True, "ttl_seconds": None, "max_context_window": 2048}
-    machine.supervisor.assign([])
-    await phase(machine, "Stopped")
-    machine.supervisor.assign([])
-    await eventually(lambda: daemon.settings[model]["is_pinned"] is False)
-
-
-async def test_ollama_keeps_our_model_for_ever_with_its_context(ollama: Served) -> None:
-    machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    machine.supervisor.assign([make(context_length=2048)])
-    await ollama.ready()
-    (running,) = daemon.running.values()
-    assert (running.context_length, running.stays) == (2048, True)
-
-
-async def test_ollama_does_not_load_the_same_weights_in_turns(ollama: Served) -> None:
-    machine, daemon, make = ollama
-    machine.supervisor.assign([make("u1", context_length=512)])
-    first = await ollama.ready("u1")
-    machine.supervisor.assign([make("u1", context_length=512), make("u2", context_length=1024)])
-    assert "same contextLength" in await phase(machine, "Failed", "SameWeightsLoaded", uid="u2")
-    assert daemon.names() == {first}
-
-
-async def test_a_host_whose_daemon_does_not_run_says_how_to_start_it(ollama: Served) -> None:
-    machine, daemon, make = ollama
-    await daemon.stop()
-    await eventually(lambda: machine.known.usable() == [])
-    machine.supervisor.assign([make()])
-    assert "ollama serve" in await phase(machine, "Failed", "DaemonNotUsable")
-    await daemon.start()
-    await ollama.ready()
-
-
-async def test_a_host_without_the_daemon_rejects(machine: Machine, assignment: MakeAssignment) -> None:
-    machine.daemons = lambda: [Ollama({"PATH": ""})]
-    await restart(machine)
-    machine.supervisor.assign([assignment(runtime="ollama", extra_args=[])])
-    assert "'ollama' is not installed on this host" in await phase(machine, "Rejected", "Unsupported")
-
-
-async def test_copying_into_ollamas_store_is_told(ollama: Served) -> None:
-    machine, _, make = ollama
-    machine.supervisor.assign([make()])
-    await ollama.ready()
-    progress = machine.runners["u1"].progress
-    size = (machine.file_root / "tiny.gguf").stat().st_size
-    assert progress
-    assert (progress.bytes, progress.total_bytes) == (size, size)
-
-
-async def test_ollama_pulls_what_is_in_its_library_and_keeps_it_for_us_alone(ollama: Served) -> None:
-    machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    daemon.registry["qwen3:8b"] = b"weights" * 1000
-    of_library = Artifact(source="ollama://qwen3:8b")
-    machine.supervisor.assign([make(artifact=of_library, memory_bytes=GIB)])
-    model = await ollama.ready()
-    progress = machine.runners["u1"].progress
-    assert progress
-    assert (progress.bytes, progress.total_bytes) == (7000, 7000)
-    assert set(daemon.stored) == {model}
-    machine.supervisor.assign([])
-    await phase(machine, "Stopped")
-    machine.supervisor.assign([])
-    await eventually(lambda: daemon.blobs == {})
-
-
-async def test_a_model_that_the_owner_has_pulled_stays_the_owners(ollama: Served) -> None:
-    machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    daemon.own("qwen3:8b", size=GIB)
-    of_library = make(artifact=Artifact(source="ollama://qwen3:8b"), memory_bytes=GIB, context_length=8192)
-    machine.supervisor.assign([of_library])
-    assert "ollama stop qwen3:8b" in await phase(machine, "Failed", "OwnersModelLoaded")
-    assert daemon.names() == {"qwen3:8b"}
-    daemon.evict("qwen3:8b")
-    model = await ollama.ready()
-    assert ("POST", "/api/pull") not in daemon.asked
-    machine.supervisor.assign([])
-    await phase(machine, "Stopped")
-    machine.supervisor.assign([])
-    await eventually(lambda: model not in daemon.stored)
-    assert set(daemon.stored) == {"qwen3:8b"}
-
-
-async def test_a_name_that_ollamas_library_has_not_says_so(ollama: Served) -> None:
-    machine, _, make = ollama
-    machine.supervisor.assign([make(artifact=Artifact(source="ollama://nobody/none:1b"), memory_bytes=GIB)])
-    assert "file does not exist" in await phase(machine, "Failed", "DaemonRefused")
-
-
-async def test_no_key_of_the_owners_environment_reaches_ollama(ollama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OLLAMA_API_KEY", "sk-of-ollama-com")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    machine.supervisor.assign([make()])
-    await ollama.ready()
-    assert daemon.headers_seen
-    assert not [headers for headers in daemon.headers_seen if "sk-of-ollama-com" in headers]
-
-
-async def test_two_agents_leave_each_others_models_alone(ollama: Served, tmp_path: Path) -> None:
-    machine, daemon, make = ollama
-    machine.supervisor.assign([make()])
-    model = await ollama.ready()
-    async with aiohttp.ClientSession() as session:
-        second = Machine(tmp_path / "second", machine.file_root, session)
-        second.daemons = machine.daemons
-        await second.start()
-        second.supervisor.assign([])
-        await eventually(lambda: second.known.usable() == ["ollama"])
-        await asyncio.wait_for(second.known.clean(list), 10)
-        await second.stop()
-    assert daemon.names() == {model}

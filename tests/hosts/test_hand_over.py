@@ -8,10 +8,10 @@ from msgspec import structs
 
 from metal_agent import lifecycle
 from metal_agent.assignments import STANDALONE
-from metal_agent.records import Records
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, engines, ready
-from tests.serving import GIB
+from metal_agent.supervise.records import Records
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, engines, ready
 
 ALONE = f"{STANDALONE}1"
 
@@ -108,7 +108,7 @@ async def test_one_that_cannot_be_written_down_is_not_taken_over(
     monkeypatch.setattr(machine.host.records, "write", full)
     before = psutil.Process().num_fds()
     for _ in range(3):
-        assert not machine.supervisor._hand_over(ALONE, assignment("u1"))
+        assert not machine.supervisor._hand_over_engine(ALONE, assignment("u1"))
     assert psutil.Process().num_fds() == before, "nobody watches it twice"
     assert machine.runners[ALONE].state.phase == "Ready"
 

@@ -9,22 +9,22 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from metal_agent import liveness, runner
-from metal_agent.liveness import Look
-from metal_agent.runner import Runner
+from metal_agent.supervise import liveness, runner
+from metal_agent.supervise.liveness import LivenessCheck
+from metal_agent.supervise.runner import Runner
 from runtimes.registry import RUNTIMES
-from tests import tiny_gguf
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, engines, phase, ready
-from tests.serving import GIB
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
+from tests.support.tiny_models import tiny_gguf
 
 LONG = {"stream": True, "max_tokens": 60000, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "TOKEN_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "TOKEN_CHECK_SECONDS", 0.2)
     monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.4)
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.3)
 
@@ -36,16 +36,16 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Look]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[LivenessCheck]:
     """Every look at an engine, as it is taken."""
-    taken: list[Look] = []
-    look = Runner._look
+    taken: list[LivenessCheck] = []
+    look = Runner._check_once
 
-    async def noted(self: Runner, before: float | None) -> Look:
+    async def noted(self: Runner, before: float | None) -> LivenessCheck:
         taken.append(await look(self, before))
         return taken[-1]
 
-    monkeypatch.setattr(Runner, "_look", noted)
+    monkeypatch.setattr(Runner, "_check_once", noted)
     return taken
 
 
@@ -65,7 +65,7 @@ async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
     pid = await ready(machine)
     machine.exposure.in_flight["u1"] = in_flight
     os.kill(pid, signal.SIGSTOP)
-    assert "is ended and started again" in await phase(machine, "Failed", "EngineHung")
+    assert "is stopped and started again" in await phase(machine, "Failed", "EngineHung")
     last = machine.runners["u1"].state.last_exit
     assert last
     assert last.signal == "SIGKILL", "it was too stuck to heed SIGTERM"
@@ -77,7 +77,7 @@ async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
 async def test_one_that_heeds_no_signal_is_stopped_all_the_same(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(liveness, "CHECK_SECONDS", 60)
     machine.supervisor.assign([assignment()])
     os.kill(await ready(machine), signal.SIGSTOP)
     machine.supervisor.assign([])
@@ -87,7 +87,7 @@ async def test_one_that_heeds_no_signal_is_stopped_all_the_same(
 
 @pytest.mark.usefixtures("_no_pulse")
 async def test_one_that_is_too_busy_to_answer_is_left_alone(
-    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[Look]
+    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
     machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
@@ -95,7 +95,7 @@ async def test_one_that_is_too_busy_to_answer_is_left_alone(
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
         await stream.content.readline()
         # Nobody tells of this request, so the engine is asked, and its only slot is taken.
-        await eventually(lambda: sum(bool(look.asked and look.asked.silent) for look in looks) > liveness.HUNG_LOOKS)
+        await eventually(lambda: sum(bool(look.answer and look.answer.silent) for look in looks) > liveness.HUNG_CHECKS)
         assert await stream.content.readline(), "the stream goes on"
     assert all(look.alive for look in looks)
     assert machine.runners["u1"].state.pid == pid
@@ -103,7 +103,7 @@ async def test_one_that_is_too_busy_to_answer_is_left_alone(
 
 
 async def test_one_that_answers_requests_is_not_asked_anything(
-    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[Look]
+    machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
     machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
@@ -111,39 +111,43 @@ async def test_one_that_answers_requests_is_not_asked_anything(
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
         await stream.content.readline()
         machine.exposure.in_flight["u1"] = 1
-        await eventually(lambda: [look.asked for look in looks[-3:]] == [None] * 3)
+        await eventually(lambda: [look.answer for look in looks[-3:]] == [None] * 3)
 
 
 @pytest.mark.parametrize("pulse", [True, False])
 async def test_one_at_rest_answers_and_stays(
-    machine: Machine, assignment: MakeAssignment, looks: list[Look], pulse: bool, request: pytest.FixtureRequest
+    machine: Machine,
+    assignment: MakeAssignment,
+    looks: list[LivenessCheck],
+    pulse: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
     if not pulse:
         request.getfixturevalue("_no_pulse")
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
-    await eventually(lambda: len(looks) > 2 * liveness.HUNG_LOOKS)
-    assert all(look.asked == liveness.Asked() for look in looks)
+    await eventually(lambda: len(looks) > 2 * liveness.HUNG_CHECKS)
+    assert all(look.answer == liveness.LivenessAnswer() for look in looks)
     assert machine.runners["u1"].state.pid == pid
 
 
 async def test_after_a_doubt_it_is_ready_again_once_it_has_answered(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "HUNG_LOOKS", 1000)
+    monkeypatch.setattr(liveness, "HUNG_CHECKS", 1000)
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     doubted = machine.runners["u1"]
-    await doubted.prove()
-    assert doubted.proven
+    await doubted.check_liveness()
+    assert doubted.is_answering
     os.kill(pid, signal.SIGSTOP)
     await eventually(lambda: _unproven(doubted))
     machine.changes.clear()
     os.kill(pid, signal.SIGCONT)
-    await eventually(lambda: doubted.proven)
+    await eventually(lambda: doubted.is_answering)
     assert machine.changes == [("u1", "Ready")], "its endpoint is written anew"
 
 
 async def _unproven(doubted: Runner) -> bool:
-    await doubted.prove()
-    return not doubted.proven
+    await doubted.check_liveness()
+    return not doubted.is_answering

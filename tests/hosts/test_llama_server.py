@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_gguf, tiny_parts
-from tests.engines import Started, started
-from tests.machine import Machine, MakeAssignment, phase
-from tests.tiny_gguf import SENTENCE
+from tests.support.engine_process import EngineProcess, start_engine
+from tests.support.local_host import Machine, MakeAssignment, phase
+from tests.support.tiny_models import tiny_companions, tiny_gguf
+from tests.support.tiny_models.tiny_gguf import SENTENCE
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,13 @@ def further(role: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "artifact": {"source": "file:///of-the-test.gguf"}, **fields}
 
 
-async def metric(engine: Started, name: str) -> float:
+async def metric(engine: EngineProcess, name: str) -> float:
     lines = (await engine.get("/metrics")).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
 async def test_a_chat_is_answered_and_its_context_is_what_was_asked(tmp_path: Path, tiny: Path) -> None:
-    async with started(tmp_path, tiny, contextLength=512, parallel=2) as engine:
+    async with start_engine(tmp_path, tiny, contextLength=512, parallel=2) as engine:
         assert (await engine.ready()).reason == "Generated"
         assert await engine.says() == SENTENCE
         slots = json.loads(await engine.get("/slots"))
@@ -39,7 +39,7 @@ async def test_a_chat_is_answered_and_its_context_is_what_was_asked(tmp_path: Pa
 
 async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: Path) -> None:
     extra = ["-t", "1", "--pooling", "mean"]
-    async with started(tmp_path, tiny, mode="embeddings", contextLength=1024, extraArgs=extra) as engine:
+    async with start_engine(tmp_path, tiny, mode="embeddings", contextLength=1024, extraArgs=extra) as engine:
         assert (await engine.ready()).reason == "Embedded"
         # One token for each byte: more than the 512 that llama-server takes of a text by default.
         answer = await engine.ask("/v1/embeddings", input=["x" * 1000, "y"])
@@ -49,7 +49,7 @@ async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: P
 
 
 async def test_a_model_that_cannot_embed_says_so_at_once(tmp_path: Path, tiny: Path) -> None:
-    async with started(tmp_path, tiny, mode="embeddings") as engine:
+    async with start_engine(tmp_path, tiny, mode="embeddings") as engine:
         found = await engine.ready()
     assert found.reason == "Broken"
     assert "answered 400: Pooling type 'none' is not OAI compatible" in found.message
@@ -64,14 +64,14 @@ async def test_such_a_model_fails_at_once_with_the_engines_own_words(
 
 
 async def test_documents_are_ranked(tmp_path: Path, tiny: Path) -> None:
-    async with started(tmp_path, tiny, mode="rerank") as engine:
+    async with start_engine(tmp_path, tiny, mode="rerank") as engine:
         assert (await engine.ready()).reason == "Ranked"
         answer = await engine.ask("/v1/rerank", query="Hi", documents=["Hi", "Ho", "Hu"])
     assert sorted(each["index"] for each in answer["results"]) == [0, 1, 2]
 
 
 async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, tiny: Path) -> None:
-    async with started(tmp_path, tiny, [tiny], furtherArtifacts=[further("draft")], draftMaxTokens=4) as engine:
+    async with start_engine(tmp_path, tiny, [tiny], furtherArtifacts=[further("draft")], draftMaxTokens=4) as engine:
         await engine.ready()
         assert await engine.says() == SENTENCE
         answer = await engine.chat(max_tokens=40)
@@ -85,9 +85,9 @@ async def test_an_adapter_changes_the_answer_as_strongly_as_was_asked(
     tmp_path: Path, tiny: Path, scale: str, says: str
 ) -> None:
     adapter = tmp_path / "adapter.gguf"
-    tiny_parts.write_adapter(adapter, first=8)
+    tiny_companions.write_adapter(adapter, first=8)
     parts = [further("adapter", scale=scale)]
-    async with started(tmp_path, tiny, [adapter], furtherArtifacts=parts) as engine:
+    async with start_engine(tmp_path, tiny, [adapter], furtherArtifacts=parts) as engine:
         await engine.ready()
         assert (await engine.says()).strip().startswith(says)
 
@@ -95,9 +95,9 @@ async def test_an_adapter_changes_the_answer_as_strongly_as_was_asked(
 async def test_two_adapters_are_applied_together(tmp_path: Path, tiny: Path) -> None:
     adapters = [tmp_path / "weak.gguf", tmp_path / "strong.gguf"]
     for path, first in zip(adapters, (3, 8), strict=True):
-        tiny_parts.write_adapter(path, first=first)
+        tiny_companions.write_adapter(path, first=first)
     parts = [further("adapter", scale="0.5"), further("adapter", scale="1.5")]
-    async with started(tmp_path, tiny, adapters, furtherArtifacts=parts) as engine:
+    async with start_engine(tmp_path, tiny, adapters, furtherArtifacts=parts) as engine:
         await engine.ready()
         assert (await engine.says()).strip().startswith("It was written")
         scales = [each["scale"] for each in json.loads(await engine.get("/lora-adapters"))]
@@ -106,7 +106,7 @@ async def test_two_adapters_are_applied_together(tmp_path: Path, tiny: Path) -> 
 
 async def test_a_chat_template_makes_the_prompt(tmp_path: Path, tiny: Path) -> None:
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    async with started(tmp_path, tiny, chatTemplate=template) as engine:
+    async with start_engine(tmp_path, tiny, chatTemplate=template) as engine:
         await engine.ready()
         answer = await engine.ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
     assert answer["prompt"] == "<Hi>"
@@ -115,7 +115,7 @@ async def test_a_chat_template_makes_the_prompt(tmp_path: Path, tiny: Path) -> N
 async def test_the_cache_has_the_types_that_were_asked_for(tmp_path: Path) -> None:
     model = tmp_path / "wide.gguf"
     tiny_gguf.write(model, n_embd=128)  # a block of a quantized cache is 32 values of one head
-    async with started(tmp_path, model, cacheTypeK="q8_0", cacheTypeV="q4_0") as engine:
+    async with start_engine(tmp_path, model, cacheTypeK="q8_0", cacheTypeV="q4_0") as engine:
         await engine.ready()
         assert await engine.says() == SENTENCE
         assert "K (q8_0)" in engine.log
@@ -124,13 +124,13 @@ async def test_the_cache_has_the_types_that_were_asked_for(tmp_path: Path) -> No
 
 async def test_a_projector_lets_it_see(tmp_path: Path, tiny: Path) -> None:
     projector = tmp_path / "projector.gguf"
-    tiny_parts.write_projector(projector)
-    image = base64.b64encode(tiny_parts.png()).decode()
+    tiny_companions.write_projector(projector)
+    image = base64.b64encode(tiny_companions.png()).decode()
     seen: list[dict[str, Any]] = [
         {"type": "text", "text": "Hi"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
     ]
-    async with started(tmp_path, tiny, [projector], furtherArtifacts=[further("projector")]) as engine:
+    async with start_engine(tmp_path, tiny, [projector], furtherArtifacts=[further("projector")]) as engine:
         await engine.ready()
         blind, sighted = await engine.chat("Hi", max_tokens=1), await engine.chat(seen, max_tokens=1)
     # 28 by 28 pixels in patches of 14 are four tokens.

@@ -3,10 +3,10 @@
 import re
 
 from crds.metalprocess import MetalProcessSpec
-from fitness.memory import estimate, settings_of
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, phase
-from tests.serving import GIB
+from fitness.memory import Workload, estimate
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, phase
 
 
 async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine, assignment: MakeAssignment) -> None:
@@ -19,7 +19,7 @@ async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine
     for uid in ("u2", "u3"):
         message = await phase(machine, "Rejected", "InsufficientMemory", uid)
         assert "it needs 2.0 GiB, 1.0 GiB more than the 1.0 GiB that are free" in message
-        assert re.search(r"header tells of \d+\.\d MiB only: lower spec.memoryBytes of Model \w+, or free", message)
+        assert re.search(r"header \d+\.\d MiB are enough: lower spec.memoryBytes of Model \w+, or free", message)
     machine.supervisor.assign([lower, higher])
     await phase(machine, "Ready", uid="u3")
     assert machine.runners["u2"].state.phase == "Rejected"
@@ -34,8 +34,8 @@ async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine
 async def test_it_is_said_which_context_would_fit(machine: Machine, assignment: MakeAssignment) -> None:
     wanted = assignment(context_length=131_072, memory_bytes=2 * GIB)
     assert wanted.spec
-    layout = await machine.host.weights.layout(wanted.spec.artifact)
-    needed = estimate(layout, settings_of(wanted.spec, runtime="llama.cpp"))
+    layout = await machine.host.weights.read_layout(wanted.spec.artifact)
+    needed = estimate(Workload(layout), wanted.spec)
     assert needed
     machine.ledger.budget_bytes = needed.total_bytes - 1
     made = assignment(context_length=131_072, memory_bytes=needed.total_bytes)
@@ -50,7 +50,7 @@ async def test_one_engine_loads_at_a_time_by_priority(machine: Machine, assignme
     for uid in priorities:
         await phase(machine, "Pending", "WaitsToLoad", uid)
     del machine.changes[:]
-    machine.host.loads.leave("another")
+    machine.host.loads.release("another")
     for uid in priorities:
         await phase(machine, "Ready", uid=uid)
     order = [(uid, each) for uid, each in machine.changes if each in {"Starting", "Ready"}]
@@ -72,10 +72,10 @@ async def test_what_was_seen_is_reserved_the_next_time_and_by_the_next_agent(
     assert made.spec
     machine.supervisor.assign([made])
     await phase(machine, "Ready")
-    await machine.usage.look()
+    await machine.usage.measure()
     seen = _peak(machine, made.spec)
     assert seen > 10 * 2**20
-    # As if it had been seen to take more than was estimated.
+    # As if more than the estimate had been measured.
     machine.host.peaks.observe({"earlier": (made.spec, GIB)})
     machine.ledger.reserved["u1"] = GIB
     await machine.stop()
@@ -88,7 +88,7 @@ async def test_what_was_seen_is_reserved_the_next_time_and_by_the_next_agent(
     machine.supervisor.assign([made])
     message = await phase(machine, "Rejected", "InsufficientMemory")
     assert "it needs 1.0 GiB" in message
-    assert "which is what it was seen to take here before" in message
+    assert "which is the peak measured here before" in message
 
 
 def _peak(machine: Machine, spec: MetalProcessSpec) -> int:

@@ -4,24 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from fitness.parts import Settings
-from tests.hollow_gguf import Shape
-from tests.resident import Row, measure
+from crds.serving import ServingOptions
+from tests.support.resident_memory import Row, measure
+from tests.support.tiny_models.hollow_gguf import Shape
 
 MOST_ERROR = 0.1
 LEAST_WEIGHTS_BYTES = 100 * 2**20
 ROWS = {
     "grouped heads, two slots, small cache": Row(
         Shape(layers=2, heads_kv=8, vocabulary=64_000),
-        Settings(context_length=1024, parallel=2, cache_type_k="q8_0", cache_type_v="q8_0"),
+        ServingOptions(context_length=1024, parallel=2, cache_type_k="q8_0", cache_type_v="q8_0"),
     ),
-    "sliding window": Row(Shape("gemma3", layers=6, vocabulary=128_000, window=256), Settings(context_length=1024)),
-    "recurrent states beside attention": Row(Shape("lfm2", layers=4, vocabulary=64_000), Settings(context_length=1024)),
+    "sliding window": Row(
+        Shape("gemma3", layers=6, vocabulary=128_000, window=256), ServingOptions(context_length=1024)
+    ),
+    "recurrent states beside attention": Row(
+        Shape("lfm2", layers=4, vocabulary=64_000), ServingOptions(context_length=1024)
+    ),
     "recurrent states only": Row(
-        Shape("mamba2", layers=4, vocabulary=64_000, inner=2048, state=128), Settings(context_length=512)
+        Shape("mamba2", layers=4, vocabulary=64_000, inner=2048, state=128), ServingOptions(context_length=512)
     ),
     "latent attention and experts": Row(
-        Shape("deepseek2", layers=2, experts=32, feed_forward=512, vocabulary=32_000), Settings(context_length=512)
+        Shape("deepseek2", layers=2, experts=32, feed_forward=512, vocabulary=32_000),
+        ServingOptions(context_length=512),
     ),
 }
 

@@ -8,14 +8,14 @@ import aiohttp
 import pytest
 
 from crds.metalprocess import Artifact, FurtherArtifact
-from metal_agent import liveness
+from metal_agent.supervise import liveness
 from runtimes.registry import RUNTIMES
-from tests import tiny_mlx
-from tests.engines import started
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment
-from tests.serving import GIB
-from tests.tiny_gguf import SENTENCE
+from tests.support.api_objects import GIB
+from tests.support.engine_process import start_engine
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment
+from tests.support.tiny_models import tiny_mlx
+from tests.support.tiny_models.tiny_gguf import SENTENCE
 
 MLX: dict[str, Any] = {"runtime": "mlx-lm"}
 
@@ -33,7 +33,7 @@ def further(role: str) -> dict[str, Any]:
 
 
 async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, tiny: Path) -> None:
-    async with started(tmp_path, tiny, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
+    async with start_engine(tmp_path, tiny, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
         found = await engine.ready()
         assert (found.reason, found.message) == ("Generated", f"{engine.url} generated a token")
         assert await engine.says() == SENTENCE
@@ -53,7 +53,7 @@ async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (broken / name).write_bytes((tiny / name).read_bytes())
     os.truncate(broken / "model.safetensors", 1000)
-    async with started(tmp_path, broken, **MLX) as engine:
+    async with start_engine(tmp_path, broken, **MLX) as engine:
         found = await engine.ready()
         assert (found.reason, found.message) == (
             "Broken",
@@ -62,12 +62,12 @@ async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that
         assert "Traceback" in engine.log
         # A Ready one whose thread died later is found out by its pulse.
         async with aiohttp.ClientSession() as session:
-            asked = await liveness.ask(session, engine.url, pulse=RUNTIMES["mlx-lm"].pulse, model="chat")
+            asked = await liveness.probe_liveness(session, engine.url, pulse=RUNTIMES["mlx-lm"].pulse, model="chat")
         assert asked.problem.endswith("/health answered 503")
 
 
 async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, tiny: Path) -> None:
-    async with started(
+    async with start_engine(
         tmp_path,
         tiny,
         [tiny],
@@ -99,7 +99,7 @@ async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
         ]
     )
     runner = machine.runners["u1"]
-    await eventually(lambda: runner.state.phase == "Ready", 60)
+    await eventually(lambda: runner.state.phase == "Ready")
     assert runner.url
     # Any other name would have it load something else, so this is what the proxy asks it for.
     assert runner.model == "default_model"

@@ -12,15 +12,16 @@ import psutil
 import pytest
 
 from crds.metalprocess import Artifact
-from metal_agent import runner, spawn
 from metal_agent.assignments import Assignment
 from metal_agent.lifecycle import Released
-from metal_agent.records import Records
-from metal_agent.runner import Runner
+from metal_agent.native.process import identify_process, spawn_process
+from metal_agent.supervise import runner
+from metal_agent.supervise.records import Records
+from metal_agent.supervise.runner import Runner
 from runtimes.probe import generate_token
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, engines, phase, ready
-from tests.serving import GIB
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
 
 async def test_an_assignment_becomes_a_process_that_answers_and_goes_when_it_is_taken_away(
@@ -136,13 +137,13 @@ async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
     await machine.stop()
     records = Records(machine.folder / "processes")
     record = records.load()["u1"]
-    bystander = spawn.spawn(["sleep", "60"], {}, machine.folder / "bystander.log", machine.file_root)
+    bystander = spawn_process(["sleep", "60"], {}, machine.folder / "bystander.log", machine.file_root)
     assert record.identity
     identity = msgspec.structs.replace(record.identity, pid=bystander.pid)
     records.write(msgspec.structs.replace(record, identity=identity))
     await machine.start()
     assert machine.runners == {}
-    assert spawn.identify(bystander.pid), "nobody kills a process for its number"
+    assert identify_process(bystander.pid), "nobody kills a process for its number"
     await bystander.end(grace_seconds=5)
 
 
@@ -256,8 +257,8 @@ async def test_the_engine_of_a_runner_that_crashed_is_not_forgotten(
     crashed = machine.runners["u1"]
     with monkeypatch.context() as defective:
         defective.setattr(runner, "step", crash)
-        crashed.tell(Released())
-        assert "a defect" in await phase(machine, "Ready", "InternalError")
+        crashed.notify(Released())
+        assert "internal error of the agent" in await phase(machine, "Ready", "InternalError")
     if removed:
         machine.supervisor.assign([])
     await eventually(lambda: machine.runners["u1"] is not crashed)
@@ -280,7 +281,7 @@ async def test_a_record_that_could_not_be_written_is_written_later(
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     records.unlink()
-    machine.runners["u1"].remember()
+    machine.runners["u1"].write_record()
     await machine.stop()
     await machine.start()
     assert await ready(machine) == pid

@@ -19,13 +19,13 @@ import yaml
 
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS
-from metal_agent import spawn
-from tests import tiny_gguf
+from metal_agent.native.process import OWNER_VARIABLE, kill_strays
 from tests.controlplane.process import CHECKOUT, Process
-from tests.eventually import eventually
-from tests.manifests import made
-from tests.serving import GIB
-from tests.web import COMMIT, FileServer
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.file_server import COMMIT, FileServer
+from tests.support.refused_manifests import make_manifest
+from tests.support.tiny_models import tiny_gguf
 
 CALL = aiohttp.ClientTimeout(total=30)
 
@@ -48,7 +48,7 @@ class Up:
 
         def found() -> str:
             assert self.process.running, self.said
-            match = re.search(r"(http://127\.0\.0\.1:\d+)/v1 is the endpoint", self.said)
+            match = re.search(r"OpenAI endpoint: (http://127\.0\.0\.1:\d+)/v1", self.said)
             return match[1] if match else ""
 
         return await eventually(found)
@@ -57,7 +57,7 @@ class Up:
         await eventually(lambda: text in self.said)
 
     async def ends(self) -> int:
-        return await self.process.wait(30)
+        return await self.process.wait()
 
 
 Start = Callable[..., Up]
@@ -77,7 +77,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     for up in made_here:
         if up.process.running:
             await up.process.kill()
-    await spawn.kill_strays(tmp_path / "state", ())
+    await kill_strays(tmp_path / "state", ())
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def manifest(path: Path, *objects: Obj) -> str:
 
 def service(name: str, model: str, **spec: Any) -> Obj:
     defaults: dict[str, Any] = {"extraArgs": ["-t", "1"], "contextLength": 512}
-    return made(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
+    return make_manifest(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
 
 
 async def ask(url: str, model: str, **body: object) -> tuple[int, str]:
@@ -116,9 +116,9 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
         up = start(
             manifest(
                 tmp_path / "all.yaml",
-                made(MODELS, name="one", source=f"{files.url}/one.gguf"),
+                make_manifest(MODELS, name="one", source=f"{files.url}/one.gguf"),
                 service("first", "one", hardware={"accelerator": "cpu"}, resources={"memory": "4Gi"}),
-                made(MODELS, name="two", source=f"{files.url}/two.gguf"),
+                make_manifest(MODELS, name="two", source=f"{files.url}/two.gguf"),
                 service("second", "two"),
                 service("idle", "two", suspend=True),
             )
@@ -134,7 +134,7 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
             assert {each["id"] for each in (await response.json())["data"]} >= {"first", "second"}
         await up.says("idle: Suspended - spec.suspend is true")
-        await up.says("first: resources: about pods, and not used here")
+        await up.says("first: ignored on this machine, only pods use them: spec.resources")
     assert await up.process.stop(30) == 0
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
 
@@ -163,7 +163,7 @@ async def test_the_manifests_of_the_documents_are_served_as_they_are(
 async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "loop.gguf"
     tiny_gguf.write(path, loop=True)
-    loop = made(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
     up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop")))
     url = await up.url()
     await up.says("loop: Ready")
@@ -184,7 +184,7 @@ async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) ->
 async def test_who_asks_during_the_end_is_refused_and_holds_nothing_up(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "loop.gguf"
     tiny_gguf.write(path, loop=True)
-    loop = made(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
     up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop", contextLength=32768)))
     url = await up.url()
     await up.says("loop: Ready")
@@ -226,13 +226,13 @@ async def test_on_a_terminal_a_table_tells_how_it_stands(weights: Path, tmp_path
         await eventually(lambda: shows(rb"curl http://127.0.0.1:\d+/v1/chat/completions"))
         up.send_signal(signal.SIGINT)
         await eventually(lambda: shows(rb"everything is stopped\s"))
-        assert await asyncio.wait_for(up.wait(), 30) == 0
+        assert await asyncio.wait_for(up.wait(), 90) == 0
         assert b"endpoint" not in drawn.rpartition(b"everything is stopped")[2]
     finally:
         if up.returncode is None:
             up.kill()
         os.close(terminal)
-        await spawn.kill_strays(state, ())
+        await kill_strays(state, ())
 
 
 async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Start, weights: Path) -> None:
@@ -295,7 +295,7 @@ async def test_a_port_of_another_program_is_told_with_the_way_out(start: Start, 
 
 
 async def test_an_end_right_after_the_start_leaves_no_proxy(start: Start, tmp_path: Path, weights: Path) -> None:
-    tiny = made(MODELS, name="tiny", source=f"file://{weights}", memoryBytes=GIB)
+    tiny = make_manifest(MODELS, name="tiny", source=f"file://{weights}", memoryBytes=GIB)
     refused = service("chat", "tiny", runtime="mlx-lm")
     up = start(manifest(tmp_path / "all.yaml", tiny, refused), "--ask", "Hi")
     up.process.start()
@@ -323,7 +323,7 @@ async def test_an_agent_that_cannot_serve_takes_nothing_over(start: Start, tmp_p
     argv = ["agent", "--name=studio-1", f"--kubeconfig={kubeconfig}", f"--state-dir={up.state}"]
     agent = Process("agent", [sys.executable, "-m", "cli.main", *argv], tmp_path / "agent.log")
     agent.start()
-    assert await agent.wait(30) == 1
+    assert await agent.wait() == 1
     assert "the cluster cannot reach address 127.0.0.1" in agent.tail(5)
     assert (await ask(url, "tiny"))[0] == 200
     assert "handed over" not in up.said
@@ -331,7 +331,11 @@ async def test_an_agent_that_cannot_serve_takes_nothing_over(start: Start, tmp_p
 
 async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    up = start(manifest(path, made(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=65)))
+    up = start(
+        manifest(
+            path, make_manifest(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=65)
+        )
+    )
     up.process.start()
     assert await up.ends() == 2
     assert re.search(rf"{path}:\d+: Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
@@ -357,9 +361,9 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("processes/u1.json", "cannot find out what runs from"),
-        ("peaks.json", "cannot use what is in"),
-        ("up.log", "cannot use what is in"),
+        ("processes/u1.json", "cannot read which engines run from"),
+        ("peaks.json", "cannot read or write"),
+        ("up.log", "cannot read or write"),
     ],
 )
 async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights: Path, name: str, says: str) -> None:
@@ -373,6 +377,6 @@ async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights:
 
 def _is_of(process: psutil.Process, folder: Path) -> bool:
     try:
-        return process.environ().get(spawn.MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(OWNER_VARIABLE) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -9,23 +9,31 @@ import psutil
 import pytest
 
 from artifacts import durable
-from metal_agent import pressure
-from metal_agent.pressure import Action, Ask, Evict, Hold, Keep, Release, Return
-from metal_agent.watchdog import Remembered
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, engines, phase, ready
+from metal_agent.memory import pressure_policy
+from metal_agent.memory.pressure_policy import (
+    CancelDisplacement,
+    Displace,
+    Evict,
+    Hold,
+    PressureAction,
+    Release,
+    Return,
+)
+from metal_agent.memory.pressure_watchdog import PressureRecord
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a minute be half a second."""
-    monkeypatch.setattr(pressure, "SAMPLE_SECONDS", 0.02)
-    for name in ("WARN", "CRITICAL", "MOVE", "CRITICAL_PLACE", "SETTLE", "CALM", "RETURN"):
-        seconds = getattr(pressure, f"{name}_SECONDS")
-        monkeypatch.setattr(pressure, f"{name}_SECONDS", seconds / 100)
+    monkeypatch.setattr(pressure_policy, "SAMPLE_SECONDS", 0.02)
+    for name in ("WARN", "CRITICAL", "DISPLACE_AFTER", "CRITICAL_DISPLACEMENT", "SETTLE", "CALM", "RETURN"):
+        seconds = getattr(pressure_policy, f"{name}_SECONDS")
+        monkeypatch.setattr(pressure_policy, f"{name}_SECONDS", seconds / 100)
 
 
-def evicted(machine: Machine) -> list[Action]:
+def evicted(machine: Machine) -> list[PressureAction]:
     return [step for step in machine.steps if isinstance(step, Evict)]
 
 
@@ -41,19 +49,19 @@ async def test_critical_pressure_ends_one_after_the_other_drained_and_calm_bring
     assert machine.exposure.calls[:2] == [("withdraw", True), ("drain", True)], "before its engine was ended"
     await phase(machine, "Pending", "MemoryPressure", "top")
     assert engines(machine) == []
-    assert machine.steps == [Hold(), Ask("low"), Evict("low"), Ask("top"), Evict("top")]
+    assert machine.steps == [Hold(), Displace("low"), Evict("low"), Displace("top"), Evict("top")]
     assert machine.ledger.reserved.keys() == {"low", "top"}, "their places are kept"
-    target = machine.watchdog.disruption(machine.runners["low"])
+    target = machine.watchdog.displacement_condition(machine.runners["low"])
     assert target
     assert (target["type"], target["status"], target["reason"]) == ("DisruptionTarget", "True", "MemoryPressure")
-    assert machine.watchdog.condition()["status"] == "True"
+    assert machine.watchdog.pressure_condition()["status"] == "True"
 
     machine.level = "normal"
     assert await ready(machine, "low") not in pids.values()
     await ready(machine, "top")
     assert machine.steps[5:] == [Release(), Return("top"), Return("low")]
-    assert machine.watchdog.condition()["status"] == "False"
-    assert machine.watchdog.disruption(machine.runners["low"]) is None
+    assert machine.watchdog.pressure_condition()["status"] == "False"
+    assert machine.watchdog.displacement_condition(machine.runners["low"]) is None
 
 
 async def test_who_was_idle_for_longest_goes_first(machine: Machine, assignment: MakeAssignment) -> None:
@@ -62,7 +70,7 @@ async def test_who_was_idle_for_longest_goes_first(machine: Machine, assignment:
         await ready(machine, uid)
     machine.idle = {"busy": 0.0, "idle": 900.0, "unasked": None}
     machine.level = "critical"
-    await eventually(lambda: machine.steps[1:2] == [Ask("idle")])
+    await eventually(lambda: machine.steps[1:2] == [Displace("idle")])
     machine.level = None
     await eventually(lambda: machine.watchdog.level is None)
     assert evicted(machine) == [], "what is not known ends nothing"
@@ -72,11 +80,11 @@ async def test_nothing_is_started_while_the_host_is_short_of_memory(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.level = "warn"
-    await eventually(lambda: machine.watchdog.state.pressed)
+    await eventually(lambda: machine.watchdog.state.is_under_pressure)
     machine.supervisor.assign([assignment()])
     assert "short of memory" in await phase(machine, "Pending", "MemoryPressure")
     assert engines(machine) == []
-    assert machine.watchdog.disruption(machine.runners["u1"]), "it could start elsewhere"
+    assert machine.watchdog.displacement_condition(machine.runners["u1"]), "it could start elsewhere"
     machine.level = "normal"
     await ready(machine)
 
@@ -106,7 +114,7 @@ async def test_an_eviction_that_was_only_written_down_is_done_by_the_next_agent(
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     await machine.stop()
-    durable.write(machine.folder / "pressure.json", Remembered(pressed=True, evicted=("u1",)))
+    durable.write(machine.folder / "pressure.json", PressureRecord(is_under_pressure=True, evicted=("u1",)))
 
     machine.level = "warn"
     await machine.start()
@@ -118,15 +126,15 @@ async def test_the_next_agent_goes_on_asking_for_another_place(machine: Machine,
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     machine.level = "warn"
-    await eventually(lambda: machine.steps == [Hold(), Ask("u1")])
+    await eventually(lambda: machine.steps == [Hold(), Displace("u1")])
     await machine.stop()
 
     machine.level = None
     await machine.start()
-    assert machine.watchdog.disruption(machine.runners["u1"])
+    assert machine.watchdog.displacement_condition(machine.runners["u1"])
     machine.level = "normal"
-    await eventually(lambda: machine.steps == [Keep("u1"), Release()])
-    assert machine.watchdog.disruption(machine.runners["u1"]) is None
+    await eventually(lambda: machine.steps == [CancelDisplacement("u1"), Release()])
+    assert machine.watchdog.displacement_condition(machine.runners["u1"]) is None
     assert await ready(machine) == pid
 
 
@@ -139,9 +147,9 @@ async def test_one_that_is_taken_away_while_it_is_evicted_is_forgotten(
     await phase(machine, "Pending", "MemoryPressure")
     machine.supervisor.assign([])
     await phase(machine, "Stopped")
-    machine.watchdog.keep(set())
+    machine.watchdog.retain(set())
     path = machine.folder / "pressure.json"
-    await eventually(lambda: msgspec.json.decode(path.read_bytes(), type=Remembered).evicted == ())
+    await eventually(lambda: msgspec.json.decode(path.read_bytes(), type=PressureRecord).evicted == ())
     assert machine.ledger.reserved == {}
 
 
@@ -166,7 +174,7 @@ async def test_a_look_that_fails_is_not_the_last(machine: Machine, monkeypatch: 
         raise ValueError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine.watchdog, "_senses", replace(machine.watchdog._senses, idle_seconds=broken))
+        patch.setattr(machine.watchdog, "_inputs", replace(machine.watchdog._inputs, idle_seconds=broken))
         machine.level = "warn"
         await failed.wait()
-    await eventually(lambda: machine.watchdog.state.pressed)
+    await eventually(lambda: machine.watchdog.state.is_under_pressure)

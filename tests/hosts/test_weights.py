@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 
 from crds.metalprocess import Artifact, FurtherArtifact
-from metal_agent import spawn
-from metal_agent.weights import Weights
-from tests import tiny_gguf
-from tests.machine import Machine, MakeAssignment, phase, ready
-from tests.web import FileServer
+from metal_agent.native.process import identify_process
+from metal_agent.weights import HostWeights
+from tests.support.file_server import FileServer
+from tests.support.local_host import Machine, MakeAssignment, phase, ready
+from tests.support.tiny_models import tiny_gguf
 
 
 async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
@@ -23,7 +23,7 @@ async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
         machine.supervisor.assign([assignment(artifact=artifact), assignment("u2", artifact=artifact)])
         pids = [await ready(machine), await ready(machine, "u2")]
         assert len(server.seen("/tiny.gguf")) == 1, "fetched once for both"
-    store = Weights(machine.folder / "weights", None).store
+    store = HostWeights(machine.folder / "weights", None).store
     await machine.stop()
     assert [each.in_use for each in store.stored()] == [True]
     assert not store.remove(digest)
@@ -33,7 +33,7 @@ async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
     machine.supervisor.assign([])
     for uid in ("u1", "u2"):
         await phase(machine, "Stopped", uid=uid)
-    assert [spawn.identify(pid) for pid in pids] == [None, None]
+    assert [identify_process(pid) for pid in pids] == [None, None]
     assert [each.in_use for each in store.stored()] == [False]
     assert store.remove(digest)
 
@@ -49,7 +49,7 @@ async def test_what_is_here_is_held_while_the_rest_cannot_be_had(
         wanted = assignment(artifact=Artifact(source=f"{server.url}/tiny.gguf"), further_artifacts=[draft])
         machine.supervisor.assign([wanted])
         await phase(machine, "Failed", "SourceNotFound")
-        store = Weights(machine.folder / "weights", None).store
+        store = HostWeights(machine.folder / "weights", None).store
         assert [each.in_use for each in store.stored()] == [True]
         machine.supervisor.assign([])
         await phase(machine, "Stopped")

@@ -1,3 +1,5 @@
+"""A client of a real API server, and one with faults injected."""
+
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,7 +9,7 @@ from kube import credentials
 from kube.client import Client
 from kube.transport import AiohttpTransport
 from tests.controlplane.plane import ControlPlane
-from tests.faults import FaultyTransport
+from tests.support.api_faults import FaultyTransport
 
 
 @pytest_asyncio.fixture

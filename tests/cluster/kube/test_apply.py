@@ -1,4 +1,4 @@
-"""What is applied is recognised as applied, and what differs is not, for what a real API server stores."""
+"""An applied object is recognized as applied, and a changed one is not, as a real API server stores them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from tests.controlplane.plane import ControlPlane
-from tests.faults import FaultyTransport
+from tests.support.api_faults import FaultyTransport
 
 MANAGER = "pomona-test"
 
@@ -102,7 +102,7 @@ def kinds(namespace: str) -> list[tuple[Resource, Obj]]:
     ]
 
 
-async def test_what_was_applied_is_recognised_after_the_server_defaulted_it(
+async def test_an_applied_object_is_recognized_after_the_server_defaulted_it(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
     store = Store()
@@ -176,7 +176,7 @@ async def test_an_edit_or_removal_is_seen_and_reaches_the_object(
     assert is_applied(DEPLOYMENTS, second, after, MANAGER)
 
 
-async def test_what_others_added_is_no_difference(client: Client, namespace: str) -> None:
+async def test_fields_of_others_are_no_difference(client: Client, namespace: str) -> None:
     store = Store()
     desired = deployment(namespace)
     await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)

@@ -1,4 +1,4 @@
-"""The verbs, and what the server answers to each, against a real API server."""
+"""The client's verbs and errors against a real API server."""
 
 import asyncio
 from typing import Any
@@ -15,8 +15,8 @@ from kube.resources import (
 )
 from kube.transport import AiohttpTransport, Request, Response
 from tests.controlplane.plane import ControlPlane
-from tests.faults import FaultyTransport, nth
-from tests.objects import secret
+from tests.support.api_faults import FaultyTransport, nth
+from tests.support.api_objects import secret
 
 MANAGER = "pomona-test"
 

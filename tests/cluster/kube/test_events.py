@@ -1,17 +1,17 @@
-"""Events on a real API server."""
+"""The event recorder against a real API server."""
 
 import pytest
 
 from kube.client import Client, Obj
-from kube.events import Recorder
+from kube.events import EventRecorder
 from kube.resources import (
     EVENTS,
     METAL_HOSTS,
     SECRETS,
 )
 from kube.transport import Response
-from tests.faults import Fault, FaultyTransport
-from tests.objects import secret
+from tests.support.api_faults import Fault, FaultyTransport
+from tests.support.api_objects import secret
 
 MANAGER = "pomona-test"
 
@@ -20,7 +20,7 @@ async def test_an_event_that_repeats_becomes_a_count(
     faulty: Client, transport: FaultyTransport, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     regarding = await faulty.create(SECRETS, secret(namespace, "one"))
-    recorder = Recorder(faulty, "pomona.dev/test", "test-1")
+    recorder = EventRecorder(faulty, "pomona.dev/test", "test-1")
 
     async def happen(note: str = "It happened.") -> list[Obj]:
         await recorder.event(regarding, "Warning", "Happened", note, "Testing")
@@ -43,12 +43,12 @@ async def test_an_event_that_repeats_becomes_a_count(
     assert len(await happen()) == 3, "long ago: a new event"
 
 
-async def test_an_event_that_cannot_be_written_hurts_nobody(
+async def test_a_failed_write_raises_nothing(
     faulty: Client, transport: FaultyTransport, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kube.events.WRITE_SECONDS", 0.1)
     regarding = await faulty.create(SECRETS, secret(namespace, "one"))
-    recorder = Recorder(faulty, "pomona.dev/test", "test-1")
+    recorder = EventRecorder(faulty, "pomona.dev/test", "test-1")
     faults: list[Fault | Response | None] = [Fault.FAIL, Fault.HANG, Response(403, b"{}"), None]
     transport.plan = lambda _: faults.pop(0)
     while faults:
@@ -60,7 +60,9 @@ async def test_an_event_that_cannot_be_written_hurts_nobody(
 
 async def test_an_event_of_a_cluster_scoped_object_is_in_default(client: Client) -> None:
     host = await client.create(METAL_HOSTS, {"metadata": {"name": "event-test"}, "spec": {}})
-    await Recorder(client, "pomona.dev/test", "test-1").event(host, "Normal", "Happened", "It happened.", "Testing")
+    await EventRecorder(client, "pomona.dev/test", "test-1").event(
+        host, "Normal", "Happened", "It happened.", "Testing"
+    )
     found = await client.list(EVENTS, "default", field_selector=f"regarding.uid={host['metadata']['uid']}")
     assert len(found.items) == 1
     await client.delete(METAL_HOSTS, "event-test")

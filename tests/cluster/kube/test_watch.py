@@ -1,6 +1,7 @@
-"""A store follows a real API server, through all that interrupts a watch."""
+"""A store follows a real API server through everything that interrupts a watch."""
 
 import asyncio
+from http import HTTPStatus
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from kube import credentials
 from kube import watch as reflection
 from kube.client import Client
-from kube.errors import Gone, Unreachable
+from kube.errors import ApiError, Gone, Unreachable
 from kube.resources import (
     METAL_HOSTS,
     SECRETS,
@@ -17,11 +18,11 @@ from kube.resources import (
 from kube.store import Store
 from kube.transport import AiohttpTransport, Request, Response
 from kube.watch import reflect
-from tests.background import running
 from tests.controlplane.plane import ControlPlane
-from tests.eventually import eventually
-from tests.faults import Fault, FaultyTransport, nth
-from tests.objects import secret
+from tests.support.api_faults import Fault, FaultyTransport, nth
+from tests.support.api_objects import secret
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 MANAGER = "pomona-test"
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -77,9 +78,7 @@ async def test_a_cut_watch_continues_where_it_was(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_vanished_while_the_server_forgot_where_we_were_is_removed(
-    faulty: Client, transport: FaultyTransport
-) -> None:
+async def test_objects_that_vanished_before_a_relist_are_removed(faulty: Client, transport: FaultyTransport) -> None:
     """A list from long ago, as of a process that was asleep: its version is refused (410), a new list settles it."""
     ghost = await faulty.create(METAL_HOSTS, {"metadata": {"name": "vanishes"}, "spec": {}})
     long_ago = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [ghost]})
@@ -96,10 +95,22 @@ async def test_what_vanished_while_the_server_forgot_where_we_were_is_removed(
     await faulty.delete(METAL_HOSTS, "comes", uid=host["metadata"]["uid"])
 
 
-async def test_the_server_says_gone_for_a_version_that_it_forgot(client: Client) -> None:
+async def test_a_forgotten_version_is_gone(client: Client) -> None:
+    # A server that has just started answers 429 until its watch cache is filled.
+    await eventually(lambda: is_served(client, METAL_HOSTS))
     with pytest.raises(Gone, match=r"watch metalhosts\.inference\.pomona\.dev: 410 Expired: too old resource version"):
         async for _ in client.watch(METAL_HOSTS, resource_version="1"):
             pass
+
+
+async def is_served(client: Client, resource: Resource) -> bool:
+    """Return whether a watch of `resource` is answered with anything but 429 Too Many Requests."""
+    try:
+        async for _ in client.watch(resource, resource_version="1"):
+            return True
+    except ApiError as error:
+        return error.status != HTTPStatus.TOO_MANY_REQUESTS
+    return True
 
 
 async def test_a_watch_that_the_server_ends_gets_a_bookmark_first(transport: FaultyTransport, namespace: str) -> None:
@@ -130,7 +141,7 @@ async def test_a_reflection_outlives_refusals(plane: ControlPlane, client: Clien
     await transport.close()
 
 
-async def test_sweep_removes_ghosts_only(client: Client, namespace: str) -> None:
+async def test_sweep_removes_vanished_objects_only(client: Client, namespace: str) -> None:
     store = Store()
     for name in ("ghost", "alive"):
         store.put(SECRETS, await client.create(SECRETS, secret(namespace, name)))

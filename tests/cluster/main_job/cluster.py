@@ -1,4 +1,4 @@
-"""The main job as its user sees it: kubectl applies files, tokens are asked at the addresses in EndpointSlices."""
+"""The main job as its user sees it: kubectl applies files, clients send requests to the addresses in EndpointSlices."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from controller.status import find
+from controller.reconcile.conditions import find
 from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION, LABEL_SERVICE, Condition
 from crds.metalhost import MetalHost as MetalHostObject
@@ -33,22 +33,22 @@ from kube.resources import (
     Resource,
 )
 from tests.controlplane.plane import ControlPlane
-from tests.eventually import eventually
-from tests.web import FileServer
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
 
 GIB = 2**30
-READY_SECONDS = 60
-"""For a service from nothing: Jobs, weights, a place, an engine, a token."""
+READY_SECONDS = 120.0
+"""For a service from nothing: Jobs, weights, a place, an engine, a token. No claim about speed."""
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=20)
 OWNED = (DEPLOYMENTS, SERVICES, SECRETS, METAL_PROCESSES, PODS, ENDPOINT_SLICES)
-"""What there is of a service beside itself."""
+"""Kinds of the objects that belong to a service."""
 WRITTEN = (*OWNED, INFERENCE_SERVICES, MODELS, JOBS, PVCS)
 PATHS = {"pod": "cpu", "host": "metal"}
 """The two ways to serve, and the accelerator that asks for each."""
 
 
 class Answer(NamedTuple):
-    """What a service said."""
+    """A service's answer to a request."""
 
     status: int
     text: str
@@ -101,7 +101,9 @@ class Cluster:
     async def get(self, service: str) -> InferenceService:
         return msgspec.convert(await self.client.get(INFERENCE_SERVICES, service, self.namespace), InferenceService)
 
-    async def told(self, service: str, phase: str, reason: str, seconds: float = READY_SECONDS) -> InferenceService:
+    async def wait_for_phase(
+        self, service: str, phase: str, reason: str, seconds: float = READY_SECONDS
+    ) -> InferenceService:
         """Wait until the service is in this phase for this reason, decided for its present spec."""
 
         async def reached() -> InferenceService:
@@ -116,11 +118,11 @@ class Cluster:
 
     async def ready(self, *services: str) -> None:
         for service in services:
-            found = await self.told(service, "Ready", "Serving")
+            found = await self.wait_for_phase(service, "Ready", "Serving")
             assert condition(found).status == "True"
 
     async def urls(self, service: str) -> list[str]:
-        """What the service's EndpointSlices call ready."""
+        """Return the ready addresses in the service's EndpointSlices."""
         slices = await self.client.list(
             ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={service}"
         )
@@ -143,7 +145,7 @@ class Cluster:
         return await ask(url, service, await self.token(service) if token is None else token)
 
     async def answers(self, service: str) -> bool:
-        """Whether it answers now, from every ready address of which there is at least one."""
+        """Return whether it has ready addresses and each of them answers."""
         token = await self.token(service)
         urls = await self.urls(service)
         said = [await ask(url, service, token) for url in urls]
@@ -217,8 +219,8 @@ def _engines(service: str) -> list[psutil.Process]:
     ]
 
 
-class Customer:
-    """Asks one address again and again, and remembers what went wrong."""
+class FixedAddressClient:
+    """Sends requests to one address, one after the other, and records those that fail."""
 
     def __init__(self, url: str, service: str, token: str, pause_seconds: float = 0.1) -> None:
         self.answers = 0
@@ -239,11 +241,36 @@ class Customer:
             await asyncio.sleep(self._pause_seconds)
 
 
-class Lookout:
-    """Watches whether a service has a ready address at every moment."""
+class RoutedClient:
+    """Sends requests as a client in a cluster does: each to an address that was ready a moment ago."""
 
     def __init__(self, cluster: Cluster, service: str) -> None:
-        self.looks = 0
+        self.answers = 0
+        self.failures: list[str] = []
+        self._cluster = cluster
+        self._service = service
+
+    async def run(self) -> None:
+        token = await self._cluster.token(self._service)
+        while True:
+            (url, *_) = await self._cluster.urls(self._service)
+            # What a node knows of endpoints is always a little old.
+            await asyncio.sleep(0.2)
+            try:
+                answer = await ask(url, self._service, token)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.failures.append(f"after {self.answers} answers, from {url}: {error!r}")
+            else:
+                self.answers += 1
+                if answer.status != 200:
+                    self.failures.append(f"answer {self.answers}, from {url}: {answer}")
+
+
+class EndpointObserver:
+    """Counts how often a service has no ready address."""
+
+    def __init__(self, cluster: Cluster, service: str) -> None:
+        self.observations = 0
         self.gaps = 0
         self._cluster = cluster
         self._service = service
@@ -251,5 +278,5 @@ class Lookout:
     async def run(self) -> None:
         while True:
             self.gaps += not await self._cluster.urls(self._service)
-            self.looks += 1
+            self.observations += 1
             await asyncio.sleep(0.05)

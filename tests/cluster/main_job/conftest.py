@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 
 from kube.client import Client
-from tests import tiny_gguf
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
-from tests.web import FileServer
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
 
 
 @pytest_asyncio.fixture
@@ -39,8 +39,8 @@ async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.fixture(autouse=True)
-def parts(node: Process, files: FileServer, controller: Process) -> None:
-    """What every test here has beside the control plane; hosts are up to the test."""
+def cluster_members(node: Process, files: FileServer, controller: Process) -> None:
+    """A node, the file server and the controller, for every test here; hosts are up to the test."""
     del node, files, controller  # they run, and the controller knows its hub
 
 

@@ -11,7 +11,7 @@ from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.controlplane.members import MetalHost
 from tests.controlplane.process import Process
-from tests.eventually import eventually
+from tests.support.eventually import eventually
 
 
 @pytest_asyncio.fixture
@@ -24,7 +24,7 @@ async def host(metal_host: StartMetalHost, monkeypatch: pytest.MonkeyPatch) -> M
 @pytest_asyncio.fixture
 async def ollama(host: MetalHost, tmp_path: Path) -> AsyncIterator[Process]:
     """The owner's Ollama on that host."""
-    argv = [*host.host.exec, sys.executable, "-m", "tests.daemons.ollama", "11434"]
+    argv = [*host.host.exec, sys.executable, "-m", "tests.support.daemons.ollama", "11434"]
     daemon = Process("ollama", argv, tmp_path / "ollama.log")
     daemon.start()
     yield daemon
@@ -32,7 +32,7 @@ async def ollama(host: MetalHost, tmp_path: Path) -> AsyncIterator[Process]:
         await daemon.kill()
 
 
-async def test_a_service_lives_in_the_ollama_of_a_host(cluster: Cluster, host: MetalHost, ollama: Process) -> None:
+async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host: MetalHost, ollama: Process) -> None:
     await cluster.apply(cluster.model(), cluster.service("chat", "metal", runtime="ollama", extraArgs=[]))
     await cluster.ready("chat")
     assert await cluster.answers("chat")
@@ -43,7 +43,7 @@ async def test_a_service_lives_in_the_ollama_of_a_host(cluster: Cluster, host: M
     await host.agent.kill()
     assert await cluster.answers("chat")
     host.agent.start()
-    await eventually(lambda: "adopted" in host.agent.log.read_text())
+    await eventually(lambda: '"event": "engine_adopted"' in host.agent.log.read_text())
     assert await cluster.answers("chat")
     assert (await cluster.process("chat")).status.started_at == process.status.started_at
 
@@ -64,7 +64,7 @@ async def test_a_service_lives_in_the_ollama_of_a_host(cluster: Cluster, host: M
     assert await cluster.answers("chat")
 
 
-async def test_a_service_in_pods_is_told_that_a_daemon_is_none(cluster: Cluster) -> None:
+async def test_daemon_for_a_service_in_pods_is_refused(cluster: Cluster) -> None:
     await cluster.apply(cluster.model(), cluster.service("chat", "cpu", runtime="ollama", extraArgs=[]))
-    told = await cluster.told("chat", "Failed", "InvalidSpec")
-    assert "set hardware.accelerator to metal" in condition(told).message
+    refused = await cluster.wait_for_phase("chat", "Failed", "InvalidSpec")
+    assert "set hardware.accelerator to metal" in condition(refused).message

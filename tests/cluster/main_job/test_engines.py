@@ -6,9 +6,9 @@ import aiohttp
 import gguf
 import pytest
 
-from tests import tiny_gguf, tiny_mlx, tiny_parts
 from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, PATHS, Cluster, condition
 from tests.controlplane.members import MetalHost
+from tests.support.tiny_models import tiny_companions, tiny_gguf, tiny_mlx
 
 
 async def post(cluster: Cluster, service: str, path: str, **body: Any) -> Any:
@@ -24,7 +24,7 @@ async def post(cluster: Cluster, service: str, path: str, **body: Any) -> Any:
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("path", PATHS)
 async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers(cluster: Cluster, path: str) -> None:
-    tiny_parts.write_adapter(cluster.files.root / "accent.gguf", first=8)
+    tiny_companions.write_adapter(cluster.files.root / "accent.gguf", first=8)
     tiny_gguf.write(cluster.files.root / "embedder.gguf", pooling=gguf.PoolingType.MEAN)
     await cluster.apply(
         cluster.model(),
@@ -52,8 +52,8 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
     assert sorted(each["index"] for each in ranked["results"]) == [0, 1]
 
     await cluster.kubectl("delete", "mdl", "accent")
-    told = await cluster.told("chat", "Degraded", "ModelNotFound")
-    assert "create it, or edit adapters" in condition(told).message
+    refused = await cluster.wait_for_phase("chat", "Degraded", "ModelNotFound")
+    assert "create it, or edit spec.adapters" in condition(refused).message
     assert (await cluster.ask("chat")).text.strip().startswith("It was written")
 
 
@@ -73,10 +73,10 @@ async def test_mlx_weights_are_served_by_mlx_lm_on_a_host_and_refused_in_pods(
         cluster.service("in-pod", "cpu", modelRef="mlx-hub", extraArgs=[]),
         cluster.service("wrong", "metal", modelRef="mlx", extraArgs=["-t", "1"]),
     )
-    told = await cluster.told("in-pod", "Failed", "InvalidSpec")
-    assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in condition(told).message
-    told = await cluster.told("wrong", "Failed", "InvalidSpec")
-    assert "runtime mlx-lm does not take -t in extraArgs" in condition(told).message
+    refused = await cluster.wait_for_phase("in-pod", "Failed", "InvalidSpec")
+    assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in condition(refused).message
+    refused = await cluster.wait_for_phase("wrong", "Failed", "InvalidSpec")
+    assert "runtime mlx-lm does not take -t in extraArgs" in condition(refused).message
 
     await cluster.ready("chat")
     process = await cluster.process("chat")

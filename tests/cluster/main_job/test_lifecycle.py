@@ -8,10 +8,10 @@ import pytest
 from crds.metalhost import MetalHost as MetalHostObject
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
-from tests.background import running
-from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, Customer, Lookout
+from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, EndpointObserver, FixedAddressClient
 from tests.controlplane.members import MetalHost
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("host")
 both_paths = pytest.mark.parametrize("path", PATHS)
@@ -55,10 +55,10 @@ async def test_a_crashed_engine_is_withdrawn_started_again_and_counted(cluster: 
 async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Cluster, path: str) -> None:
     await serve(cluster, "edited", path, contextLength=1024)
     (before,) = await cluster.replicas("edited")
-    lookout = Lookout(cluster, "edited")
-    customer = Customer((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
+    observer = EndpointObserver(cluster, "edited")
+    caller = FixedAddressClient((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
     # A host keeps its service's address through all of this; a pod goes with its own.
-    async with running(lookout.run(), *([customer.run()] if path == "host" else [])):
+    async with running(observer.run(), *([caller.run()] if path == "host" else [])):
         await cluster.edit("edited", contextLength=2048)
         await cluster.ready("edited")
 
@@ -69,9 +69,9 @@ async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Clus
 
         await eventually(replaced)
         assert await cluster.answers("edited")
-    assert lookout.looks > 0
-    assert lookout.gaps == 0
-    assert customer.failures == []
+    assert observer.observations > 0
+    assert observer.gaps == 0
+    assert caller.failures == []
 
 
 @both_paths
@@ -79,18 +79,18 @@ async def test_an_edited_model_is_served_in_place_of_the_last(cluster: Cluster, 
     await serve(cluster, "turned", path)
     before = await cluster.replicas("turned")
     assert "Hello" in (await cluster.ask("turned")).text
-    lookout = Lookout(cluster, "turned")
-    async with running(lookout.run()):
+    observer = EndpointObserver(cluster, "turned")
+    async with running(observer.run()):
         await cluster.apply(cluster.model(file="other.gguf"))
 
         async def turned() -> bool:
             assert await cluster.replicas("turned") != before
             return len(await cluster.engines("turned")) == 1 == len(await cluster.urls("turned"))
 
-        await eventually(turned, 60)
+        await eventually(turned)
         await cluster.ready("turned")
         assert "Another" in (await cluster.ask("turned")).text
-    assert lookout.gaps == 0
+    assert observer.gaps == 0
 
 
 @both_paths
@@ -103,7 +103,7 @@ async def test_a_scaled_service_has_as_many_replicas_as_asked(cluster: Cluster, 
         if replicas:
             await cluster.ready("scaled")
         else:
-            await cluster.told("scaled", "Suspended", "ScaledToZero")
+            await cluster.wait_for_phase("scaled", "Suspended", "ScaledToZero")
 
         async def counted() -> bool:
             status = (await cluster.get("scaled")).status
@@ -126,7 +126,7 @@ async def test_a_suspended_service_stops_and_keeps_its_address_and_token(cluster
     await serve(cluster, "paused", path)
     token, endpoint = await cluster.token("paused"), (await cluster.get("paused")).status.endpoint
     await cluster.edit("paused", suspend=True)
-    await cluster.told("paused", "Suspended", "Suspended")
+    await cluster.wait_for_phase("paused", "Suspended", "Suspended")
 
     async def stopped() -> bool:
         kept = await cluster.names(DEPLOYMENTS) + await cluster.names(METAL_PROCESSES)

@@ -7,19 +7,21 @@ import aiohttp
 import psutil
 import pytest
 
-from controller.status import find
+from controller.reconcile.conditions import find
 from crds.meta import HOSTS_NAMESPACE
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, JOBS, LEASES, METAL_PROCESSES
-from tests.background import running
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, Customer
+from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, FixedAddressClient
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import LIMIT_SECONDS, eventually
 
 OUTAGE_SECONDS = 120
 EXPIRY_SECONDS = 40
+ANSWER_SECONDS = 10
+"""A question takes less than that, on average, also on a busy machine."""
 SERVICES = tuple(f"by-{path}" for path in PATHS)
 
 
@@ -35,7 +37,7 @@ async def test_a_controller_that_dies_in_the_middle_ends_where_it_would_have(
     await eventually(lambda: cluster.names(JOBS))
     await controller.kill()
     controller.start()
-    await eventually(lambda: cluster.names(METAL_PROCESSES), 60)
+    await eventually(lambda: cluster.names(METAL_PROCESSES))
     await controller.stop()
     controller.start()
     await cluster.ready(*SERVICES)
@@ -58,7 +60,7 @@ async def test_at_rest_nothing_is_written_not_even_by_a_controller_that_starts(
     controller.start()
     # Whoever reads a new service has read all others; its own Service object makes no difference to them.
     await cluster.apply(cluster.service("later", "cpu", modelRef="absent"))
-    await cluster.told("later", "Pending", "ModelNotFound")
+    await cluster.wait_for_phase("later", "Pending", "ModelNotFound")
     await renewals(cluster, host, 1)
     now = await cluster.versions()
     assert {name: version for name, version in now.items() if "later" not in name} == rest
@@ -89,8 +91,8 @@ async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_ru
     )
     await cluster.ready("chat")
     before, url, token = await cluster.process("chat"), (await cluster.urls("chat"))[0], await cluster.token("chat")
-    customer, stream = Customer(url, "chat", token), Stream(url, token)
-    async with running(customer.run(), stream.run()):
+    caller, stream = FixedAddressClient(url, "chat", token), Stream(url, token)
+    async with running(caller.run(), stream.run()):
         await eventually(lambda: stream.lines > 0)
         await host.agent.kill()
         await eventually(stream.flows)
@@ -100,8 +102,8 @@ async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_ru
         await cluster.edit("chat", replicas=2)
         await eventually(lambda: two_processes(cluster))
         await eventually(stream.flows)
-    assert customer.failures == []
-    assert customer.answers > 0
+    assert caller.failures == []
+    assert caller.answers > 0
     after = [each for each in await cluster.processes() if each.metadata.uid == before.metadata.uid]
     assert [(each.status.phase, each.status.pid) for each in after] == [("Ready", before.status.pid)]
 
@@ -134,7 +136,7 @@ async def two_processes(cluster: Cluster) -> bool:
     return [each.status.phase for each in await cluster.processes()] == ["Ready", "Ready"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_it_is_back(
     cluster: Cluster, metal_host: StartMetalHost
 ) -> None:
@@ -146,7 +148,7 @@ async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_
     engines = [engine for name in ("moved", "dropped") for engine in await cluster.engines(name)]
     await eventually(lambda: is_ready(cluster, spare))
     await lost.host.cut()
-    await eventually(lambda: is_lost(cluster, lost), EXPIRY_SECONDS + 30)
+    await eventually(lambda: is_lost(cluster, lost), EXPIRY_SECONDS + LIMIT_SECONDS)
     # A service that is deleted meanwhile has nobody who could say that it has stopped.
     await cluster.kubectl("delete", "isvc", "dropped", "--wait=false")
 
@@ -154,7 +156,7 @@ async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_
         urls = await cluster.urls("moved")
         return [url.startswith(f"http://{spare.address}:") for url in urls] == [True]
 
-    await eventually(moved, 60)
+    await eventually(moved)
     await cluster.ready("moved")
     assert await cluster.answers("moved")
     assert all(engine.is_running() for engine in engines), "nobody can tell it to stop"
@@ -162,13 +164,13 @@ async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_
     async def let_go() -> bool:
         return {each.spec.host_name for each in await cluster.processes()} == {spare.name}
 
-    await eventually(let_go, EXPIRY_SECONDS + 30)
+    await eventually(let_go, EXPIRY_SECONDS + LIMIT_SECONDS)
     await lost.host.restore()
 
     async def stopped() -> bool:
         return not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines)
 
-    await eventually(stopped, 60)
+    await eventually(stopped)
     await eventually(lambda: is_ready(cluster, lost))
     assert await moved()
     assert len(await cluster.processes()) == 1
@@ -189,7 +191,7 @@ async def is_lost(cluster: Cluster, host: MetalHost) -> bool:
     return await ready_of(cluster, host) == ("False", "LeaseExpired") and not slices
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_two_minutes_without_an_api_server_interrupt_and_replace_nothing(
     plane: ControlPlane, cluster: Cluster, host: MetalHost
 ) -> None:
@@ -198,11 +200,11 @@ async def test_two_minutes_without_an_api_server_interrupt_and_replace_nothing(
     await eventually(lambda: jobs_are_done(cluster))
     before = [await cluster.replicas(service) for service in SERVICES]
     engines = [engine.pid for service in SERVICES for engine in await cluster.engines(service)]
-    customers = [
-        Customer((await cluster.urls(service))[0], service, await cluster.token(service), pause_seconds=1)
+    callers = [
+        FixedAddressClient((await cluster.urls(service))[0], service, await cluster.token(service), pause_seconds=1)
         for service in SERVICES
     ]
-    async with running(*(customer.run() for customer in customers)):
+    async with running(*(caller.run() for caller in callers)):
         loop = asyncio.get_running_loop()
         end = loop.time() + OUTAGE_SECONDS
         await plane.stop_apiserver()
@@ -216,7 +218,7 @@ async def test_two_minutes_without_an_api_server_interrupt_and_replace_nothing(
         for service in SERVICES:
             await eventually(functools.partial(cluster.answers, service))
         await cluster.ready(*SERVICES)
-    assert [customer.failures for customer in customers] == [[], []]
-    assert all(customer.answers > OUTAGE_SECONDS / 2 for customer in customers)
+    assert [caller.failures for caller in callers] == [[], []]
+    assert all(caller.answers > OUTAGE_SECONDS / ANSWER_SECONDS for caller in callers)
     assert [engine.pid for service in SERVICES for engine in await cluster.engines(service)] == engines
     assert [await cluster.replicas(service) for service in SERVICES] == before

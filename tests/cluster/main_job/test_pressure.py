@@ -2,45 +2,18 @@
 
 import asyncio
 
-import aiohttp
-
-from controller.status import find
+from controller.reconcile.conditions import find
 from crds.metalprocess import MetalProcess
 from kube.client import Client
 from kube.resources import EVENTS
-from tests.background import running
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, Cluster, Lookout, ask, condition
+from tests.cluster.main_job.cluster import GIB, Cluster, EndpointObserver, RoutedClient, condition
 from tests.controlplane.members import MetalHost
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 
-class Caller:
-    """Asks a service as one of the cluster does: each time at an address that is ready, as it was a moment ago."""
-
-    def __init__(self, cluster: Cluster, service: str) -> None:
-        self.answers = 0
-        self.failures: list[str] = []
-        self._cluster = cluster
-        self._service = service
-
-    async def run(self) -> None:
-        token = await self._cluster.token(self._service)
-        while True:
-            (url, *_) = await self._cluster.urls(self._service)
-            # What a node knows of endpoints is always a little old.
-            await asyncio.sleep(0.2)
-            try:
-                answer = await ask(url, self._service, token)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                self.failures.append(f"after {self.answers} answers, from {url}: {error!r}")
-            else:
-                self.answers += 1
-                if answer.status != 200:
-                    self.failures.append(f"answer {self.answers}, from {url}: {answer}")
-
-
-async def pressed(cluster: Cluster, host: MetalHost, status: str) -> None:
+async def wait_for_memory_pressure(cluster: Cluster, host: MetalHost, status: str) -> None:
     """Wait for the host's condition MemoryPressure."""
 
     async def reached() -> bool:
@@ -51,7 +24,7 @@ async def pressed(cluster: Cluster, host: MetalHost, status: str) -> None:
     await eventually(reached)
 
 
-async def told(client: Client, namespace: str, *reasons: str, about: str = "") -> None:
+async def wait_for_events(client: Client, namespace: str, *reasons: str, about: str = "") -> None:
     """Wait until Events in the namespace, about that object where it is named, have these reasons."""
 
     async def all_told() -> bool:
@@ -62,7 +35,7 @@ async def told(client: Client, namespace: str, *reasons: str, about: str = "") -
 
 
 async def metrics(host: MetalHost) -> str:
-    """What the agent tells on the host's own loopback."""
+    """Return the metrics of the agent, which it serves on the host's own loopback."""
     program = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:17999/metrics').read().decode())"
     process = await asyncio.create_subprocess_exec(
         *host.host.exec, "python3", "-c", program, stdout=asyncio.subprocess.PIPE
@@ -80,8 +53,8 @@ async def test_a_service_moves_from_a_host_that_is_short_of_memory_without_a_fai
     await cluster.ready("chat")
     before = await cluster.process("chat")
     assert before.spec.host_name == first.name, "it has more memory free"
-    lookout, callers = Lookout(cluster, "chat"), [Caller(cluster, "chat") for _ in range(6)]
-    async with running(lookout.run(), *(caller.run() for caller in callers)):
+    observer, callers = EndpointObserver(cluster, "chat"), [RoutedClient(cluster, "chat") for _ in range(6)]
+    async with running(observer.run(), *(caller.run() for caller in callers)):
         await eventually(lambda: all(caller.answers > 0 for caller in callers))
         first.level.write_text("warn")
 
@@ -95,19 +68,19 @@ async def test_a_service_moves_from_a_host_that_is_short_of_memory_without_a_fai
         await eventually(lambda: sum(caller.answers for caller in callers) > answers + 10)
         await cluster.ready("chat")
     assert after.metadata.uid != before.metadata.uid
-    assert (lookout.gaps, [caller.failures for caller in callers if caller.failures]) == (0, [])
+    assert (observer.gaps, [caller.failures for caller in callers if caller.failures]) == (0, [])
     assert len(await cluster.engines("chat")) == 1
-    await pressed(cluster, first, "True")
-    await pressed(cluster, second, "False")
-    await told(cluster.client, cluster.namespace, "Displacing")
-    await told(cluster.client, "default", "MemoryPressure", about=first.name)
+    await wait_for_memory_pressure(cluster, first, "True")
+    await wait_for_memory_pressure(cluster, second, "False")
+    await wait_for_events(cluster.client, cluster.namespace, "Displacing")
+    await wait_for_events(cluster.client, "default", "MemoryPressure", about=first.name)
 
     await cluster.apply(cluster.service("other", "metal"))
     await cluster.ready("other")
     assert (await cluster.process("other")).spec.host_name == second.name, "nothing new goes where memory is short"
     first.level.write_text("normal")
-    await pressed(cluster, first, "False")
-    await told(cluster.client, "default", "MemoryPressureOver", about=first.name)
+    await wait_for_memory_pressure(cluster, first, "False")
+    await wait_for_events(cluster.client, "default", "MemoryPressureOver", about=first.name)
 
 
 async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_and_returns(
@@ -117,9 +90,9 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
     await cluster.ready("chat")
     before = await cluster.process("chat")
     host.level.write_text("critical")
-    found = await cluster.told("chat", "Pending", "MemoryPressure")
+    found = await cluster.wait_for_phase("chat", "Pending", "MemoryPressure")
     assert "studio-1 is short of memory" in condition(found).message
-    await told(cluster.client, cluster.namespace, "Evicted")
+    await wait_for_events(cluster.client, cluster.namespace, "Evicted")
 
     async def evicted() -> bool:
         status = (await at_home(cluster, before)).status
@@ -140,16 +113,21 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
     host.level.write_text("unknown")
     await host.agent.kill()
     host.agent.start()
-    await eventually(lambda: "regained" in host.agent.log.read_text().rpartition('"agent starts"')[2])
+    await eventually(lambda: "regained" in host.agent.log.read_text().rpartition('"agent_started"')[2])
     assert await cluster.engines("chat") == []
     assert await evicted()
 
     host.level.write_text("normal")
     await cluster.ready("chat")
-    assert (await cluster.process("chat")).metadata.uid == before.metadata.uid, "it kept its place"
+
+    async def alone() -> str:
+        # Its successor, which waited for a place, goes once it serves again.
+        return (await cluster.process("chat")).metadata.uid
+
+    assert await eventually(alone) == before.metadata.uid, "it kept its place"
     assert await cluster.answers("chat")
-    await told(cluster.client, cluster.namespace, "Returning")
-    await pressed(cluster, host, "False")
+    await wait_for_events(cluster.client, cluster.namespace, "Returning")
+    await wait_for_memory_pressure(cluster, host, "False")
 
 
 async def at_home(cluster: Cluster, process: MetalProcess) -> MetalProcess:

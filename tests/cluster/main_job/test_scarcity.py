@@ -1,4 +1,4 @@
-"""More services than memory: a host is never promised twice, and who waits is told what for."""
+"""More services than memory: a host is never promised twice, and a service that waits says what for."""
 
 import asyncio
 
@@ -6,10 +6,10 @@ from kube.client import Obj
 from kube.resources import METAL_PROCESSES, Resource
 from kube.store import Store
 from kube.watch import reflect
-from tests.background import running
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, condition
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 BUDGET_BYTES = 5 * GIB
 SERVICES = [f"rival-{number}" for number in range(4)]
@@ -44,11 +44,11 @@ async def test_services_that_together_do_not_fit_never_share_memory_and_follow_i
     async with running(promises.run(cluster)):
         await promises.synced.wait()
         await cluster.apply(cluster.model(memoryBytes=2 * GIB), *(cluster.service(name, "metal") for name in SERVICES))
-        serving = set(await eventually(lambda: two_ready(cluster), 60))
+        serving = set(await eventually(lambda: two_ready(cluster)))
         waiting = [name for name in SERVICES if name not in serving]
         for name in waiting:
-            told = await cluster.told(name, "Pending", "NoHostFits")
-            message = condition(told).message
+            refused = await cluster.wait_for_phase(name, "Pending", "NoHostFits")
+            message = condition(refused).message
             assert "needs 2.0 GiB" in message
             assert f"{host.name}, has 1.0 GiB" in message
             assert await cluster.urls(name) == []
@@ -57,10 +57,10 @@ async def test_services_that_together_do_not_fit_never_share_memory_and_follow_i
 
         first, second = sorted(serving)
         await cluster.kubectl("delete", "isvc", first)
-        after = set(await eventually(lambda: two_ready(cluster, second), 60))
+        after = set(await eventually(lambda: two_ready(cluster, second)))
         assert len(after & set(waiting)) == 1, "exactly one moved up"
         (last,) = set(waiting) - after
-        await cluster.told(last, "Pending", "NoHostFits")
+        await cluster.wait_for_phase(last, "Pending", "NoHostFits")
         assert await cluster.answers((after - {second}).pop())
     assert promises.most_bytes == 4 * GIB
 

@@ -1,4 +1,4 @@
-"""From applied files to tokens, on both paths; and what a user is told whose files are wrong."""
+"""From applied files to tokens, on both paths; and messages about files that are wrong."""
 
 import hashlib
 
@@ -6,14 +6,14 @@ import pytest
 
 from crds.meta import LABEL_SERVICE
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, MODELS, PODS
-from tests import tiny_mlx
 from tests.cluster.main_job.cluster import PATHS, Cluster, condition
 from tests.controlplane.members import MetalHost
+from tests.support.tiny_models import tiny_mlx
 
 WRONG = "0" * 64
 
 
-async def test_two_files_are_applied_and_both_paths_answer_who_has_the_token(cluster: Cluster, host: MetalHost) -> None:
+async def test_applied_service_answers_with_its_token_on_both_paths(cluster: Cluster, host: MetalHost) -> None:
     await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
     await cluster.ready("by-pod", "by-host")
     for service in ("by-pod", "by-host"):
@@ -50,7 +50,7 @@ async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
     assert model["status"]["gguf"]["architecture"] == "llama"
     assert model["status"]["layout"]["layers"]
     assert not cluster.files.seen("modeling.py")
-    refused = condition(await cluster.told("pods", "Failed", "InvalidSpec"))
+    refused = condition(await cluster.wait_for_phase("pods", "Failed", "InvalidSpec"))
     assert "hardware.accelerator to metal" in refused.message
     fetched = list((host.state_folder / "weights" / "objects").iterdir())
     assert len(fetched) == 1
@@ -67,18 +67,18 @@ async def test_a_service_on_nvidia_takes_devices_and_the_next_one_says_what_it_w
     assert pods.items[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
     await cluster.apply(cluster.service("second", "nvidia"))
-    waiting = await cluster.told("second", "Pending", "Unschedulable")
+    waiting = await cluster.wait_for_phase("second", "Pending", "Unschedulable")
     assert "Insufficient nvidia.com/gpu" in condition(waiting).message
     await cluster.kubectl("delete", "isvc", "first")
     await cluster.ready("second")
 
 
-async def test_kubectl_get_tells_what_is_so(cluster: Cluster, host: MetalHost) -> None:
+async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) -> None:
     await cluster.apply(
         cluster.model(), cluster.service("chat", "metal"), cluster.service("absent", "cpu", modelRef="x")
     )
     await cluster.ready("chat")
-    await cluster.told("absent", "Pending", "ModelNotFound")
+    await cluster.wait_for_phase("absent", "Pending", "ModelNotFound")
     shown = await table(cluster, "isvc")
     endpoint = f"http://chat.{cluster.namespace}.svc:8080/v1"
     assert cells(shown["chat"], "PHASE", "MODEL", "ACCELERATOR", "READY", "REPLICAS", "REASON", "ENDPOINT") == [
@@ -112,7 +112,7 @@ def cells(row: dict[str, str], *columns: str) -> list[str]:
 
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("path", PATHS)
-async def test_each_mistake_is_told_and_heals_when_it_is_corrected(cluster: Cluster, path: str) -> None:
+async def test_each_mistake_is_reported_and_heals_when_corrected(cluster: Cluster, path: str) -> None:
     digest = hashlib.sha256((cluster.files.root / "tiny.gguf").read_bytes()).hexdigest()
     broken = {
         "wrong-sum": cluster.model("wrong-sum", sha256=WRONG),
@@ -123,16 +123,18 @@ async def test_each_mistake_is_told_and_heals_when_it_is_corrected(cluster: Clus
     await cluster.apply(*broken.values(), *(cluster.service(name, PATHS[path], modelRef=name) for name in services))
 
     # A host fetches by itself, so there it is the process that fails; pods wait for the Model's volume.
-    told = await cluster.told("wrong-sum", "Failed", "ModelFailed" if path == "pod" else "ChecksumMismatch")
-    assert WRONG in condition(told).message
-    assert digest in condition(told).message
-    told = await cluster.told("not-there", "Failed", "ModelFailed")
-    assert "absent.gguf" in condition(told).message
-    assert "edit the Model" in condition(told).message
-    told = await cluster.told("hostile", "Failed", "ModelFailed")
-    assert "4611686018427387904" in condition(told).message
-    told = await cluster.told("no-model", "Pending", "ModelNotFound")
-    assert "create it" in condition(told).message
+    refused = await cluster.wait_for_phase(
+        "wrong-sum", "Failed", "ModelFailed" if path == "pod" else "ChecksumMismatch"
+    )
+    assert WRONG in condition(refused).message
+    assert digest in condition(refused).message
+    refused = await cluster.wait_for_phase("not-there", "Failed", "ModelFailed")
+    assert "absent.gguf" in condition(refused).message
+    assert "edit the Model" in condition(refused).message
+    refused = await cluster.wait_for_phase("hostile", "Failed", "ModelFailed")
+    assert "4611686018427387904" in condition(refused).message
+    refused = await cluster.wait_for_phase("no-model", "Pending", "ModelNotFound")
+    assert "create it" in condition(refused).message
     for name in services:
         assert await cluster.urls(name) == []
         assert await cluster.engines(name) == []

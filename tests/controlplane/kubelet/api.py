@@ -1,4 +1,4 @@
-"""What a kubelet asks of the API server beyond `kube.client`: strategic merge patch, pod tokens, final deletion."""
+"""A kubelet's calls to the API server beyond `kube.client`: strategic merge patch, pod tokens, final deletion."""
 
 from __future__ import annotations
 

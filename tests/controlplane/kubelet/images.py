@@ -25,7 +25,7 @@ DEFAULT_ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Image:
-    """What an image's configuration says, and the folders of the host that it consists of."""
+    """An image: its configuration, and the folders of the host that it consists of."""
 
     entrypoint: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

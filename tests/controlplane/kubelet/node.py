@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What a node says of itself: name, address, labels, and what it can allocate as quantities."""
+    """A node's report of itself: name, address, labels, and its allocatable resources as quantities."""
 
     name: str
     address: str

@@ -1,6 +1,6 @@
-"""What a pod's status is, and what comes next for its containers: pure functions over what the kubelet knows.
+"""A pod's status and the next step of its containers, as pure functions over what the kubelet has observed.
 
-Nothing here reads a clock or the API; the worker in `worker.py` executes what these functions say.
+Nothing here reads a clock or the API; the worker in `worker.py` executes the steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Terminated:
 
 @dataclass(frozen=True)
 class ContainerState:
-    """What is known of one container of the spec, over all its runs."""
+    """The observed state of one container of the spec, over all its runs."""
 
     name: str
     image: str
@@ -66,7 +66,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class PodState:
-    """What is known of one pod. `finished` means that no process of it is left and none will be started."""
+    """The observed state of one pod. `finished` means that no process of it is left and none will be started."""
 
     started_at: datetime
     init: Sequence[ContainerState]

@@ -1,4 +1,4 @@
-"""One container of a pod over all its runs: start, probe, stop, restart with back-off, and what its state is.
+"""One container of a pod over all its runs: start, probe, stop, restart with back-off, and its state.
 
 `Pod` is what the containers of one pod share; the worker makes it. A supervisor is cancelled only when the kubelet
 stops, and then leaves its process running, as kubelets do.
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 class StopRequest:
-    """Whether a pod shall stop, and until when its processes have time; a later request may only shorten it."""
+    """The request to stop a pod, with the deadline of its processes; a later request may only shorten it."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -83,7 +83,7 @@ class StopRequest:
 
 @dataclass
 class Pod:
-    """What the containers of one pod share. `volumes` maps volume names to folders."""
+    """The resources that the containers of one pod share. `volumes` maps volume names to folders."""
 
     spec: Obj
     folder: Path

@@ -159,7 +159,7 @@ class Worker:
                 group.create_task(supervisor.run())
 
     async def _pretend(self) -> None:
-        """Report that all containers run, as long as nobody deletes the pod."""
+        """Report that all containers run, until the pod is deleted."""
         self._state = replace(self._state, pod_ip=self._host.network.allocate(self._uid))
         now = datetime.now(UTC)
         for supervisor in self._containers:
@@ -231,7 +231,7 @@ class Worker:
             await self._persist(self._report)
 
     async def _report(self) -> None:
-        """Write the status if it differs from what was written last, or if somebody wrote over that."""
+        """Write the status if it differs from what was written last, or if another client has overwritten it."""
         state = replace(
             self._state,
             init=[supervisor.state for supervisor in self._init],

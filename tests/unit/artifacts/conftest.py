@@ -1,10 +1,14 @@
+"""A file server on loopback and weights to serve from it."""
+
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.web import FileServer
+from artifacts.weights_store import WeightsStore
+from tests.support.file_server import FileServer
+from tests.unit.artifacts.stored_weights import HURRIED
 
 SIZE_BYTES = 5 << 20
 
@@ -32,3 +36,8 @@ def weights(server: FileServer) -> bytes:
     for name in ("weights.gguf", "acme/tiny/weights.gguf"):
         (server.root / name).write_bytes(content)
     return content
+
+
+@pytest.fixture
+def store(tmp_path: Path, server: FileServer) -> WeightsStore:
+    return WeightsStore(tmp_path / "weights", endpoint=server.url, file_root=tmp_path / "files", patience=HURRIED)

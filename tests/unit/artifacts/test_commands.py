@@ -1,4 +1,4 @@
-"""The two commands as a Job and as a person see them."""
+"""`pomona inspect` and `pomona fetch`: exit codes, the result file, and messages on the terminal."""
 
 import asyncio
 import json
@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.fetch import _Lines, command
+from cli.fetch import _ProgressLines, command
 from cli.outcome import RESULT_BYTES, encode_within
-from tests import tiny_gguf
-from tests.web import Fault, FileServer
+from tests.support.file_server import FileServer, TransferFault
+from tests.support.tiny_models import tiny_gguf
 
 
 class Ran(NamedTuple):
@@ -51,7 +51,9 @@ def model(server: FileServer) -> Path:
     return path
 
 
-async def test_job_learns_all_from_result_file_and_exit_code(server: FileServer, model: Path, tmp_path: Path) -> None:
+async def test_result_file_and_exit_code_have_all_that_a_job_reports(
+    server: FileServer, model: Path, tmp_path: Path
+) -> None:
     content = await asyncio.to_thread(model.read_bytes)
     source, result = "hf://acme/tiny@main/tiny.gguf", tmp_path / "termination-log"
     ran = await _pomona("inspect", source, "--json", "--result", str(result), HF_ENDPOINT=server.url)
@@ -69,7 +71,7 @@ async def test_job_learns_all_from_result_file_and_exit_code(server: FileServer,
     assert json.loads(result.read_bytes())["sha256"] == facts["sha256"]
 
 
-async def test_permanent_failure_is_2_and_one_line(server: FileServer, tmp_path: Path) -> None:
+async def test_permanent_failure_exits_with_2_and_one_line(server: FileServer, tmp_path: Path) -> None:
     result = tmp_path / "termination-log"
     for verb, *rest in (["inspect"], ["fetch", "--to", str(tmp_path)]):
         ran = await _pomona(verb, server.url + "/none.gguf", *rest, "--result", str(result))
@@ -80,7 +82,7 @@ async def test_permanent_failure_is_2_and_one_line(server: FileServer, tmp_path:
         assert (facts["reason"], facts["retryable"]) == ("SourceNotFound", False)
 
 
-async def test_failure_that_may_pass_is_1(tmp_path: Path) -> None:
+async def test_retryable_failure_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ran = await _pomona("fetch", "http://127.0.0.1:9/x.gguf", "--to", str(tmp_path / "file"))
     assert ran.code == 1
@@ -88,7 +90,7 @@ async def test_failure_that_may_pass_is_1(tmp_path: Path) -> None:
     assert ran.err.count("\n") == 1
 
 
-def test_digest_that_is_none_is_permanent() -> None:
+def test_invalid_digest_is_permanent() -> None:
     ran = CliRunner().invoke(command, ["http://127.0.0.1:9/x.gguf", "--to", ".", "--sha256", "beef"])
     assert ran.exit_code == 2
     assert "64 hexadecimal digits" in ran.output
@@ -102,8 +104,10 @@ async def test_token_comes_from_the_environment(server: FileServer, model: Path)
     assert "with 4,096 tokens of context: " in ran.out
 
 
-async def test_sigterm_ends_a_fetch_and_keeps_the_part(server: FileServer, model: Path, tmp_path: Path) -> None:
-    server.faults.append(Fault(1 << 17, silent=True))
+async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(
+    server: FileServer, model: Path, tmp_path: Path
+) -> None:
+    server.faults.append(TransferFault(1 << 17, silent=True))
     source, part = f"{server.url}/acme/tiny/{model.name}", tmp_path / "tiny.gguf.part"
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "cli.main", "fetch", source, "--to", str(tmp_path)], stderr=subprocess.PIPE
@@ -113,13 +117,13 @@ async def test_sigterm_ends_a_fetch_and_keeps_the_part(server: FileServer, model
             await asyncio.sleep(0.02)
     process.terminate()
     _, err = await process.communicate()
-    assert (process.returncode, err) == (1, b"pomona fetch: stopped; the next call goes on from here\n")
+    assert (process.returncode, err) == (1, b"pomona fetch: stopped; run the command again to resume\n")
     assert part.exists()
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 9.0, 10.0, 10.0, 19.0, 21.0, 21.0])
-    lines = _Lines("a.gguf", lambda: next(now))
+    lines = _ProgressLines("a.gguf", lambda: next(now))
     for done in (1, 1 << 20, 2 << 20, 3 << 20):
         lines.show(done, 4 << 20)
     assert capsys.readouterr().err == "a.gguf: 1.0 MiB of 4.0 MiB (25 %)\na.gguf: 3.0 MiB of 4.0 MiB (75 %)\n"

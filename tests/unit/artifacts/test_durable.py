@@ -1,3 +1,5 @@
+"""State files are complete or absent, private, and a damaged one is set aside."""
+
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": "no number"}', b"\x00\xff", b'{"\xff": 1}'])
-def test_a_damaged_file_is_set_aside_and_not_fallen_over(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thing.json"
     path.write_bytes(content)
     assert durable.read(path, dict[str, int]) is None

@@ -1,3 +1,5 @@
+"""Downloads: resumed where they were cut, verified, bounded in retries, and refused with a message that helps."""
+
 import asyncio
 import dataclasses
 import errno
@@ -13,13 +15,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from artifacts import part
+from artifacts import partial_download
 from artifacts.errors import ArtifactError
-from artifacts.fetch import Fetched, fetch
-from artifacts.part import in_thread
-from artifacts.patience import Backoff, Patience
+from artifacts.fetch import FetchedArtifact, fetch
+from artifacts.partial_download import in_thread
+from artifacts.retry import Backoff, Patience
 from artifacts.source import parse
-from tests.web import COMMIT, Fault, FileServer
+from tests.support.file_server import COMMIT, FileServer, TransferFault
 
 HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
 MIB = 1 << 20
@@ -31,7 +33,7 @@ class Call(NamedTuple):
     to: Path
     endpoint: str
 
-    async def __call__(self, source: str, **options: Any) -> Fetched:
+    async def __call__(self, source: str, **options: Any) -> FetchedArtifact:
         defaults: dict[str, Any] = {"sha256": None, "token": None, "file_root": None, "revision": None}
         defaults["on_progress"] = lambda _done, _total: None
         return await fetch(
@@ -66,7 +68,7 @@ def _rewrite(path: Path, content: bytes) -> None:
 
 async def _cut(call: Call, server: FileServer) -> int:
     """Leave a part behind, as a process that gave up does, and return its size."""
-    server.faults.append(Fault(3 * MIB))
+    server.faults.append(TransferFault(3 * MIB))
     impatient = dataclasses.replace(HURRIED, attempts=1)
     error = await call.refused(server.url + "/weights.gguf", patience=impatient)
     assert error.reason == "SourceUnreachable"
@@ -81,7 +83,7 @@ def _part(call: Call) -> Path:
     return call.to / "weights.gguf.part"
 
 
-async def test_fetches_and_a_second_call_asks_nobody(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_second_fetch_sends_no_request(call: Call, server: FileServer, weights: bytes) -> None:
     progress: list[tuple[int, int | None]] = []
     source = server.url + "/weights.gguf"
     first = await call(source, on_progress=lambda done, total: progress.append((done, total)))
@@ -99,8 +101,8 @@ async def test_fetches_and_a_second_call_asks_nobody(call: Call, server: FileSer
     assert call.names() == {"weights.gguf", "weights.gguf.lock", "weights.gguf.verified.json"}
 
 
-async def test_cut_download_goes_on_within_one_call(call: Call, server: FileServer, weights: bytes) -> None:
-    server.faults.extend([Fault(MIB), Fault(2 * MIB), Fault(0)])
+async def test_cut_download_is_resumed_within_one_call(call: Call, server: FileServer, weights: bytes) -> None:
+    server.faults.extend([TransferFault(MIB), TransferFault(2 * MIB), TransferFault(0)])
     fetched = await call(server.url + "/weights.gguf")
     assert fetched.path.read_bytes() == weights
     starts = [int((seen.range or "bytes=0-")[6:-1]) for seen in server.requests]
@@ -108,8 +110,8 @@ async def test_cut_download_goes_on_within_one_call(call: Call, server: FileServ
     assert 0 < starts[1] < starts[2] == starts[3]
 
 
-async def test_shorter_range_than_asked_for_is_gone_on_from(call: Call, server: FileServer, weights: bytes) -> None:
-    server.faults.append(Fault(2 * MIB))
+async def test_shorter_range_than_requested_is_continued(call: Call, server: FileServer, weights: bytes) -> None:
+    server.faults.append(TransferFault(2 * MIB))
     server.range_bytes = MIB
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
     assert {seen.status for seen in server.requests[1:]} == {206}
@@ -117,14 +119,14 @@ async def test_shorter_range_than_asked_for_is_gone_on_from(call: Call, server: 
 
 
 @pytest.mark.usefixtures("weights")
-async def test_ranges_without_progress_do_not_go_on_for_ever(call: Call, server: FileServer) -> None:
+async def test_ranges_without_progress_end_the_retries(call: Call, server: FileServer) -> None:
     await _cut(call, server)
     server.range_bytes = 0
     error = await call.refused(server.url + "/weights.gguf")
     assert (error.reason, error.retryable) == ("SourceUnreachable", True)
 
 
-async def test_answer_that_does_not_say_its_size_is_refused(call: Call) -> None:
+async def test_response_without_size_is_refused(call: Call) -> None:
     async def half_an_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nGGUF")
@@ -153,11 +155,11 @@ async def test_a_redirect_that_leads_nowhere_shows_no_signature(call: Call, loca
     assert "hunter2" not in error.message
 
 
-async def test_a_host_that_no_host_can_have_is_an_address_to_correct(call: Call) -> None:
+async def test_an_invalid_host_name_is_reported_as_no_url(call: Call) -> None:
     assert "is no http(s):// URL" in (await call.refused("https://files..example/weights.gguf")).message
 
 
-async def test_an_entity_tag_that_is_no_text_names_nothing(call: Call) -> None:
+async def test_an_entity_tag_that_is_no_text_is_ignored(call: Call) -> None:
     async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag: "\xe9"\r\n\r\nGGUF')
@@ -170,14 +172,14 @@ async def test_an_entity_tag_that_is_no_text_names_nothing(call: Call) -> None:
     assert fetched.revision == ""
 
 
-async def test_silent_server_times_out_and_is_asked_again(call: Call, server: FileServer, weights: bytes) -> None:
-    server.faults.append(Fault(MIB, silent=True))
+async def test_silent_server_times_out_and_is_retried(call: Call, server: FileServer, weights: bytes) -> None:
+    server.faults.append(TransferFault(MIB, silent=True))
     hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)
     assert (await call(server.url + "/weights.gguf", patience=hasty)).path.read_bytes() == weights
     assert len(server.requests) > 1
 
 
-async def test_later_call_goes_on_from_the_part(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_later_call_resumes_the_partial_download(call: Call, server: FileServer, weights: bytes) -> None:
     size = await _cut(call, server)
     fetched = await call(server.url + "/weights.gguf", sha256=_sha256(weights))
     assert fetched.path.read_bytes() == weights
@@ -185,7 +187,9 @@ async def test_later_call_goes_on_from_the_part(call: Call, server: FileServer, 
     assert server.requests[-1].bytes_sent == len(weights) - size + 1
 
 
-async def test_whole_part_is_finished_without_fetching_it_again(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_complete_partial_download_is_finished_without_fetching_it_again(
+    call: Call, server: FileServer, weights: bytes
+) -> None:
     await _cut(call, server)
     _part(call).write_bytes(weights)
     assert (await call(server.url + "/weights.gguf")).sha256 == _sha256(weights)
@@ -209,7 +213,9 @@ async def test_changed_upstream_is_noticed_when_the_server_ignores_if_range(
     assert [seen.status for seen in server.requests] == [200, status, 200]
 
 
-async def test_part_of_another_source_is_not_continued(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_partial_download_of_another_source_is_not_continued(
+    call: Call, server: FileServer, weights: bytes
+) -> None:
     await _cut(call, server)
     (server.root / "other").mkdir()
     (server.root / "other/weights.gguf").write_bytes(weights[::-1])
@@ -219,20 +225,24 @@ async def test_part_of_another_source_is_not_continued(call: Call, server: FileS
 @pytest.mark.parametrize("attribute", ["ranges", "etags", "validators"])
 async def test_simpler_servers_work_too(call: Call, server: FileServer, weights: bytes, attribute: str) -> None:
     setattr(server, attribute, False)
-    server.faults.extend([Fault(2 * MIB), Fault(3 * MIB)])
+    server.faults.extend([TransferFault(2 * MIB), TransferFault(3 * MIB)])
     fetched = await call(server.url + "/weights.gguf")
     assert fetched.path.read_bytes() == weights
     assert bool(fetched.revision) == server.validators
 
 
-async def test_spoiled_part_is_healed_by_one_start_from_zero(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_damaged_partial_download_is_healed_by_one_start_from_zero(
+    call: Call, server: FileServer, weights: bytes
+) -> None:
     await _cut(call, server)
     with _part(call).open("r+b") as file:
         file.write(bytes(4096))
     assert (await call(server.url + "/weights.gguf", sha256=_sha256(weights))).path.read_bytes() == weights
 
 
-async def test_wrong_digest_deletes_the_part_and_is_permanent(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_wrong_digest_deletes_the_partial_download_and_is_permanent(
+    call: Call, server: FileServer, weights: bytes
+) -> None:
     error = await call.refused(server.url + "/weights.gguf", sha256="0" * 64)
     assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
     assert "0" * 64 in error.message
@@ -249,16 +259,14 @@ async def test_wrong_digest_that_the_hub_knows_costs_no_download(
     assert server.bytes_sent("/weights.gguf") < len(weights)
 
 
-async def test_file_that_was_tampered_with_is_fetched_anew(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_modified_file_is_fetched_again(call: Call, server: FileServer, weights: bytes) -> None:
     fetched = await call(server.url + "/weights.gguf")
     _rewrite(fetched.path, b"broken")
     again = await call(server.url + "/weights.gguf")
     assert again.path.read_bytes() == weights
 
 
-async def test_file_that_somebody_put_there_is_taken_when_its_digest_is_right(
-    call: Call, server: FileServer, weights: bytes
-) -> None:
+async def test_existing_file_with_the_expected_digest_is_used(call: Call, server: FileServer, weights: bytes) -> None:
     call.to.mkdir()
     (call.to / "weights.gguf").write_bytes(weights)
     await call(server.url + "/weights.gguf", sha256=_sha256(weights))
@@ -274,7 +282,7 @@ async def test_hub_source_resolves_its_commit_and_digest(call: Call, server: Fil
 
 
 @pytest.mark.usefixtures("weights")
-async def test_resolved_revision_is_what_a_hub_is_asked_for(call: Call, server: FileServer) -> None:
+async def test_resolved_revision_is_requested_from_the_hub(call: Call, server: FileServer) -> None:
     await call("hf://acme/tiny/weights.gguf", revision=COMMIT)
     assert server.requests[0].path == f"/acme/tiny/resolve/{COMMIT}/weights.gguf"
 
@@ -302,7 +310,7 @@ async def test_token_reaches_the_hub_and_never_its_cdn(call: Call, server: FileS
         (503, "SourceUnreachable"),
     ],
 )
-async def test_refusal_is_translated(call: Call, server: FileServer, status: int, reason: str) -> None:
+async def test_http_status_becomes_a_reason(call: Call, server: FileServer, status: int, reason: str) -> None:
     retryable = reason == "SourceUnreachable"
     server.statuses.extend([status] * HURRIED.attempts)
     error = await call.refused(server.url + "/weights.gguf?sig=hunter2", token="hf_hunter2")
@@ -313,12 +321,12 @@ async def test_refusal_is_translated(call: Call, server: FileServer, status: int
     assert call.names() == {"weights.gguf.lock"}
 
 
-async def test_overloaded_server_is_asked_again(call: Call, server: FileServer, weights: bytes) -> None:
+async def test_overloaded_server_is_retried(call: Call, server: FileServer, weights: bytes) -> None:
     server.statuses.extend([503, 429])
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
 
 
-async def test_nobody_listening_is_unreachable(call: Call) -> None:
+async def test_refused_connection_is_unreachable(call: Call) -> None:
     error = await call.refused("http://127.0.0.1:9/weights.gguf")
     assert (error.reason, error.retryable) == ("SourceUnreachable", True)
 
@@ -345,18 +353,18 @@ async def test_space_is_checked_before_a_byte_is_written(
     assert call.names() == {"weights.gguf.lock"}
 
 
-async def test_volume_that_fills_up_keeps_the_part(
+async def test_full_volume_keeps_the_partial_download(
     call: Call, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = part.Part.append
+    append = partial_download.PartialDownload.append
 
-    async def full(self: part.Part, block: bytes) -> None:
+    async def full(self: partial_download.PartialDownload, block: bytes) -> None:
         if self.size_bytes > 2 * MIB:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         await append(self, block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(part.Part, "append", full)
+        patch.setattr(partial_download.PartialDownload, "append", full)
         error = await call.refused(server.url + "/weights.gguf")
     assert (error.reason, error.retryable) == ("NoSpace", True)
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
@@ -378,10 +386,10 @@ async def test_two_fetches_of_one_file_download_it_once(call: Call, server: File
     assert server.bytes_sent("/weights.gguf") == len(weights)
 
 
-async def test_cancelled_fetch_frees_the_lock_and_keeps_the_part(
+async def test_cancelled_fetch_frees_the_lock_and_keeps_the_partial_download(
     call: Call, server: FileServer, weights: bytes
 ) -> None:
-    server.faults.append(Fault(2 * MIB, silent=True))
+    server.faults.append(TransferFault(2 * MIB, silent=True))
     reached = asyncio.Event()
     patient = dataclasses.replace(HURRIED, silence_seconds=60)
     show = lambda done, _total: reached.set() if done >= 2 * MIB else None  # noqa: E731
@@ -394,10 +402,10 @@ async def test_cancelled_fetch_frees_the_lock_and_keeps_the_part(
     assert server.requests[-1].range == f"bytes={2 * MIB - 1}-"
 
 
-async def test_killed_process_leaves_a_part_that_the_next_one_finishes(
+async def test_next_process_finishes_the_download_of_a_killed_one(
     call: Call, server: FileServer, weights: bytes
 ) -> None:
-    server.faults.append(Fault(3 * MIB, silent=True))
+    server.faults.append(TransferFault(3 * MIB, silent=True))
     command = [sys.executable, "-m", "cli.main", "fetch", server.url + "/weights.gguf", "--to", str(call.to)]
     process = await asyncio.create_subprocess_exec(*command)
     left = _part(call)
@@ -443,7 +451,7 @@ async def test_local_file_outside_the_root_is_refused(call: Call, tmp_path: Path
     assert "--file-root" in (await call.refused(f"file://{outside}")).message
 
 
-async def test_what_fails_for_one_who_was_cancelled_is_no_complaint_of_the_loop() -> None:
+async def test_error_after_a_cancellation_is_not_logged_by_the_loop() -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
     started, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A folder of MLX weights, inspected: its listing, its configuration, and what serving it takes."""
+"""Inspection of a folder of MLX weights: its files, its configuration, and the memory that serving takes."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import config
+from artifacts import mlx_config
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
 from crds.model import Layers
-from tests import tiny_mlx
-from tests.web import COMMIT, FileServer
+from tests.support.file_server import COMMIT, FileServer
+from tests.support.tiny_models import tiny_mlx
 
 WEIGHTS_BYTES = 50_000
 LLAMA: dict[str, Any] = {
@@ -91,21 +91,21 @@ async def test_a_link_that_leads_out_of_the_root_is_refused(server: FileServer, 
 
 
 @pytest.mark.parametrize("end", ["/", ""])
-async def test_what_cannot_be_read_is_named(
+async def test_an_unreadable_file_is_named(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     gone = tmp_path / "gone.gguf"
-    monkeypatch.setattr("artifacts.root.locate", lambda _source, _root: gone)
+    monkeypatch.setattr("artifacts.local_files.locate", lambda _source, _root: gone)
     with pytest.raises(ArtifactError, match=f"{gone}: No such file") as caught:
         await look(f"file://{gone}{end}", server=server, file_root=tmp_path)
     assert caught.value.reason == "StorageFailed"
 
 
-async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
+async def test_a_folder_without_weights_is_refused_with_the_reason(server: FileServer) -> None:
     folder = write(server.root / "acme" / "mlx", LLAMA)
     for nonsense in (b"[1", b'{"model_type": "\xff"}', b'{"a": ' + b"[" * 100_000):
         (folder / "config.json").write_bytes(nonsense)
-        with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json makes no sense"):
+        with pytest.raises(ArtifactError, match=r"hf://acme/mlx@main: config\.json is not valid JSON"):
             await look("hf://acme/mlx", server=server)
     (folder / "config.json").write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(ArtifactError, match=r"^hf://acme/mlx@main: config\.json is longer than 1\.0 MiB$"):
@@ -117,11 +117,11 @@ async def test_what_is_no_folder_of_weights_says_so(server: FileServer) -> None:
 
 
 def layers(**changes: object) -> list[Layers] | None:
-    found = config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    found = mlx_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
     return found.layers if found else None
 
 
-def test_layers_are_told_by_their_window() -> None:
+def test_layers_are_counted_by_their_window() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     assert layers(layer_types=types, sliding_window=512) == [
         Layers(count=1, key_elements=32, value_elements=32),
@@ -131,7 +131,7 @@ def test_layers_are_told_by_their_window() -> None:
 
 
 def test_a_stated_head_size_and_experts_count() -> None:
-    found = config.layout_of(
+    found = mlx_config.layout_of(
         LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
     )
     assert found
@@ -139,8 +139,8 @@ def test_a_stated_head_size_and_experts_count() -> None:
     assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
 
 
-def test_a_model_that_also_sees_is_read_by_the_part_that_writes() -> None:
-    assert config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
+def test_a_multimodal_model_is_read_by_its_language_model() -> None:
+    assert mlx_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_model_that_also_sees_is_read_by_the_part_that_writes() -> None:
         {"num_attention_heads": 128},
     ],
 )
-def test_what_is_not_understood_is_unknown(changes: dict[str, object]) -> None:
+def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) -> None:
     assert layers(**changes) is None
 
 
@@ -169,6 +169,6 @@ def test_what_is_not_understood_is_unknown(changes: dict[str, object]) -> None:
     )
 )
 def test_no_configuration_crashes_the_reader(changes: dict[str, object]) -> None:
-    found = config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    found = mlx_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
     assert found is None or all(each.count > 0 for each in found.layers)
-    config.summarize(LLAMA | changes)
+    mlx_config.summarize(LLAMA | changes)

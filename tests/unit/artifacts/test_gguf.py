@@ -1,3 +1,5 @@
+"""The reader of GGUF headers agrees with the gguf package, and refuses damaged and hostile headers."""
+
 import struct
 import time
 import tracemalloc
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
 from artifacts.gguf import MAX_HEADER_BYTES, TENSOR_TYPES, GGUFHeader, HeaderTruncated, parse
-from artifacts.summary import FILE_TYPES, summarize
-from tests import tiny_gguf
+from artifacts.gguf_facts import FILE_TYPES, summarize
+from tests.support.tiny_models import tiny_gguf
 
 
 def _string(text: str) -> bytes:
@@ -125,7 +127,7 @@ def test_all_value_types_are_read_in_version_2_and_3() -> None:
         }
 
 
-def test_summary_says_what_the_header_says(tmp_path: Path) -> None:
+def test_summary_has_the_facts_of_the_header(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path, ftype="q8_0", n_layer=3, n_head_kv=[2, 0, 4])
     summary = summarize(_parse(path.read_bytes()))
@@ -241,7 +243,7 @@ def test_mutated_header_parses_or_is_refused_in_bounded_time(tiny: bytes, change
 
 @settings(max_examples=100)
 @given(st.binary(max_size=400), st.integers(0, 1 << 62))
-def test_random_bytes_never_surprise(tail: bytes, file_bytes: int) -> None:
+def test_random_bytes_are_refused_with_an_artifact_error(tail: bytes, file_bytes: int) -> None:
     data = b"GGUF" + struct.pack("<I", 3) + tail
     try:
         parse(data, max(file_bytes, len(data)))

@@ -1,3 +1,5 @@
+"""Inspection reads the header of a file and not its weights, from a hub, any web server, or a local folder."""
+
 import asyncio
 import dataclasses
 import os
@@ -9,10 +11,10 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
-from artifacts.patience import Patience
+from artifacts.retry import Patience
 from artifacts.source import parse
-from tests import tiny_gguf
-from tests.web import COMMIT, Fault, FileServer
+from tests.support.file_server import COMMIT, FileServer, TransferFault
+from tests.support.tiny_models import tiny_gguf
 
 HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
 
@@ -92,7 +94,7 @@ async def test_long_header_is_read_in_growing_ranges(server: FileServer) -> None
 
 
 @pytest.mark.usefixtures("long_header")
-async def test_server_without_ranges_is_left_after_the_header(server: FileServer) -> None:
+async def test_server_without_ranges_is_read_up_to_the_end_of_the_header(server: FileServer) -> None:
     server.ranges = False
     assert (await _inspect(server, server.url + "/long.gguf")).gguf.file_version == 3
     assert len(server.requests) == 1
@@ -101,22 +103,22 @@ async def test_server_without_ranges_is_left_after_the_header(server: FileServer
 
 
 @pytest.mark.usefixtures("model")
-async def test_cuts_and_overload_are_tried_again(server: FileServer) -> None:
+async def test_cuts_and_overload_are_retried(server: FileServer) -> None:
     server.statuses.append(503)
-    server.faults.extend([Fault(1000), Fault(1000, silent=True)])
+    server.faults.extend([TransferFault(1000), TransferFault(1000, silent=True)])
     hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)
     assert (await _inspect(server, server.url + "/tiny.gguf", patience=hasty)).gguf.model_name == "tiny-llama"
     assert len(server.requests) >= 4
 
 
-async def test_missing_file_is_asked_for_once(server: FileServer) -> None:
+async def test_missing_file_is_requested_once(server: FileServer) -> None:
     error = await _refused(server, server.url + "/none.gguf")
     assert (error.reason, error.retryable) == ("SourceNotFound", False)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"GGUF\x03\0\0\0" + b"\xff" * 4096])
-async def test_what_is_no_model_is_refused_by_name(server: FileServer, content: bytes) -> None:
+async def test_a_file_that_is_no_model_is_refused_by_name(server: FileServer, content: bytes) -> None:
     (server.root / "bad.gguf").write_bytes(content)
     for ranges in (True, False):
         server.ranges = ranges
@@ -130,7 +132,7 @@ async def test_truncated_model_is_refused_without_reading_it(server: FileServer,
     assert "cut or corrupted" in (await _refused(server, server.url + "/tiny.gguf")).message
 
 
-async def test_one_of_several_files_is_refused_with_the_way_out(server: FileServer) -> None:
+async def test_split_model_is_refused_with_the_way_out(server: FileServer) -> None:
     key = b"split.count"
     entry = struct.pack("<Q", len(key)) + key + struct.pack("<IH", 2, 3)
     (server.root / "part.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)

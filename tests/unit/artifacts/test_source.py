@@ -1,3 +1,5 @@
+"""Sources are parsed to safe file names, or refused with a message that says how to write them."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,7 +88,7 @@ def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None
         ("file:///srv/a%00b/x.gguf", "three slashes"),
     ],
 )
-def test_what_is_no_source_is_refused_with_the_way_out(text: str, hint: str) -> None:
+def test_an_invalid_source_is_refused_with_the_way_out(text: str, hint: str) -> None:
     with pytest.raises(SourceError) as caught:
         parse(text)
     assert caught.value.reason == "SourceInvalid"

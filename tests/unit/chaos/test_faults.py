@@ -1,21 +1,23 @@
 """A seed decides everything, and no failure is explained away."""
 
+import math
+
 import pytest
 
-from tests.chaos.faults import Breakage, Failure, schedule, unexplained
+from tests.chaos.faults import Breakage, FailedRequest, extend_absences, list_unexplained, plan_faults
 
 HERE, THERE = "10.77.100.1", "10.77.100.2"
 
 
-def failure(at: float, address: str = HERE, *, plausible: bool = True) -> Failure:
-    return Failure(address, at, at + 0.1, "it", plausible)
+def failure(at: float, address: str = HERE, *, plausible: bool = True) -> FailedRequest:
+    return FailedRequest(address, at, at + 0.1, "it", plausible)
 
 
 def test_a_seed_decides_everything() -> None:
-    assert schedule(7, 600, 2) == schedule(7, 600, 2)
-    assert schedule(7, 600, 2) != schedule(8, 600, 2)
-    assert {fault.kind for fault in schedule(7, 600, 2)} == {"agent", "proxy", "engine", "link", "power"}
-    assert all(0 <= fault.at < 600 for fault in schedule(7, 600, 2))
+    assert plan_faults(7, 600, 2) == plan_faults(7, 600, 2)
+    assert plan_faults(7, 600, 2) != plan_faults(8, 600, 2)
+    assert {fault.kind for fault in plan_faults(7, 600, 2)} == {"agent", "proxy", "engine", "link", "power"}
+    assert all(0 <= fault.at < 600 for fault in plan_faults(7, 600, 2))
 
 
 @pytest.mark.parametrize(
@@ -34,5 +36,19 @@ def test_a_seed_decides_everything() -> None:
         (failure(30), [Breakage("link", HERE, 9, 40)], True),
     ],
 )
-def test_only_what_broke_explains_a_failure(failed: Failure, breakages: list[Breakage], explained: bool) -> None:
-    assert (unexplained([failed], breakages) == []) is explained
+def test_only_what_broke_explains_a_failure(failed: FailedRequest, breakages: list[Breakage], explained: bool) -> None:
+    assert (list_unexplained([failed], breakages) == []) is explained
+
+
+def test_an_absence_lasts_until_the_host_has_renewed_its_lease() -> None:
+    engine, agent, power = (
+        Breakage("engine", HERE, 1, 1),
+        Breakage("agent", HERE, 2, 4),
+        Breakage("power", HERE, 12, 15),
+    )
+
+    assert extend_absences([engine, agent, power], [1.5, 3.5, 9.0, 11.0]) == [
+        engine,
+        Breakage("agent", HERE, 2, 9.0),
+        Breakage("power", HERE, 12, math.inf),
+    ]

@@ -1,3 +1,5 @@
+"""Logs of a command show the error of a crash, and no variables, which may be tokens or prompts."""
+
 import io
 import logging
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_a_crash_that_is_told_shows_no_variables(stream: io.StringIO) -> None:
+def test_logged_crash_shows_no_variables(stream: io.StringIO) -> None:
     log.configure(stream=stream)
 
     def crash(token: str) -> None:

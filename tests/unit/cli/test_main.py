@@ -1,3 +1,5 @@
+"""The `pomona` command: help without heavy imports, examples, and options that refuse bad values with a good one."""
+
 import re
 import subprocess
 import sys
@@ -11,10 +13,10 @@ from click.testing import CliRunner
 
 from cli import agent
 from cli.main import SUBCOMMANDS, main
-from cli.size import Size
+from cli.options import ListenAddressParam, Size
 
 
-def test_help_names_every_sub_command_and_imports_none() -> None:
+def test_help_names_sub_commands_without_importing_them() -> None:
     script = (
         "import sys; from cli.main import main\n"
         "try: main(['--help'])\n"
@@ -28,7 +30,7 @@ def test_help_names_every_sub_command_and_imports_none() -> None:
         assert name in done.stdout
 
 
-def test_every_sub_command_has_help_with_an_example() -> None:
+def test_help_of_sub_command_has_example() -> None:
     for path in [[name] for name in SUBCOMMANDS] + [["agent", name] for name in agent.SUBCOMMANDS]:
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0, (path, result.output)
@@ -37,7 +39,7 @@ def test_every_sub_command_has_help_with_an_example() -> None:
         assert "\\b" not in result.output
 
 
-def test_an_agent_needs_the_name_of_its_host() -> None:
+def test_agent_requires_name() -> None:
     result = CliRunner().invoke(main, ["agent"])
     assert result.exit_code == 2
     assert "Missing option '--name'" in result.output
@@ -46,13 +48,13 @@ def test_an_agent_needs_the_name_of_its_host() -> None:
 @pytest.mark.parametrize(
     ("text", "size_bytes"), [("12GiB", 12 << 30), ("1.5 Gi", 3 << 29), ("512MiB", 512 << 20), ("1000", 1000)]
 )
-def test_sizes_are_read_as_they_are_shown(text: str, size_bytes: int) -> None:
+def test_size_is_read_as_shown(text: str, size_bytes: int) -> None:
     assert Size().convert(text, None, None) == size_bytes
 
 
 @pytest.mark.parametrize("text", ["8GB", "0", "0.1", "-1", "much", ""])
-def test_what_is_no_size_is_told_with_one_that_is(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no size such as 12GiB"):
+def test_invalid_size_is_refused_with_example(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a size: give one such as 12GiB"):
         Size().convert(text, None, None)
 
 
@@ -63,10 +65,13 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kopf", None)
     result = CliRunner().invoke(main, ["controller", "--help"])
     assert result.exit_code == 1
-    assert "pip install '.[controller]' in a checkout" in result.output
+    assert (
+        "`pomona controller` needs the extra `controller`: pip install '.[controller]' in a checkout of Pomona"
+        in result.output
+    )
 
 
-def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
+def test_no_dependency_clashes_with_our_folders() -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text())
     ours = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     installed = packages_distributions()
@@ -78,12 +83,12 @@ def test_no_dependency_has_the_name_of_a_folder_of_ours() -> None:
     ("text", "place"),
     [("127.0.0.1:17999", ("127.0.0.1", 17999)), ("[::1]:80", ("::1", 80)), ("off", None)],
 )
-def test_a_place_is_an_address_and_a_port_or_none(text: str, place: tuple[str, int] | None) -> None:
-    assert agent.Place().convert(text, None, None) == place
+def test_listen_address_is_address_and_port_or_off(text: str, place: tuple[str, int] | None) -> None:
+    assert ListenAddressParam().convert(text, None, None) == place
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", "localhost:80", "127.0.0.1:0", "127.0.0.1:65536", ":80", "on"])
-def test_what_is_no_place_is_refused_with_an_example(text: str) -> None:
+def test_invalid_listen_address_is_refused_with_example(text: str) -> None:
     result = CliRunner().invoke(main, ["agent", "--name", "studio-1", "--metrics-address", text])
     assert result.exit_code == 2
     assert "127.0.0.1:17999" in result.output

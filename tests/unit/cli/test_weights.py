@@ -1,4 +1,4 @@
-"""`pomona agent weights` as an owner sees it."""
+"""`pomona agent weights` lists weights, deletes the unused ones, and refuses the others with a way out."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from artifacts.source import parse
-from artifacts.store import Held, Store
+from artifacts.weights_store import HeldWeights, WeightsStore
 from cli.weights import command
-from tests.web import FileServer
+from tests.support.file_server import FileServer
 
 
 def run(state: Path, *arguments: str) -> Result:
@@ -23,14 +23,14 @@ def www(tmp_path: Path) -> Path:
     return folder
 
 
-async def stored(state: Path, www: Path, name: str = "tiny.gguf?signature=secret") -> Held:
+async def stored(state: Path, www: Path, name: str = "tiny.gguf?signature=secret") -> HeldWeights:
     async with FileServer(www) as server:
-        store = Store(state / "weights", endpoint=server.url, file_root=None)
+        store = WeightsStore(state / "weights", endpoint=server.url, file_root=None)
         source = parse(f"{server.url}/{name}")
         return await store.obtain(source, sha256=None, revision=None, token=None, on_progress=lambda _a, _b: None)
 
 
-async def test_weights_are_listed_kept_while_in_use_and_deleted(tmp_path: Path, www: Path) -> None:
+async def test_weights_are_listed_and_deleted_unless_in_use(tmp_path: Path, www: Path) -> None:
     state = tmp_path / "state"
     held = await stored(state, www)
     short = held.digest[:12]
@@ -52,24 +52,24 @@ async def test_weights_are_listed_kept_while_in_use_and_deleted(tmp_path: Path, 
     assert run(state).output.startswith("no weights in")
 
 
-def test_an_unknown_digest_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_unknown_digest_is_refused_with_way_out(tmp_path: Path) -> None:
     result = run(tmp_path, "--remove", "beef")
     assert result.exit_code == 1
     assert "`pomona agent weights`" in result.output
 
 
-def test_no_digest_names_no_weights(tmp_path: Path) -> None:
+def test_empty_digest_is_refused(tmp_path: Path) -> None:
     """As where a script's variable is empty: the only weights of a host would go."""
     assert run(tmp_path, "--remove", "").exit_code == 2
 
 
-async def test_a_source_is_shown_as_it_is(tmp_path: Path, www: Path) -> None:
+async def test_source_is_printed_whole(tmp_path: Path, www: Path) -> None:
     (www / "tiny-[bold]-[q4].gguf").write_bytes(b"x")
     await stored(tmp_path, www, "tiny-[bold]-[q4].gguf")
     assert "/tiny-[bold]-[q4].gguf" in run(tmp_path).output
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "objects").write_text("no folder")
     result = run(tmp_path)

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from controller import run
-from controller.plan import Leading
-from controller.run import WATCHED, Controller, Options
+from controller.reconcile.plan import Leading
+from controller.run import WATCHED, Controller, ControllerOptions
 from kube.client import Client, Obj, ObjectList
 from kube.credentials import Credentials
 from kube.errors import Unreachable
 from kube.resources import MODELS, Resource
-from tests.background import running
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 
 def model(name: str) -> Obj:
@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     world = World()
-    controller = Controller(world, no_credentials, Options("pomona:test", {}))
+    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}))
     controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
@@ -70,6 +70,6 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     monkeypatch.setattr(run, "registrations", lambda *_: ((), (crash,)))
-    controller = Controller(World(), no_credentials, Options("pomona:test", {}))
+    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)

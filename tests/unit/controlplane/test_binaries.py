@@ -1,4 +1,4 @@
-"""Which programs of a machine may stand in for ours, and where ours are kept."""
+"""The search for the control plane's programs: compatible ones of the machine, the cache, the build."""
 
 import stat
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controlplane import binaries
-from tests.controlplane.binaries import MODULE, Pins, ensure, fits, minor, read_pins
+from tests.controlplane.binaries import MODULE, Pins, ensure_binaries, is_compatible, parse_minor_version, read_pins
 from tests.controlplane.go_build import BuildError, is_new_enough
 
 VERSIONS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99))
@@ -19,8 +19,8 @@ def test_versions_come_from_go_mod() -> None:
 
     assert pins.kubernetes.startswith("1.35.")
     assert pins.etcd.startswith("3.6.")
-    assert pins.of("etcd") == pins.etcd
-    assert pins.of("kubectl") == pins.kubernetes
+    assert pins.version_of("etcd") == pins.etcd
+    assert pins.version_of("kubectl") == pins.kubernetes
     assert pins.kubernetes in pins.key
     assert pins.etcd in pins.key
 
@@ -48,18 +48,18 @@ def test_a_go_mod_without_a_version_is_refused() -> None:
         ("command not found", None),
     ],
 )
-def test_a_version_is_read_from_what_a_program_says(says: str, version: tuple[int, int] | None) -> None:
-    assert minor(says) == version
+def test_version_is_parsed_from_a_programs_output(says: str, version: tuple[int, int] | None) -> None:
+    assert parse_minor_version(says) == version
 
 
 @given(VERSIONS, VERSIONS)
-def test_servers_fit_in_the_same_minor_and_kubectl_beside_it(
+def test_same_minor_version_is_compatible_and_for_kubectl_one_apart(
     found: tuple[int, int, int], wanted: tuple[int, int, int]
 ) -> None:
     says, text = f"v{found[0]}.{found[1]}.{found[2]}", f"{wanted[0]}.{wanted[1]}.{wanted[2]}"
 
-    assert fits("kube-apiserver", says, text) == (found[:2] == wanted[:2])
-    assert fits("kubectl", says, text) == (found[0] == wanted[0] and abs(found[1] - wanted[1]) <= 1)
+    assert is_compatible("kube-apiserver", says, text) == (found[:2] == wanted[:2])
+    assert is_compatible("kubectl", says, text) == (found[0] == wanted[0] and abs(found[1] - wanted[1]) <= 1)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return cached
 
 
-def test_the_cache_is_used(empty_machine: Path) -> None:
-    assert set(vars(ensure()).values()) == {empty_machine / name for name in binaries.PACKAGES}
+def test_cached_programs_are_used(empty_machine: Path) -> None:
+    assert set(vars(ensure_binaries()).values()) == {empty_machine / name for name in binaries.PACKAGES}
 
 
-def test_what_fits_on_the_machine_comes_first(
+def test_compatible_programs_of_the_machine_come_first(
     empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assets = tmp_path / "assets"
@@ -113,20 +113,20 @@ def test_what_fits_on_the_machine_comes_first(
     program(tmp_path / "bin", "etcd", "etcd Version: 3.6.0")
     program(tmp_path / "bin", "kubectl", "Client Version: v1.36.1")
 
-    found = ensure()
+    found = ensure_binaries()
 
     assert found.etcd == assets / "etcd"
     assert found.kube_apiserver == empty_machine / "kube-apiserver"  # of another minor version
     assert found.kubectl == tmp_path / "bin" / "kubectl"
 
 
-def test_only_what_is_absent_is_built_and_a_failed_build_leaves_no_program(empty_machine: Path, tmp_path: Path) -> None:
+def test_only_missing_programs_are_built_and_a_failed_build_leaves_none(empty_machine: Path, tmp_path: Path) -> None:
     (empty_machine / "kubectl").unlink()
     log = tmp_path / "log"
     program(tmp_path / "bin", "go", f'go version go1.99.0 x/y\' && echo "$@" >>{log} && [ "$1" = version ] && echo \'')
 
     with pytest.raises(BuildError, match=r"`.*/go list` in .*controlplane failed"):
-        ensure()
+        ensure_binaries()
 
     assert "list -deps k8s.io/kubernetes/cmd/kubectl" in log.read_text()
     assert not (empty_machine / "kubectl").exists()

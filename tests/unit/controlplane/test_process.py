@@ -1,4 +1,4 @@
-"""A program beside a test: its log, its end, and that nothing of it belongs to an event loop."""
+"""A program beside a test: its log, its end, and its independence of event loops."""
 
 import asyncio
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane.process import Process
-from tests.eventually import eventually
+from tests.support.eventually import eventually
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
@@ -17,7 +17,7 @@ def python(tmp_path: Path, script: str) -> Process:
     return Process("sample", [sys.executable, "-c", script], tmp_path / "sample.log")
 
 
-async def test_it_appends_to_one_log_over_its_starts(tmp_path: Path) -> None:
+async def test_all_starts_append_to_one_log(tmp_path: Path) -> None:
     process = python(tmp_path, "import os, sys; print('run', flush=True); sys.exit(3)")
 
     for _ in range(2):
@@ -37,7 +37,7 @@ async def test_stop_returns_the_exit_code(tmp_path: Path) -> None:
     assert await process.stop() == -signal.SIGTERM
 
 
-async def test_what_ignores_the_request_is_killed_and_reported(tmp_path: Path) -> None:
+async def test_process_that_ignores_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
     process = python(tmp_path, STUBBORN)
     process.start()
     await eventually(lambda: process.tail(1) == "up")
@@ -48,7 +48,7 @@ async def test_what_ignores_the_request_is_killed_and_reported(tmp_path: Path) -
     assert process.exit_code == -signal.SIGKILL
 
 
-def test_one_loop_starts_it_and_another_stops_it(tmp_path: Path) -> None:
+def test_process_is_started_in_one_event_loop_and_stopped_in_another(tmp_path: Path) -> None:
     process = python(tmp_path, "import time; time.sleep(60)")
 
     async def start() -> None:
@@ -60,7 +60,7 @@ def test_one_loop_starts_it_and_another_stops_it(tmp_path: Path) -> None:
     assert process.exit_code == -signal.SIGKILL
 
 
-async def test_a_second_start_is_refused_while_it_runs(tmp_path: Path) -> None:
+async def test_second_start_of_a_running_process_is_refused(tmp_path: Path) -> None:
     process = python(tmp_path, "import time; time.sleep(60)")
     with pytest.raises(RuntimeError, match="never started"):
         await process.stop()

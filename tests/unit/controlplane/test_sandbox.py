@@ -1,4 +1,4 @@
-"""What a person is told whose machine refuses namespaces."""
+"""The advice on a machine that refuses namespaces."""
 
 import pytest
 
@@ -17,18 +17,18 @@ CLONE = "/proc/sys/kernel/unprivileged_userns_clone"
         ({CLONE: "0", MAXIMUM: "63000"}, "sudo sysctl kernel.unprivileged_userns_clone=1"),
     ],
 )
-def test_the_switch_that_is_off_is_named_with_its_command(switches: dict[str, str], command: str) -> None:
+def test_forbidding_setting_is_named_with_its_command(switches: dict[str, str], command: str) -> None:
     line = advice("unshare: unshare failed: No space left on device\n", switches)
 
     assert "unshare failed: No space left on device" in line
     assert line.endswith(f"allow it with: {command}")
 
 
-def test_all_switches_that_are_off_are_named() -> None:
+def test_all_forbidding_settings_are_named() -> None:
     assert advice("no", {APPARMOR: "1", MAXIMUM: "0"}).count("sudo sysctl") == 2
 
 
-def test_without_a_switch_a_container_is_the_reason() -> None:
+def test_container_is_advised_if_no_setting_forbids() -> None:
     line = advice("", {MAXIMUM: "63000"})
 
     assert "without a word" in line
@@ -46,7 +46,7 @@ def test_missing_tools_are_named_with_their_packages(monkeypatch: pytest.MonkeyP
         check()
 
 
-def test_another_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_operating_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
 
     with pytest.raises(SandboxError, match="darwin"):

@@ -1,3 +1,5 @@
+"""The generated CRD YAML is as the structs say, and a stale file is reported."""
+
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
 class TestDefinition:
     def test_file_beside_the_structs_is_fresh(self, definition: Definition) -> None:
         path, text = next(
-            (path, text) for path, text in generate.rendered().items() if definition.plural in path.name.split("_")[1]
+            (path, text)
+            for path, text in generate.render_files().items()
+            if definition.plural in path.name.split("_")[1]
         )
         assert path.read_text() == text, "run `make crds`"
         assert yaml.safe_load(text) == definition.render()
@@ -56,9 +60,9 @@ class TestDefinition:
 
 
 def test_stale_file_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    files = generate.rendered()
+    files = generate.render_files()
     first = next(iter(files))
-    monkeypatch.setattr(generate, "rendered", lambda: files | {first: "other"})
+    monkeypatch.setattr(generate, "render_files", lambda: files | {first: "other"})
     monkeypatch.setattr("sys.argv", ["generate", "--check"])
     assert generate.main() == 1
     assert capsys.readouterr().err == f"crds/{first.name} is stale: run `make crds`\n"

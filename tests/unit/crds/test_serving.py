@@ -1,4 +1,4 @@
-"""Which arguments reach the engine; that the API server holds the rule is for tests/cluster/test_crds.py."""
+"""Which arguments reach the engine; that the API server holds the rule is for tests/cluster/crds/test_crds.py."""
 
 import re
 

@@ -1,3 +1,5 @@
+"""Sizes are printed in the unit that fits them."""
+
 import pytest
 
 from crds.size import size_text

@@ -1,3 +1,5 @@
+"""Facts of this machine and of Linux: names, memory, boot id, and start times of processes."""
+
 import os
 import subprocess
 import sys
@@ -33,7 +35,7 @@ def test_machine(text: str, expected: str | None) -> None:
     assert linux.parse_machine(text) == expected
 
 
-def test_what_linux_does_not_tell() -> None:
+def test_facts_that_linux_lacks_are_none() -> None:
     assert linux.parse_cpuinfo("") is None
     assert linux.parse_os_release("") is None
 
@@ -49,7 +51,7 @@ def test_this_machine() -> None:
     assert found.cpu_cores
 
 
-def test_how_this_machine_fares() -> None:
+def test_state_of_this_machine() -> None:
     found = host.state()
     assert found.pressure.available_bytes
     assert found.uptime_seconds
@@ -69,7 +71,7 @@ def test_ps_of_a_process_a_zombie_and_none() -> None:
     assert processes.parse_ps(text, 81) is None
 
 
-def test_start_times_tell_processes_apart() -> None:
+def test_start_times_distinguish_processes() -> None:
     assert processes.start_time(os.getpid()) == processes.start_time(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert processes.start_time(child.pid) not in {None, processes.start_time(os.getpid())}

@@ -1,3 +1,5 @@
+"""The footprint of a process and its descendants, on Linux and by macOS's library."""
+
 import os
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def wait_for_zombie(pid: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "12 many 3", "12 0 3"])
-def test_what_the_kernel_does_not_tell_is_unknown(text: str) -> None:
+def test_missing_facts_of_the_kernel_are_none(text: str) -> None:
     assert footprint.parse_statm(text) is None
 
 
@@ -95,7 +97,7 @@ class Library:
         return 8
 
 
-def test_what_the_library_of_macos_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_the_library_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "_library", Library)
     assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") == 4
     assert libsystem.sysctl_int("kern.no_such_thing") is None
@@ -107,7 +109,7 @@ def test_what_the_library_of_macos_answers(monkeypatch: pytest.MonkeyPatch) -> N
     assert footprint_bytes(1) is None
 
 
-def test_without_the_library_of_macos_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_of_macos_facts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "_library", lambda: None)
     assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") is None
     assert libsystem.footprint_bytes(os.getpid()) is None

@@ -1,3 +1,5 @@
+"""macOS probes read recorded outputs of its tools; whatever is missing, cut off or garbage is None."""
+
 import json
 from collections.abc import Callable
 
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from devices import gpu, macos, metal, power, pressure, thermal
 from devices.chips import CHIPS, bandwidth_bytes_per_second
-from devices.facts import CoreLevel, HostFacts
+from devices.facts import CpuCluster, HostFacts
 from devices.gpu import Gpu
 from devices.metal import Metal
 from devices.power import Power
@@ -35,7 +37,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M1",
                 machine="MacBookAir10,1",
                 cpu_cores=8,
-                core_levels=(CoreLevel("Performance", 4), CoreLevel("Efficiency", 4)),
+                core_levels=(CpuCluster("Performance", 4), CpuCluster("Efficiency", 4)),
                 gpu_cores=8,
                 os="macOS 15.6.1",
                 memory_bytes=16 * GIB,
@@ -55,7 +57,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M2 Ultra",
                 machine="Mac14,14",
                 cpu_cores=24,
-                core_levels=(CoreLevel("Performance", 16), CoreLevel("Efficiency", 8)),
+                core_levels=(CpuCluster("Performance", 16), CpuCluster("Efficiency", 8)),
                 gpu_cores=76,
                 os="macOS 26.2",
                 memory_bytes=192 * GIB,
@@ -71,7 +73,7 @@ def said_by_metal(working_set_bytes: int) -> str:
             HostFacts(
                 chip="Apple M3 Max",
                 cpu_cores=14,
-                core_levels=(CoreLevel("Performance", 10), CoreLevel("Efficiency", 4)),
+                core_levels=(CpuCluster("Performance", 10), CpuCluster("Efficiency", 4)),
                 os="macOS 14.5",
                 memory_bytes=96 * GIB,
                 model_memory_bytes=72 * GIB,
@@ -89,7 +91,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M5 Pro",
                 machine="Mac17,8",
                 cpu_cores=18,
-                core_levels=(CoreLevel("Super", 6), CoreLevel("Performance", 12)),
+                core_levels=(CpuCluster("Super", 6), CpuCluster("Performance", 12)),
                 gpu_cores=20,
                 os="macOS 27.0",
                 memory_bytes=64 * GIB,
@@ -105,7 +107,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M2 (Virtual)",
                 machine="VirtualMac2,1",
                 cpu_cores=4,
-                core_levels=(CoreLevel("Level 0", 4),),
+                core_levels=(CpuCluster("Level 0", 4),),
                 os="macOS 26.1",
                 memory_bytes=8 * GIB,
                 model_memory_bytes=int(8 * GIB * 0.74),
@@ -197,12 +199,12 @@ def test_power(name: str, expected: Power) -> None:
         ("Failed with code 9\n", None),
     ],
 )
-def test_thermal_level(text: str, expected: thermal.Level | None) -> None:
+def test_thermal_level(text: str, expected: thermal.ThermalLevel | None) -> None:
     assert thermal.parse_notifyutil(text) == expected
 
 
 @pytest.mark.parametrize(("name", "cores"), [("displays_m1.json", 8), ("displays_m4_headless.json", 10)])
-def test_gpu_cores_as_the_system_profiler_tells_them(name: str, cores: int) -> None:
+def test_gpu_cores_of_the_system_profiler(name: str, cores: int) -> None:
     assert macos.parse_displays(recorded(name)) == cores
 
 
@@ -215,7 +217,7 @@ def test_no_gpu_cores(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "null", "[1]", '{"workingSetBytes": 0}', '{"workingSetBytes": true, "name": 3}'])
-def test_metal_that_does_not_tell(text: str) -> None:
+def test_metal_without_an_answer_is_none(text: str) -> None:
     assert metal.parse(text) == Metal()
 
 

@@ -1,4 +1,4 @@
-"""Which messages of a routing socket tell of a change; that changes are heard is for the tests of the address."""
+"""Which messages of a routing socket are changes; tests of the agent's address cover that changes are received."""
 
 import struct
 
@@ -19,10 +19,10 @@ from devices.network import is_change
         pytest.param(0x7, False, id="RTM_MISS, which our own look for a route brings about where there is none"),
     ],
 )
-def test_a_question_for_a_route_is_no_change(kind: int, changes: bool) -> None:
+def test_a_lookup_of_a_route_is_no_change(kind: int, changes: bool) -> None:
     # <net/route.h>: rtm_msglen, rtm_version, rtm_type.
     assert is_change(struct.pack("=HBB", 92, 5, kind) + bytes(88)) is changes
 
 
-def test_what_is_no_message_counts() -> None:
+def test_an_unknown_message_counts_as_a_change() -> None:
     assert is_change(b"\x00")

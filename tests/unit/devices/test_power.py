@@ -1,3 +1,5 @@
+"""Power source and battery on Linux."""
+
 from typing import NamedTuple
 
 import psutil

@@ -1,3 +1,5 @@
+"""Memory pressure: macOS's levels, the derived level of Linux, and None where the system states nothing."""
+
 import sys
 from pathlib import Path
 
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices import libsystem, pressure, proc
-from devices.pressure import Level, Reading
+from devices.pressure import PressureLevel, PressureReading
 
 GIB = 2**30
 
@@ -16,7 +18,7 @@ GIB = 2**30
     ("number", "level"),
     [(1, "normal"), (2, "warn"), (4, "critical"), (0, None), (3, None), (8, None), (-1, None), (None, None)],
 )
-def test_levels_of_macos(number: int | None, level: Level | None) -> None:
+def test_levels_of_macos(number: int | None, level: PressureLevel | None) -> None:
     assert pressure.kernel_level(number) == level
 
 
@@ -43,7 +45,7 @@ def test_levels_of_macos(number: int | None, level: Level | None) -> None:
     ],
 )
 def test_levels_of_linux(
-    some: float | None, full: float | None, available: int | None, memory: int | None, level: Level | None
+    some: float | None, full: float | None, available: int | None, memory: int | None, level: PressureLevel | None
 ) -> None:
     assert pressure.derived_level(some, full, available, memory) == level
 
@@ -70,17 +72,17 @@ def test_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
         "SwapTotal:       8388604 kB\nSwapFree:        6291456 kB\nHugePages_Total:       0\n"
     )
     found = pressure._linux(kernel(tmp_path, waiting, memory))
-    assert found == Reading("warn", 2097148 * 1024, 30408704 * 1024)
+    assert found == PressureReading("warn", 2097148 * 1024, 30408704 * 1024)
 
 
 @pytest.mark.parametrize("said", [None, "", "MemTotal:\nSwapTotal: some kB\n"])
-def test_a_kernel_that_says_nothing_is_unknown_and_not_empty(tmp_path: Path, said: str | None) -> None:
-    assert pressure._linux(kernel(tmp_path, said, said)) == Reading(None, None, None)
+def test_missing_kernel_files_are_unknown_and_not_zero(tmp_path: Path, said: str | None) -> None:
+    assert pressure._linux(kernel(tmp_path, said, said)) == PressureReading(None, None, None)
 
 
 def test_no_swap_is_none_in_use_and_known(tmp_path: Path) -> None:
     memory = "MemTotal: 65843172 kB\nMemAvailable: 30408704 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
-    assert pressure._linux(kernel(tmp_path, None, memory)) == Reading("normal", 0, 30408704 * 1024)
+    assert pressure._linux(kernel(tmp_path, None, memory)) == PressureReading("normal", 0, 30408704 * 1024)
 
 
 def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +93,14 @@ def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.swap_used_bytes is not None
 
 
-def test_a_mac_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError("host_statistics64 failed")
 
     monkeypatch.setattr(psutil, "virtual_memory", refuse)
     monkeypatch.setattr(psutil, "swap_memory", refuse)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: None)
-    assert pressure._macos() == Reading(None, None, None)
+    assert pressure._macos() == PressureReading(None, None, None)
 
 
 def test_this_machine() -> None:

@@ -1,3 +1,5 @@
+"""The port of a process is read from the kernel, for its descendants too, and only on loopback."""
+
 import socket
 import subprocess
 import sys
@@ -50,7 +52,7 @@ def test_what_is_not_open_on_loopback_only_does_not_count(address: str, listens:
         assert loopback_port(pid) is None
 
 
-def test_somebody_elses_port_does_not_count() -> None:
+def test_a_port_of_another_process_does_not_count() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)),
         started(sys.executable, "-c", LISTEN, "127.0.0.1", "no") as (pid, _),

@@ -1,9 +1,11 @@
+"""The thermal level of Linux by the trip points of its zones."""
+
 from pathlib import Path
 
 import pytest
 
 from devices import thermal
-from devices.thermal import Level
+from devices.thermal import ThermalLevel
 
 
 def zone(folder: Path, name: str, files: dict[str, str]) -> None:
@@ -35,7 +37,7 @@ CPU = {
         ("hot", None),
     ],
 )
-def test_level_of_a_zone_by_its_trip_points(tmp_path: Path, celsius: str, level: Level | None) -> None:
+def test_level_of_a_zone_by_its_trip_points(tmp_path: Path, celsius: str, level: ThermalLevel | None) -> None:
     zone(tmp_path, "thermal_zone0", {**CPU, "temp": celsius})
     assert thermal._linux(tmp_path) == level
 
@@ -47,7 +49,7 @@ def test_the_worst_zone_counts(tmp_path: Path) -> None:
     assert thermal._linux(tmp_path) == "moderate"
 
 
-def test_without_trip_points_nothing_is_known(tmp_path: Path) -> None:
+def test_without_trip_points_the_level_is_none(tmp_path: Path) -> None:
     assert thermal._linux(tmp_path) is None
     zone(tmp_path, "thermal_zone0", {"temp": "99000"})
     zone(tmp_path, "thermal_zone1", {"temp": "99000", "trip_point_0_type": "active", "trip_point_0_temp": "50000"})

@@ -1,17 +1,19 @@
+"""Output of system tools: without the user's locale, an error when a tool fails."""
+
 import pytest
 
-from devices.tools import output, told
+from devices.tools import output, output_or_empty
 
 
-def test_what_a_tool_prints_without_the_owners_language() -> None:
+def test_output_is_without_the_users_locale() -> None:
     assert output("/bin/sh", "-c", "echo $LC_ALL $TZ") == "C UTC\n"
 
 
 @pytest.mark.parametrize("argv", [("/no/such/tool",), ("/bin/sh", "-c", "echo half; exit 1"), ("/bin/sh", "-c", ":")])
-def test_a_tool_that_does_not_tell_is_an_error_and_no_answer(argv: tuple[str, ...]) -> None:
+def test_a_failing_tool_is_an_error(argv: tuple[str, ...]) -> None:
     with pytest.raises(OSError, match=argv[0]):
         output(*argv)
-    assert told(*argv) == ""
+    assert output_or_empty(*argv) == ""
 
 
 def test_bytes_that_are_no_text_are_no_error() -> None:

@@ -1,4 +1,4 @@
-"""What the documents tell a person to type exists: commands, their options, make targets, files, fields."""
+"""Commands, options, make targets, files and manifests in the documents exist and are valid."""
 
 import re
 import shlex

@@ -1,4 +1,7 @@
+"""The memory estimate follows llama.cpp and mlx-lm part by part, and the way out that it computes really fits."""
+
 import re
+from typing import Any
 
 import gguf
 import pytest
@@ -7,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.model import Layers, Layout
+from crds.serving import ServingOptions
 from fitness.llama_cpp import _BLOCK_BYTES
-from fitness.memory import estimate, largest_context, way_out
-from fitness.parts import Settings
+from fitness.memory import Workload, estimate, largest_context, way_out
 from runtimes.llama_server import CHECKPOINTS
 
 MIB, GIB = 2**20, 2**30
@@ -24,14 +27,15 @@ QWEN3_8B = Layout(
 )
 
 
-def _parts(layout: Layout, **settings: object) -> dict[str, int]:
-    found = estimate(layout, Settings(**{"context_length": 4096, **settings}))  # type: ignore[arg-type]  # a table
+def _parts(layout: Layout, **options: Any) -> dict[str, int]:
+    runtime = options.pop("runtime", "llama.cpp")
+    found = estimate(Workload(layout, runtime), ServingOptions(**options))
     assert found
     return {name.removesuffix("_bytes"): size for name, size in found.parts._asdict().items()}
 
 
-def _total(layout: Layout, settings: Settings) -> int:
-    found = estimate(layout, settings)
+def _total(workload: Workload, options: ServingOptions) -> int:
+    found = estimate(workload, options)
     assert found
     return found.total_bytes
 
@@ -53,9 +57,9 @@ def test_a_known_model_takes_what_llama_cpp_says_of_it() -> None:
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 306),
         ({"cache_type_k": "q8_0"}, 441),
         ({"cache_type_v": "q4_0"}, 369),
-        ({"parallel": 3, "context_length": 1000, "extra": ("-kvu",)}, 432),
-        ({"parallel": 3, "context_length": 1000, "extra": ("-kvu", "-no-kvu")}, 432),
-        ({"parallel": 3, "context_length": 1100, "extra": ("-kvu",)}, 468),
+        ({"parallel": 3, "context_length": 1000, "extra_args": ("-kvu",)}, 432),
+        ({"parallel": 3, "context_length": 1000, "extra_args": ("-kvu", "-no-kvu")}, 432),
+        ({"parallel": 3, "context_length": 1100, "extra_args": ("-kvu",)}, 468),
         ({"parallel": 3, "context_length": 1100}, 540),
         ({"runtime": "mlx-lm"}, 576),
     ],
@@ -64,7 +68,7 @@ def test_the_cache_follows_type_slots_and_padding(settings: dict[str, object], c
     assert _parts(QWEN3_8B, **settings)["cache"] == cache_mib * MIB
 
 
-def test_a_window_keeps_little_of_a_long_context_and_its_copies_count() -> None:
+def test_sliding_window_bounds_the_cache_and_its_checkpoints_count() -> None:
     near = Layers(count=5, key_elements=1024, value_elements=1024, window=1024)
     whole = Layers(count=1, key_elements=1024, value_elements=1024)
     layout = structs.replace(QWEN3_8B, layers=[near, whole])
@@ -73,8 +77,8 @@ def test_a_window_keeps_little_of_a_long_context_and_its_copies_count() -> None:
     # Two slots, each with 1,024 tokens of window and a batch of 512.
     assert found["cache"] == 2 * token_bytes * (5 * 1536 + 32_768)
     assert found["checkpoints"] == 2 * CHECKPOINTS * token_bytes * 5 * 1536
-    assert _parts(layout, context_length=32_768, extra=("--swa-full",))["checkpoints"] == 0
-    assert _parts(layout, context_length=32_768, extra=("--swa-full",))["cache"] == token_bytes * 6 * 32_768
+    assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["checkpoints"] == 0
+    assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["cache"] == token_bytes * 6 * 32_768
 
 
 def test_a_recurrent_state_does_not_grow_with_the_context() -> None:
@@ -84,16 +88,18 @@ def test_a_recurrent_state_does_not_grow_with_the_context() -> None:
     assert _parts(layout)["checkpoints"] == CHECKPOINTS * 48 * MIB
 
 
-def test_without_flash_attention_every_score_is_kept() -> None:
+def test_compute_buffer_has_all_scores_without_flash_attention() -> None:
     plain = _parts(QWEN3_8B, context_length=8192)["compute"]
-    assert _parts(QWEN3_8B, context_length=8192, extra=("-fa", "off"))["compute"] > plain + 32 * 8192 * 512 * 4 // 2
+    assert (
+        _parts(QWEN3_8B, context_length=8192, extra_args=("-fa", "off"))["compute"] > plain + 32 * 8192 * 512 * 4 // 2
+    )
 
 
-def test_other_engines_of_llama_cpp_have_habits_of_their_own() -> None:
+def test_llama_cpp_python_and_ollama_are_estimated_by_their_own_defaults() -> None:
     flash = _parts(QWEN3_8B, context_length=8192)["compute"]
     python = {"context_length": 8192, "runtime": "llama-cpp-python"}
     assert _parts(QWEN3_8B, **python)["compute"] > 2 * flash
-    assert _parts(QWEN3_8B, **python, extra=("--flash_attn", "true"))["compute"] == flash
+    assert _parts(QWEN3_8B, **python, extra_args=("--flash_attn", "true"))["compute"] == flash
     assert _parts(QWEN3_8B, **python, cache_type_k="q8_0", cache_type_v="q8_0")["compute"] == flash
     assert _parts(QWEN3_8B, context_length=8192, runtime="ollama")["compute"] > 2 * flash
     near = structs.replace(QWEN3_8B, layers=[Layers(count=36, key_elements=1024, value_elements=1024, window=512)])
@@ -106,8 +112,7 @@ def test_a_text_is_embedded_in_one_batch() -> None:
 
 
 def test_a_draft_counts_without_another_engine() -> None:
-    settings = Settings(context_length=4096, further_bytes=7)
-    found = estimate(QWEN3_8B, settings, QWEN3_8B)
+    found = estimate(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions())
     assert found
     assert found.draft
     assert found.draft.engine_bytes == found.draft.further_bytes == 0
@@ -115,10 +120,10 @@ def test_a_draft_counts_without_another_engine() -> None:
     assert found.text().startswith("5.4 GiB the draft, 4.7 GiB weights, 576.0 MiB context, ")
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
-    assert estimate(None, Settings(context_length=4096)) is None
-    assert estimate(QWEN3_8B, Settings(context_length=4096, runtime="of-tomorrow")) is None
-    assert largest_context(None, Settings(context_length=4096), GIB) is None
+def test_unknown_layout_or_runtime_has_no_estimate() -> None:
+    assert estimate(Workload(None), ServingOptions()) is None
+    assert estimate(Workload(QWEN3_8B, "of-tomorrow"), ServingOptions()) is None
+    assert largest_context(Workload(None), ServingOptions(), GIB) is None
 
 
 def test_cache_types_are_those_of_the_gguf_package() -> None:
@@ -147,40 +152,51 @@ LAYOUTS = st.builds(
     expert_outputs=st.integers(0, 64),
     layers=st.lists(LAYERS, max_size=4),
 )
-SETTINGS = st.builds(
-    Settings,
+WORKLOADS = st.builds(
+    Workload,
+    layout=LAYOUTS,
+    runtime=st.sampled_from(["llama.cpp", "mlx-lm", "llama-cpp-python", "ollama", "omlx"]),
+    draft=st.none() | LAYOUTS,
+    further_bytes=st.integers(0, 2**32),
+)
+OPTIONS = st.builds(
+    ServingOptions,
     context_length=st.integers(128, 2**21),
     parallel=st.integers(1, 64),
     mode=st.sampled_from(["chat", "embeddings"]),
     cache_type_k=st.sampled_from(sorted(_BLOCK_BYTES)),
     cache_type_v=st.sampled_from(sorted(_BLOCK_BYTES)),
-    runtime=st.sampled_from(["llama.cpp", "mlx-lm", "llama-cpp-python", "ollama", "omlx"]),
-    extra=st.sampled_from([(), ("-kvu",), ("--swa-full",), ("-fa", "off")]),
-    further_bytes=st.integers(0, 2**32),
+    extra_args=st.sampled_from([[], ["-kvu"], ["--swa-full"], ["-fa", "off"]]),
 )
 
 
-@given(LAYOUTS, SETTINGS, st.integers(0, 2**20), st.integers(0, 8))
-def test_more_never_takes_less(layout: Layout, settings: Settings, context: int, slots: int) -> None:
-    more = settings._replace(
-        context_length=settings.context_length + context,
-        parallel=settings.parallel + slots,
-        further_bytes=settings.further_bytes + 1,
-    )
-    assert layout.tensor_bytes <= _total(layout, settings) < _total(layout, more)
+def _with_context(options: ServingOptions, tokens: int) -> ServingOptions:
+    return structs.replace(options, context_length=tokens)
 
 
-@given(LAYOUTS, SETTINGS, st.floats(0, 1))
-def test_the_largest_context_fits_and_the_next_does_not(layout: Layout, settings: Settings, share: float) -> None:
-    limit = int(_total(layout, settings) * share)
-    found = largest_context(layout, settings, limit)
+@given(WORKLOADS, OPTIONS, st.integers(0, 2**20), st.integers(0, 8))
+def test_estimate_never_falls_with_more_context_slots_or_companions(
+    workload: Workload, options: ServingOptions, context: int, slots: int
+) -> None:
+    assert workload.layout
+    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + slots)
+    larger = workload._replace(further_bytes=workload.further_bytes + 1)
+    assert workload.layout.tensor_bytes <= _total(workload, options) < _total(larger, more)
+
+
+@given(WORKLOADS, OPTIONS, st.floats(0, 1))
+def test_the_largest_context_fits_and_the_next_does_not(
+    workload: Workload, options: ServingOptions, share: float
+) -> None:
+    limit = int(_total(workload, options) * share)
+    found = largest_context(workload, options, limit)
     if found is None:
-        assert settings.context_length <= 512 or _total(layout, settings._replace(context_length=512)) > limit
+        assert options.context_length <= 512 or _total(workload, _with_context(options, 512)) > limit
         return
-    assert found < settings.context_length
-    assert _total(layout, settings._replace(context_length=found)) <= limit
-    if found + 256 < settings.context_length:
-        assert _total(layout, settings._replace(context_length=found + 256)) > limit
+    assert found < options.context_length
+    assert _total(workload, _with_context(options, found)) <= limit
+    if found + 256 < options.context_length:
+        assert _total(workload, _with_context(options, found + 256)) > limit
 
 
 @pytest.mark.parametrize(
@@ -191,21 +207,22 @@ def test_the_largest_context_fits_and_the_next_does_not(layout: Layout, settings
         (GIB // 2, r"no quantization of this model would fit: use a smaller model or a larger host"),
     ],
 )
-def test_the_way_out_is_computed(limit_bytes: int, expected: str) -> None:
-    assert re.fullmatch(expected, way_out(QWEN3_8B, Settings(context_length=32_768), limit_bytes))
+def test_way_out_names_a_context_or_quantization_that_fits(limit_bytes: int, expected: str) -> None:
+    assert re.fullmatch(expected, way_out(Workload(QWEN3_8B), ServingOptions(context_length=32_768), limit_bytes))
 
 
 @pytest.mark.parametrize(
-    ("settings", "share", "expected"),
+    ("options", "share", "expected"),
     [
         (
-            Settings(context_length=512, parallel=64),
+            ServingOptions(context_length=512, parallel=64),
             0.5,
             "a quantization with weights of at most 95% of the size and a parallel of 1 would fit",
         ),
-        (Settings(context_length=4096, parallel=64), 0.2, "a contextLength of 512 and a parallel of 1 would fit"),
-        (Settings(context_length=300), 0.999, "a quantization with weights of at most 99% of the size would fit"),
+        (ServingOptions(context_length=4096, parallel=64), 0.2, "a contextLength of 512 and a parallel of 1 would fit"),
+        (ServingOptions(context_length=300), 0.999, "a quantization with weights of at most 99% of the size would fit"),
     ],
 )
-def test_the_way_out_is_one(settings: Settings, share: float, expected: str) -> None:
-    assert way_out(QWEN3_8B, settings, int(_total(QWEN3_8B, settings) * share)) == expected
+def test_way_out_names_all_changes_that_are_needed(options: ServingOptions, share: float, expected: str) -> None:
+    workload = Workload(QWEN3_8B)
+    assert way_out(workload, options, int(_total(workload, options) * share)) == expected

@@ -1,3 +1,5 @@
+"""The comparison of desired and observed objects, and conditions that keep their transition time."""
+
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -32,7 +34,7 @@ def test_everything_is_a_subset_of_itself(obj: dict[str, Any]) -> None:
 
 
 @given(OBJECTS, OBJECTS)
-def test_what_is_added_beside_does_not_count(obj: dict[str, Any], more: dict[str, Any]) -> None:
+def test_fields_of_others_are_no_difference(obj: dict[str, Any], more: dict[str, Any]) -> None:
     assert covers(obj, {**more, **obj})
     assert covers({"spec": obj}, {"spec": {**more, **obj}, "status": more})
 
@@ -107,7 +109,7 @@ def test_custom_resources_keep_zeros_and_built_in_ones_drop_them() -> None:
     assert not is_applied(METAL_PROCESSES, {"spec": {"n": 0}}, observed, "pomona")
 
 
-def test_what_we_never_applied_is_not_applied() -> None:
+def test_an_object_without_our_fields_is_not_applied() -> None:
     updated = {"manager": "pomona", "operation": "Update", "fieldsV1": {"f:spec": {}}}
     other = {"manager": "other", "operation": "Apply", "fieldsV1": {"f:spec": {}}}
     status = {"manager": "pomona", "operation": "Apply", "subresource": "status", "fieldsV1": {}}

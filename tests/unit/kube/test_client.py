@@ -1,3 +1,5 @@
+"""The client turns network faults into Unreachable and refusals into ApiErrors, and shows no token."""
+
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
@@ -56,7 +58,7 @@ async def test_a_server_that_hangs_up_is_unreachable_and_a_write_is_not_sent_aga
     assert writes == 1
 
 
-async def test_nobody_listening_is_unreachable() -> None:
+async def test_a_refused_connection_is_unreachable() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{reserved.getsockname()[1]}"
@@ -101,9 +103,7 @@ async def test_no_error_and_no_repr_shows_the_token(client_of: ClientOf) -> None
 
 
 @pytest.mark.parametrize(("wait", "asked"), [("0", 4), (None, 1)])
-async def test_429_is_tried_again_only_when_the_server_says_when(
-    client_of: ClientOf, wait: str | None, asked: int
-) -> None:
+async def test_429_is_retried_only_with_a_retry_after(client_of: ClientOf, wait: str | None, asked: int) -> None:
     requests = 0
 
     async def throttle(_: web.Request) -> web.StreamResponse:
@@ -139,7 +139,7 @@ async def test_a_missing_object_is_not_found(client_of: ClientOf) -> None:
         await (await client_of(missing)).delete(PODS, "a", "ns")
 
 
-async def test_who_connects_anew_leaves_no_watch_deaf(client_of: ClientOf) -> None:
+async def test_reconnecting_ends_running_watches(client_of: ClientOf) -> None:
     watches = 0
 
     async def watched(request: web.Request) -> web.StreamResponse:
@@ -164,7 +164,7 @@ async def test_who_connects_anew_leaves_no_watch_deaf(client_of: ClientOf) -> No
     assert (await anext(client.watch(PODS, resource_version="2"))).object["metadata"]["name"] == "watch-2"
 
 
-async def test_who_connects_anew_waits_for_no_half_answer(client_of: ClientOf) -> None:
+async def test_reconnecting_ends_running_requests(client_of: ClientOf) -> None:
     begun = asyncio.Event()
 
     async def half(request: web.Request) -> web.StreamResponse:

@@ -1,3 +1,5 @@
+"""Credentials from kubeconfig files, in-cluster files, rotated tokens and exec plugins."""
+
 import base64
 import json
 import ssl
@@ -118,12 +120,12 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_without_its_content(
     assert "hunter2" not in str(error.value)
 
 
-def test_an_identity_that_would_be_another_is_refused(tmp_path: Path) -> None:
+def test_impersonation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match="user has as, which Pomona does not support"):
         credentials.load(write(tmp_path / "config", {"token": "a", "as": "admin"}))
 
 
-def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_named(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match="context main: TLS: "):
         credentials.load(write(tmp_path / "config", {}, server="https://a", **{"certificate-authority": "missing"}))
 

@@ -1,3 +1,5 @@
+"""The rule by which a lease may be taken over."""
+
 import pytest
 
 from kube.lease import may_take

@@ -1,3 +1,5 @@
+"""The work queue has client-go's semantics: one worker per key, coalesced keys, back-off after failures."""
+
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from kube.errors import Unreachable
 from kube.queue import WorkQueue, run_workers
-from tests import virtual_time
+from tests.support import virtual_time
 
 
 def run_for(seconds: float, queue: WorkQueue[str], reconcile: Callable[[str], Awaitable[float | None]]) -> None:
@@ -80,7 +82,7 @@ def test_no_key_runs_twice_at_once_and_none_is_lost(
     assert set(last.values()) <= {"succeeded"}
 
 
-def test_a_key_added_many_times_is_worked_on_once() -> None:
+def test_a_key_added_many_times_is_reconciled_once() -> None:
     runs: list[str] = []
 
     async def reconcile(key: str) -> None:
@@ -94,7 +96,7 @@ def test_a_key_added_many_times_is_worked_on_once() -> None:
     assert runs == ["a"]
 
 
-def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
+def test_a_key_added_during_its_reconcile_is_reconciled_again() -> None:
     queue = WorkQueue[str]()
     runs: list[str] = []
 
@@ -144,7 +146,7 @@ def test_retries_back_off_to_five_minutes_and_start_anew_after_success() -> None
     virtual_time.run(main())
 
 
-def test_a_reconcile_that_hangs_or_crashes_is_tried_again_and_stops_no_other() -> None:
+def test_a_reconcile_that_hangs_or_crashes_is_retried_and_stops_no_other() -> None:
     queue = WorkQueue[str]()
     runs: Counter[str] = Counter()
 

@@ -1,3 +1,5 @@
+"""The watch cache never goes back in time, and its listeners get exactly the differences."""
+
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ def heard(store: Store) -> list[tuple[Obj | None, Obj | None]]:
     return changes
 
 
-def test_put_tells_news_from_repetition(store: Store, heard: list[Any]) -> None:
+def test_put_returns_whether_an_object_is_new(store: Store, heard: list[Any]) -> None:
     assert store.put(PODS, pod("a", 1))
     assert not store.put(PODS, pod("a", 1))
     assert store.put(PODS, pod("a", 2))
@@ -85,12 +87,12 @@ def test_index_follows_every_change(store: Store) -> None:
     assert store.by_index(PODS, "app", "y") == [pod("a", 2, app="y")]
 
 
-def test_an_index_that_nobody_declared_is_a_defect(store: Store) -> None:
+def test_an_undeclared_index_is_an_error(store: Store) -> None:
     with pytest.raises(KeyError):
         store.by_index(PODS, "typo", "x")
 
 
-def test_what_was_put_while_the_list_was_under_way_stays(store: Store, heard: list[Any]) -> None:
+def test_an_object_put_during_the_list_stays(store: Store, heard: list[Any]) -> None:
     store.put(PODS, pod("old", 1))
     before = store.snapshot(PODS)
     store.put(PODS, pod("new", 6))
@@ -116,7 +118,7 @@ Cluster = st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(1, 3),
 
 
 @given(Cluster, Cluster)
-def test_replace_tells_exactly_the_differences(
+def test_replace_reports_exactly_the_differences(
     first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
 ) -> None:
     def listed(cluster: dict[str, tuple[int, int]]) -> list[Obj]:

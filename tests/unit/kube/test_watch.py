@@ -1,3 +1,5 @@
+"""A reflection continues after interrupted watches, refusals and errors, and does not flood the server."""
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,8 +12,8 @@ from kube.client import Client
 from kube.resources import PODS
 from kube.store import Store
 from kube.watch import reflect
-from tests.background import running
-from tests.eventually import eventually
+from tests.support.background import running
+from tests.support.eventually import eventually
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ClientOf = Callable[[Handler], Awaitable[Client]]
@@ -94,7 +96,7 @@ async def test_a_cut_watch_continues_from_the_last_bookmark(client_of: ClientOf)
 
 
 @pytest.mark.parametrize("refusal", [429, 500, 503])
-async def test_a_server_that_is_busy_or_broken_is_asked_for_the_same_again(client_of: ClientOf, refusal: int) -> None:
+async def test_a_busy_or_failing_server_is_asked_for_the_same_version_again(client_of: ClientOf, refusal: int) -> None:
     script = Script([listed(10, a=1)], [refusal, refusal, [event("ADDED", "b", 11), "hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"a": "1", "b": "11"})
     assert script.asked == ["list", "watch 10", "watch 10", "watch 10"]
@@ -105,7 +107,7 @@ async def test_a_server_that_stays_broken_is_asked_for_a_new_list(client_of: Cli
     await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
 
 
-async def test_a_server_that_asks_for_time_is_given_it(client_of: ClientOf) -> None:
+async def test_retry_after_is_respected(client_of: ClientOf) -> None:
     asked_at: list[float] = []
     script = Script([listed(10, a=1)], [[event("ADDED", "b", 11), "hang"]])
 

@@ -15,12 +15,12 @@ from kube.client import Client
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
 from metal_agent.agent import Agent
-from metal_agent.assignments import Assignment, Memory
-from metal_agent.ledger import Ledger
-from metal_agent.runner import Runner
-from metal_agent.start import Options
-from metal_agent.supervisor import Supervisor
-from tests.serving import GIB
+from metal_agent.assignments import Assignment, LastKnownFile
+from metal_agent.memory.ledger import Ledger
+from metal_agent.options import AgentOptions
+from metal_agent.supervise.runner import Runner
+from metal_agent.supervise.supervisor import Supervisor
+from tests.support.api_objects import GIB
 
 TOKENS = {host_secret_key("team-a", "chat-token"): b64encode(b"token").decode()}
 
@@ -52,7 +52,7 @@ def api() -> Empty:
 
 @pytest.fixture
 async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
-    options = Options("studio-1", tmp_path / "state")
+    options = AgentOptions("studio-1", tmp_path / "state")
     async with aiohttp.ClientSession() as session:
         yield Agent(
             Client(api),
@@ -70,17 +70,17 @@ async def test_what_is_assigned_while_the_fresh_list_is_on_its_way_is_not_suspen
 ) -> None:
     def assign(request: Request) -> None:
         if "endpointslices" in request.path:
-            agent._runners["new"] = Runner(assignment("new"), agent._host)
+            agent._runners["new"] = Runner(assignment("new"), agent._host.context)
 
     api.on_request = assign
-    agent._runners["old"] = Runner(assignment("old"), agent._host)
+    agent._runners["old"] = Runner(assignment("old"), agent._host.context)
     await agent._regain()
     assert agent._exposed.suspended == {"old"}
 
 
 async def test_a_secret_that_is_gone_takes_no_token_away(agent: Agent, tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as group:
-        agent._supervisor = Supervisor(agent._host, agent._runners, group)
+        agent._host.supervisor = Supervisor(agent._host.context, agent._runners, group)
         agent._synced.set()
         agent._renewed_once.set()
         agent._store.put(
@@ -89,5 +89,5 @@ async def test_a_secret_that_is_gone_takes_no_token_away(agent: Agent, tmp_path:
         agent._assign()
         agent._store.remove(SECRETS, "studio-1", HOSTS_NAMESPACE)
         agent._assign()
-    assert agent._secret("team-a", "chat-token") == "token"
-    assert Memory(tmp_path / "state" / "assignments.json").load().secret == TOKENS
+    assert agent._tokens.read("team-a", "chat-token") == "token"
+    assert LastKnownFile(tmp_path / "state" / "assignments.json").load().secret == TOKENS

@@ -1,4 +1,4 @@
-"""The life of one process: what follows from what, and what never happens whatever the order of events."""
+"""Holds the state machine of a process to its transitions, and to invariants under any order of events."""
 
 from collections.abc import Sequence
 
@@ -8,33 +8,33 @@ from hypothesis import strategies as st
 
 from crds.metalprocess import LastExit
 from metal_agent import lifecycle as life
-from metal_agent.lifecycle import Event, State, step
+from metal_agent.lifecycle import ProcessEvent, ProcessState, step
 
 HELD = life.Held("MemoryPressure", "the host is short of memory")
 EVICTED = life.Evicted("MemoryPressure", "the host needs its memory")
 CRASH = life.Exited(LastExit(signal="SIGKILL"))
-HAPPY: Sequence[Event] = (life.Admitted(), life.Fetched(), life.Spawned(7), life.Answered())
+HAPPY: Sequence[ProcessEvent] = (life.Admitted(), life.Fetched(), life.Spawned(7), life.Answered())
 
 
-def after(*events: Event, start: State | None = None, now: float = 0.0) -> life.Step:
-    state, actions = (start, ()) if start else life.start()
+def after(*events: ProcessEvent, start: ProcessState | None = None, now: float = 0.0) -> life.ProcessStep:
+    state, actions = (start, ()) if start else life.start_lifecycle()
     for event in events:
         state, actions = step(state, event, now)
     return state, actions
 
 
-def test_from_assignment_to_ready_each_step_asks_for_the_next() -> None:
-    state, actions = life.start()
+def test_each_step_to_ready_starts_the_next() -> None:
+    state, actions = life.start_lifecycle()
     seen = [(state.phase, actions)]
     for event in HAPPY:
         state, actions = step(state, event, 0)
         seen.append((state.phase, actions))
     assert seen == [
-        ("Pending", (life.Check(),)),
+        ("Pending", (life.CheckAdmission(),)),
         ("Fetching", (life.Fetch(),)),
         ("Starting", (life.Spawn(),)),
-        ("Starting", (life.Probe(),)),
-        ("Ready", (life.Attend(),)),
+        ("Starting", (life.ProbeEngine(),)),
+        ("Ready", (life.WatchLiveness(),)),
     ]
 
 
@@ -53,25 +53,27 @@ def test_from_assignment_to_ready_each_step_asks_for_the_next() -> None:
         ([*HAPPY[:3], life.Failed("StartTimeout", "no"), CRASH], "Failed", "StartTimeout"),
     ],
 )
-def test_what_goes_wrong_is_told_with_its_reason(events: list[Event], phase: str, reason: str) -> None:
+def test_failure_sets_phase_and_reason(events: list[ProcessEvent], phase: str, reason: str) -> None:
     state, _ = after(*events)
     assert (state.phase, state.reason) == (phase, reason)
 
 
-def test_a_permanent_failure_is_not_tried_again_for_long() -> None:
+def test_permanent_failure_is_retried_after_the_longest_back_off() -> None:
     _, actions = after(life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True))
-    assert actions == (life.Wait(life.BACKOFF_CAP_SECONDS),)
+    assert actions == (life.BackOff(life.MAX_BACKOFF_SECONDS),)
 
 
-def test_each_failure_is_taken_up_where_it_happened() -> None:
-    assert after(life.Failed("A", "a"), life.Elapsed())[1] == (life.Check(),)
-    assert after(life.Admitted(), life.Failed("A", "a"), life.Elapsed())[1] == (life.Fetch(),)
-    assert after(*HAPPY, CRASH, life.Elapsed())[1] == (life.Spawn(),)
-    assert after(*HAPPY[:2], life.Failed("WeightsMissing", "a"), life.Elapsed())[1] == (life.Fetch(),)
+def test_failed_step_is_retried() -> None:
+    assert after(life.Failed("A", "a"), life.BackoffElapsed())[1] == (life.CheckAdmission(),)
+    assert after(life.Admitted(), life.Failed("A", "a"), life.BackoffElapsed())[1] == (life.Fetch(),)
+    assert after(*HAPPY, CRASH, life.BackoffElapsed())[1] == (life.Spawn(),)
+    assert after(*HAPPY[:2], life.Failed("WeightsMissing", "a"), life.BackoffElapsed())[1] == (life.Fetch(),)
 
 
-def test_an_engine_that_lost_what_was_brought_to_it_has_it_brought_again() -> None:
-    assert after(*HAPPY, life.Exited(LastExit(), "ModelMissing", fetched=False), life.Elapsed())[1] == (life.Fetch(),)
+def test_lost_weights_are_fetched_again() -> None:
+    assert after(*HAPPY, life.Exited(LastExit(), "ModelMissing", fetched=False), life.BackoffElapsed())[1] == (
+        life.Fetch(),
+    )
 
 
 def test_a_crash_loop_backs_off_and_counts_restarts() -> None:
@@ -79,45 +81,56 @@ def test_a_crash_loop_backs_off_and_counts_restarts() -> None:
     waits = []
     for _ in range(11):
         state, actions = step(state, CRASH, 0)
-        waits += [action.seconds for action in actions if isinstance(action, life.Wait)]
-        state, _ = after(life.Elapsed(), life.Spawned(8), life.Answered(), start=state)
+        waits += [action.seconds for action in actions if isinstance(action, life.BackOff)]
+        state, _ = after(life.BackoffElapsed(), life.Spawned(8), life.Answered(), start=state)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert state.restarts == 11
 
 
 def test_an_engine_that_was_stable_starts_the_back_off_anew() -> None:
-    looping, _ = after(*HAPPY, CRASH, life.Elapsed(), life.Spawned(8), life.Answered(), now=10)
-    assert step(looping, CRASH, 10 + life.STABLE_SECONDS - 1)[1] == (life.Wait(2),)
-    assert step(looping, CRASH, 10 + life.STABLE_SECONDS)[1] == (life.Wait(1),)
+    looping, _ = after(*HAPPY, CRASH, life.BackoffElapsed(), life.Spawned(8), life.Answered(), now=10)
+    assert step(looping, CRASH, 10 + life.STABLE_SECONDS - 1)[1] == (life.BackOff(2),)
+    assert step(looping, CRASH, 10 + life.STABLE_SECONDS)[1] == (life.BackOff(1),)
 
 
 def test_an_engine_that_never_answers_is_ended_before_the_back_off() -> None:
     state, actions = after(*HAPPY[:3], life.Failed("StartTimeout", "no token"))
     assert (actions, state.pid) == ((life.End(),), 7)
-    assert after(CRASH, start=state)[1] == (life.Wait(1),)
+    assert after(CRASH, start=state)[1] == (life.BackOff(1),)
 
 
-def test_one_engine_waits_while_another_loads_and_that_is_no_restart() -> None:
-    queued, actions = after(*HAPPY[:2], life.Busy())
-    assert (queued.phase, queued.reason, actions) == ("Pending", "WaitsToLoad", (life.Queue(),))
-    assert after(life.Elapsed(), life.Admitted(), life.Refused("R", "r"), life.Freed(), start=queued)[0] == queued
-    started, actions = after(life.Turn(), start=queued)
+def test_wait_for_the_load_slot_is_no_restart() -> None:
+    queued, actions = after(*HAPPY[:2], life.LoadSlotBusy())
+    assert (queued.phase, queued.reason, actions) == ("Pending", "WaitsToLoad", (life.AwaitLoadSlot(),))
+    assert (
+        after(life.BackoffElapsed(), life.Admitted(), life.Refused("R", "r"), life.MemoryFreed(), start=queued)[0]
+        == queued
+    )
+    started, actions = after(life.LoadSlotGranted(), start=queued)
     assert (started.phase, started.reason, started.queued, actions) == ("Starting", "", False, (life.Spawn(),))
-    again, _ = after(*HAPPY, CRASH, life.Elapsed(), life.Busy(), life.Turn(), life.Busy(), life.Turn())
+    again, _ = after(
+        *HAPPY,
+        CRASH,
+        life.BackoffElapsed(),
+        life.LoadSlotBusy(),
+        life.LoadSlotGranted(),
+        life.LoadSlotBusy(),
+        life.LoadSlotGranted(),
+    )
     assert again.restarts == 1
     assert after(life.Removed(), start=queued)[0].phase == "Stopped"
-    held, actions = after(HELD, life.Turn(), start=queued)
-    assert (held.reason, held.waits, held.queued, actions) == ("MemoryPressure", True, False, ())
+    held, actions = after(HELD, life.LoadSlotGranted(), start=queued)
+    assert (held.reason, held.awaits_release, held.queued, actions) == ("MemoryPressure", True, False, ())
 
 
-def test_what_lacked_memory_is_looked_at_again_when_there_is_some() -> None:
+def test_rejected_process_is_checked_again_when_memory_is_freed() -> None:
     refused, _ = after(life.Refused("InsufficientMemory", "no", 5))
     assert refused.needed_bytes == 5
-    again, actions = after(life.Freed(), start=refused)
-    assert (again.phase, again.needed_bytes, actions) == ("Pending", None, (life.Check(),))
+    again, actions = after(life.MemoryFreed(), start=refused)
+    assert (again.phase, again.needed_bytes, actions) == ("Pending", None, (life.CheckAdmission(),))
     assert after(*HAPPY, start=again)[0].phase == "Ready"
     other, _ = after(life.Admitted(), life.Refused("FileNotFound", "no"))
-    assert after(life.Freed(), start=other) == (other, ())
+    assert after(life.MemoryFreed(), start=other) == (other, ())
 
 
 def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> None:
@@ -126,10 +139,10 @@ def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> N
     assert (state.phase, state.pid) == ("Starting", 7)
     assert after(life.Removed(), start=state)[0].phase == "Stopping"
     assert after(life.Failed("A", "a"), start=state) == (state, ()), "it is being ended"
-    assert after(CRASH, life.Elapsed(), start=state)[1] == (life.Spawn(),)
+    assert after(CRASH, life.BackoffElapsed(), start=state)[1] == (life.Spawn(),)
 
 
-def test_a_defect_of_ours_ends_no_engine_that_is_ready() -> None:
+def test_internal_error_ends_no_ready_engine() -> None:
     ready, _ = after(*HAPPY)
     assert after(life.Failed("InternalError", "ours"), start=ready) == (ready, ())
 
@@ -150,29 +163,29 @@ def test_removal_withdraws_then_drains_then_ends() -> None:
         [*HAPPY, CRASH],
     ],
 )
-def test_removal_without_an_engine_is_at_once(events: list[Event]) -> None:
+def test_removal_without_an_engine_is_at_once(events: list[ProcessEvent]) -> None:
     assert after(*events, life.Removed())[0].phase == "Stopped"
 
 
 def test_an_adopted_engine_that_had_answered_stays_ready() -> None:
-    assert life.adopt(7, ready=True, restarts=2, now=0)[0].phase == "Ready"
-    state, actions = life.adopt(7, ready=False, restarts=2, now=0)
-    assert (state.phase, actions) == ("Starting", (life.Probe(),))
+    assert life.resume_lifecycle(7, ready=True, restarts=2, now=0)[0].phase == "Ready"
+    state, actions = life.resume_lifecycle(7, ready=False, restarts=2, now=0)
+    assert (state.phase, actions) == ("Starting", (life.ProbeEngine(),))
     assert after(life.Answered(), start=state)[0].phase == "Ready"
 
 
 def test_no_engine_starts_while_the_host_holds_it_and_it_starts_when_released() -> None:
     state, actions = after(HELD, *HAPPY[:2])
-    assert (state.phase, state.reason, state.waits, actions) == ("Pending", "MemoryPressure", True, ())
+    assert (state.phase, state.reason, state.awaits_release, actions) == ("Pending", "MemoryPressure", True, ())
     assert after(life.Released(), start=state)[1] == (life.Spawn(),)
-    assert after(*HAPPY[:2], start=life.start(HELD)[0])[0].waits, "held from its first moment"
+    assert after(*HAPPY[:2], start=life.start_lifecycle(HELD)[0])[0].awaits_release, "held from its first moment"
 
 
-def test_what_runs_is_held_only_when_it_would_start_again() -> None:
+def test_running_engine_is_held_only_before_its_next_start() -> None:
     state, actions = after(*HAPPY, HELD)
     assert (state.phase, actions) == ("Ready", ())
-    state, _ = after(CRASH, life.Elapsed(), start=state)
-    assert (state.phase, state.waits) == ("Pending", True)
+    state, _ = after(CRASH, life.BackoffElapsed(), start=state)
+    assert (state.phase, state.awaits_release) == ("Pending", True)
 
 
 def test_eviction_withdraws_then_drains_then_ends_and_waits_with_its_place() -> None:
@@ -186,22 +199,22 @@ def test_eviction_withdraws_then_drains_then_ends_and_waits_with_its_place() -> 
     assert after(life.Spawned(8), life.Answered(), start=state)[0].phase == "Ready"
 
 
-def test_an_eviction_that_is_called_off_too_late_starts_again_once_the_engine_is_gone() -> None:
+def test_released_while_stopping_starts_again_after_the_exit() -> None:
     state, actions = after(*HAPPY, EVICTED, life.Released())
     assert (state.phase, actions) == ("Stopping", ())
     assert after(CRASH, start=state)[1] == (life.Spawn(),)
 
 
-def test_an_adopted_engine_that_is_evicted_fetches_what_it_serves_again() -> None:
-    adopted, _ = life.adopt(7, ready=True, restarts=0, now=0)
+def test_adopted_and_evicted_engine_fetches_its_weights_again() -> None:
+    adopted, _ = life.resume_lifecycle(7, ready=True, restarts=0, now=0)
     waiting, _ = after(EVICTED, CRASH, start=adopted)
-    assert waiting.waits
+    assert waiting.awaits_release
     assert after(life.Released(), start=waiting)[1] == (life.Fetch(),)
 
 
 @pytest.mark.parametrize("removed_first", [True, False])
-def test_who_is_evicted_and_removed_is_stopped_once_and_for_good(*, removed_first: bool) -> None:
-    both: list[Event] = [life.Removed(), EVICTED] if removed_first else [EVICTED, life.Removed()]
+def test_evicted_and_removed_process_is_stopped_once(*, removed_first: bool) -> None:
+    both: list[ProcessEvent] = [life.Removed(), EVICTED] if removed_first else [EVICTED, life.Removed()]
     state, actions = after(*HAPPY, *both)
     assert (state.phase, actions) == ("Stopping", ())
     assert after(CRASH, start=state)[0].phase == "Stopped"
@@ -215,12 +228,12 @@ EVENTS = st.one_of(
             life.Fetched(),
             life.Answered(),
             life.Hung("h"),
-            life.Elapsed(),
+            life.BackoffElapsed(),
             life.Removed(),
             life.Refused("R", "r"),
             life.Refused("InsufficientMemory", "r", 5),
-            life.Freed(),
-            life.Turn(),
+            life.MemoryFreed(),
+            life.LoadSlotGranted(),
             HELD,
             EVICTED,
             life.Released(),
@@ -236,10 +249,10 @@ OUTCOMES = st.lists(st.sampled_from(["spawned", "failed", "busy"]), min_size=60,
 
 @given(st.lists(EVENTS, max_size=60), OUTCOMES)
 @settings(max_examples=200)
-def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[str]) -> None:
+def test_invariants_hold_for_any_order_of_events(events: list[ProcessEvent], spawns: list[str]) -> None:
     """Events in any order, also impossible ones; a Spawn is answered at once, as the shell does."""
     outcomes = iter(spawns)
-    state, actions = life.start()
+    state, actions = life.start_lifecycle()
     running, answered = False, False
     for now, event in enumerate(events):
         if isinstance(event, life.Exited):
@@ -255,11 +268,11 @@ def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[st
             assert actions == (life.Spawn(),)
             kind = next(outcomes)
             running = kind == "spawned"
-            outcome: Event = life.Failed("SpawnFailed", "no") if kind == "failed" else life.Busy()
+            outcome: ProcessEvent = life.Failed("SpawnFailed", "no") if kind == "failed" else life.LoadSlotBusy()
             if running:
                 outcome = life.Spawned(now + 1 if now % 2 else None)
             state, actions = step(state, outcome, float(now))
-            assert kind != "busy" or (state.queued and actions == (life.Queue(),))
+            assert kind != "busy" or (state.queued and actions == (life.AwaitLoadSlot(),))
         assert state.phase == "Pending" or not state.queued
         assert state.exists == running
         assert state.pid is None or running
@@ -277,4 +290,9 @@ def test_whatever_happens_in_whatever_order(events: list[Event], spawns: list[st
 
 @given(st.integers(1, 10_000))
 def test_the_back_off_grows_to_its_cap(failures: int) -> None:
-    assert 1 <= life.backoff_seconds(failures) <= life.backoff_seconds(failures + 1) <= life.BACKOFF_CAP_SECONDS
+    assert (
+        1
+        <= life.restart_backoff_seconds(failures)
+        <= life.restart_backoff_seconds(failures + 1)
+        <= life.MAX_BACKOFF_SECONDS
+    )

@@ -7,11 +7,11 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from metal_agent import metrics
-from metal_agent.metrics import Metrics
-from metal_agent.pressure import Evict
-from tests.eventually import eventually
-from tests.machine import Machine, MakeAssignment, phase
-from tests.serving import GIB
+from metal_agent.memory.pressure_policy import Evict
+from metal_agent.metrics import AgentMetrics
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, phase
 
 
 def values(text: bytes) -> dict[str, float]:
@@ -23,13 +23,14 @@ def values(text: bytes) -> dict[str, float]:
     }
 
 
-async def test_metrics_tell_of_the_moment_they_are_asked(machine: Machine, assignment: MakeAssignment) -> None:
-    told = Metrics(machine.ledger, machine.runners, machine.watchdog)
+async def test_metrics_are_read_at_each_request(machine: Machine, assignment: MakeAssignment) -> None:
+    told = AgentMetrics(machine.ledger, machine.runners, machine.watchdog)
     machine.watchdog.level = None
     before = values(told.text())
     assert before["pomona_agent_memory_pressure unknown"] == 1
     assert before["pomona_agent_memory_pressure normal"] == 0, "unknown is no level"
-    assert before["pomona_agent_pressure_steps_total evict"] == 0
+    for label in ("hold", "ask", "keep", "evict", "release", "return"):
+        assert before[f"pomona_agent_pressure_steps_total {label}"] == 0
     machine.supervisor.assign([assignment(runtime="quantum")])
     await phase(machine, "Rejected", "Unsupported")
     machine.ledger.take_over("other", GIB)
@@ -46,10 +47,10 @@ async def text() -> bytes:
     return b"pomona_agent_up 1.0\n"
 
 
-async def test_metrics_are_told_where_the_owner_says() -> None:
+async def test_metrics_are_served_at_the_given_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = free.getsockname()
-    serving = asyncio.create_task(metrics.serve(place, text))
+    serving = asyncio.create_task(metrics.serve_metrics(place, text))
 
     async def told() -> bool:
         try:
@@ -63,6 +64,6 @@ async def test_metrics_are_told_where_the_owner_says() -> None:
     await asyncio.wait([serving])
 
 
-async def test_a_port_that_is_taken_ends_no_agent() -> None:
+async def test_port_in_use_does_not_end_the_agent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        await metrics.serve(taken.getsockname(), text)
+        await metrics.serve_metrics(taken.getsockname(), text)

@@ -1,4 +1,4 @@
-"""What the self test says of Macs, from recorded outputs; that it runs for real is for tests/hosts."""
+"""Holds the self test to its verdicts on Macs, from recorded outputs; tests/hosts runs it for real."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from cli import log, selftest
 from devices import gpu, libsystem, macos
 from devices.host import HostState
 from devices.metal import Metal
-from devices.pressure import Reading
+from devices.pressure import PressureReading
 from metal_agent.selftest import engine, facts, run
-from metal_agent.selftest.line import Line, Verdict, known, same
+from metal_agent.selftest.line import Line, Verdict, check_known, check_same
 from tests.unit.devices.recordings import recorded, stand_in
 
 GIB = 2**30
@@ -30,8 +30,8 @@ MAC = {
 def verdicts(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], level: int | None = 4) -> dict[str, Verdict]:
     stand_in(monkeypatch, outputs)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: level)
-    state = HostState(pressure=Reading("critical", round(6820.25 * 2**20), 4 * GIB), gpu=gpu.read())
-    return {line.name: line.verdict for line in facts.mac(macos.read(), state)}
+    state = HostState(pressure=PressureReading("critical", round(6820.25 * 2**20), 4 * GIB), gpu=gpu.read())
+    return {line.name: line.verdict for line in facts.check_mac(macos.read(), state)}
 
 
 def test_a_mac_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +99,18 @@ def test_a_mac_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_gpu_as_llama_cpp_sees_it(said: str, verdict: Verdict) -> None:
-    assert engine.device(said, Metal(working_set_bytes=12124 * 2**20)).verdict == verdict
+    assert engine.check_device(said, Metal(working_set_bytes=12124 * 2**20)).verdict == verdict
 
 
 def test_verdicts() -> None:
-    assert known("a", 3, "3").verdict == "ok"
-    assert known("a", 0, "a number", holds=False).verdict == "FAILED"
-    assert known("a", None, "3").verdict == "unknown"
-    assert known("a", None, "3", needed=True).verdict == "FAILED"
-    assert same("a", 3, 3, "b").verdict == "ok"
-    assert same("a", 3, 4, "b").verdict == "FAILED"
-    assert same("a", 3, None, "b").verdict == "unknown"
-    assert same("a", None, None, "b", needed=True).verdict == "FAILED"
+    assert check_known("a", 3, "3").verdict == "ok"
+    assert check_known("a", 0, "a number", holds=False).verdict == "FAILED"
+    assert check_known("a", None, "3").verdict == "unknown"
+    assert check_known("a", None, "3", needed=True).verdict == "FAILED"
+    assert check_same("a", 3, 3, "b").verdict == "ok"
+    assert check_same("a", 3, 4, "b").verdict == "FAILED"
+    assert check_same("a", 3, None, "b").verdict == "unknown"
+    assert check_same("a", None, None, "b", needed=True).verdict == "FAILED"
 
 
 async def test_what_breaks_is_a_line_and_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ async def test_what_breaks_is_a_line_and_stops_nothing(monkeypatch: pytest.Monke
         raise OSError("no such thing")
 
     async def holds(_: Path) -> list[Line]:
-        return [known("b", 1, "1")]
+        return [check_known("b", 1, "1")]
 
-    monkeypatch.setattr(run, "_PARTS", (("a", breaks), ("b", holds)))
-    assert await run.run(tmp_path) == [
+    monkeypatch.setattr(run, "_CHECKS", (("a", breaks), ("b", holds)))
+    assert await run.run_selftest(tmp_path) == [
         Line("a", "FAILED", "OSError: no such thing", "no error"),
         Line("b", "ok", "1", "1"),
     ]
@@ -132,7 +132,7 @@ def test_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int)
     async def found(_: Path) -> list[Line]:
         return [Line("memory", verdict, "16 GiB", "17 GiB")]
 
-    monkeypatch.setattr(selftest, "run", found)
+    monkeypatch.setattr(selftest, "run_selftest", found)
     monkeypatch.setattr(log, "configure", lambda: None)
     result = CliRunner().invoke(selftest.command)
     assert result.exit_code == code

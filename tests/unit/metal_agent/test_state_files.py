@@ -1,16 +1,18 @@
-"""What the agent remembers over its own death: ports, assignments, records, reservations."""
+"""Holds the agent to what it keeps on disk over a restart: address, ports, assignments, records."""
 
 from pathlib import Path
 
 import pytest
 
-from metal_agent import assignments, start
-from metal_agent.assignments import LastKnown, Memory
-from metal_agent.ownership import own
-from metal_agent.ports import NoPortError, Ports
-from metal_agent.proxy import Proxy
-from metal_agent.records import Records
-from metal_agent.start import Options, StartError, find_address, usable_address
+from metal_agent import assignments
+from metal_agent.assignments import LastKnown, LastKnownFile
+from metal_agent.cluster import address as host_address
+from metal_agent.cluster.address import check_address, find_address
+from metal_agent.cluster.exposure import NoPortError, ServicePorts
+from metal_agent.options import AgentOptions, StartError
+from metal_agent.state_folder import own_folder
+from metal_agent.supervise.records import Records
+from metal_agent.traffic.proxy_process import Proxy
 
 PROCESS = {
     "metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1", "resourceVersion": "7"},
@@ -29,15 +31,15 @@ PROCESS = {
 def test_a_host_without_a_route_starts_with_the_address_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = Options("studio-1", tmp_path)
+    chosen = AgentOptions("studio-1", tmp_path)
     with pytest.raises(StartError, match="no route"):
-        find_address(options, "https://no-such-name.invalid")
-    monkeypatch.setattr(start, "route_address", lambda server: f"192.0.2.1 on the way to {server}")
-    monkeypatch.setattr(start, "usable_address", lambda address: address)
-    first = find_address(options, "x")
+        find_address(chosen, "https://no-such-name.invalid")
+    monkeypatch.setattr(host_address, "find_route_address", lambda server: f"192.0.2.1 on the way to {server}")
+    monkeypatch.setattr(host_address, "check_address", lambda address: address)
+    first = find_address(chosen, "x")
     monkeypatch.undo()
-    monkeypatch.setattr(start, "usable_address", lambda address: address)
-    assert find_address(options, "https://no-such-name.invalid") == first
+    monkeypatch.setattr(host_address, "check_address", lambda address: address)
+    assert find_address(chosen, "https://no-such-name.invalid") == first
 
 
 def test_a_state_folder_whose_sockets_would_have_too_long_a_name_is_refused(tmp_path: Path) -> None:
@@ -51,16 +53,16 @@ def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:
 
 
 def test_ports_are_the_same_after_a_restart(tmp_path: Path) -> None:
-    ports = Ports(tmp_path / "ports.json", 18000, 18001)
+    ports = ServicePorts(tmp_path / "ports.json", 18000, 18001)
     assert (ports.assign("a/chat"), ports.assign("b/chat"), ports.assign("a/chat")) == (18000, 18001, 18000)
-    again = Ports(tmp_path / "ports.json", 18000, 18001)
+    again = ServicePorts(tmp_path / "ports.json", 18000, 18001)
     assert (again.get("b/chat"), again.get("c/chat")) == (18001, None)
     again.keep({"b/chat"})
     assert again.assign("c/chat") == 18000
 
 
 def test_a_port_that_another_program_holds_is_not_given_again(tmp_path: Path) -> None:
-    ports = Ports(tmp_path / "ports.json", 18000, 18001)
+    ports = ServicePorts(tmp_path / "ports.json", 18000, 18001)
     ports.assign("a/chat")
     ports.refuse("a/chat")
     assert ports.assign("a/chat") == 18001
@@ -69,18 +71,18 @@ def test_a_port_that_another_program_holds_is_not_given_again(tmp_path: Path) ->
 
 
 def test_the_last_known_state_is_kept_without_status(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "assignments.json")
+    memory = LastKnownFile(tmp_path / "assignments.json")
     assert memory.load() == LastKnown()
     memory.save([PROCESS], {"team-a_chat-token_token": "c2VjcmV0"})
-    known = Memory(tmp_path / "assignments.json").load()
+    known = LastKnownFile(tmp_path / "assignments.json").load()
     assert known.secret == {"team-a_chat-token_token": "c2VjcmV0"}
-    assert assignments.read(known.processes[0]) == assignments.read(PROCESS)
+    assert assignments.read_assignment(known.processes[0]) == assignments.read_assignment(PROCESS)
     assert "status" not in known.processes[0]
 
 
 def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> None:
     newer = {**PROCESS, "spec": {**PROCESS["spec"], "priority": "imperial"}}  # type: ignore[dict-item]  # a JSON object
-    found = assignments.read(newer)
+    found = assignments.read_assignment(newer)
     assert found.spec is None
     assert "priority" in found.problem
     assert found.uid == "u1"
@@ -88,17 +90,21 @@ def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> 
 
 def test_a_deletion_mark_is_seen_whatever_the_spec_says() -> None:
     deleted = {"metadata": {**PROCESS["metadata"], "deletionTimestamp": "2026-11-21T13:10:00Z"}, "spec": 7}  # type: ignore[dict-item]  # a JSON object
-    assert assignments.read(deleted).deleted
+    assert assignments.read_assignment(deleted).deleted
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with own(tmp_path), pytest.raises(StartError, match=r"another agent \(process \d+\) uses"), own(tmp_path):
+    with (
+        own_folder(tmp_path),
+        pytest.raises(StartError, match=r"another agent \(process \d+\) uses"),
+        own_folder(tmp_path),
+    ):
         pytest.fail("two agents")
-    with own(tmp_path):
+    with own_folder(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.1.1", "fe80::1", "0.0.0.0", "studio", "192.0.2.77"])
 def test_addresses_that_the_cluster_cannot_use_are_refused(address: str) -> None:
     with pytest.raises(StartError, match="--address"):
-        usable_address(address)
+        check_address(address)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from crds.serving import ServingOptions
 from metal_agent import daemons
-from metal_agent.daemons import SILENT_LOOKS, Daemons, SharedDaemon
+from metal_agent.daemons import SILENT_CHECKS, Daemons, SharedDaemon
 from runtimes import daemon, ollama, omlx
 from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
 from runtimes.registry import RUNTIMES
-from runtimes.serving import Wanted, refusal
+from runtimes.serving import RuntimeDemand, refusal
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
         (b'{"error": "no room"}', "no room"),
         (b"<html>no room", "<html>no room"),
         (b'{"error": "\xff"}', '{"error": "\N{REPLACEMENT CHARACTER}"}'),
-        (b"", "no words"),
+        (b"", "an empty answer"),
     ],
 )
 def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
@@ -89,12 +90,12 @@ def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
 
 
 def test_a_name_is_of_what_is_served_and_of_who_serves_it() -> None:
-    first = daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
-    assert first == daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
+    first = daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
+    assert first == daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
     others = [
-        daemon.named(daemon.owner_mark("/b"), "qwen", ["sha"], [4096]),
-        daemon.named(daemon.owner_mark("/a"), "qwen", ["other"], [4096]),
-        daemon.named(daemon.owner_mark("/a"), "qwen", ["sha"], [8192]),
+        daemon.identify_model(daemon.owner_mark("/b"), "qwen", ["sha"], [4096]),
+        daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["other"], [4096]),
+        daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [8192]),
     ]
     for known in (Ollama({}), Omlx({}, Path("/none"))):
         names = {known.name(each) for each in (first, *others)}
@@ -105,7 +106,7 @@ def test_a_name_is_of_what_is_served_and_of_who_serves_it() -> None:
 
 @pytest.mark.parametrize(("runtime", "wanted"), [("ollama", "gguf"), ("omlx", "mlx")])
 def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
-    asked = Wanted(format="gguf" if wanted == "gguf" else "mlx", accelerator="cpu", in_pods=True)
+    asked = RuntimeDemand(format="gguf" if wanted == "gguf" else "mlx", accelerator="cpu", in_pods=True)
     problem = refusal(RUNTIMES[runtime], asked)
     assert problem
     assert "set hardware.accelerator to metal" in problem
@@ -113,9 +114,11 @@ def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
 
 
 def test_what_ollamas_owner_decides_is_refused() -> None:
-    asked = Wanted(format="gguf", accelerator="metal", in_pods=False)
-    assert "parallel" in (refusal(RUNTIMES["ollama"], asked._replace(parallel=4)) or "")
-    assert "takes none" in (refusal(RUNTIMES["ollama"], asked._replace(extra=("--temp", "1"))) or "")
+    asked = RuntimeDemand(format="gguf", accelerator="metal", in_pods=False)
+    assert "parallel" in (refusal(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) or "")
+    assert "takes none" in (
+        refusal(RUNTIMES["ollama"], asked._replace(options=ServingOptions(extra_args=["--temp", "1"]))) or ""
+    )
 
 
 async def test_a_port_is_not_asked_where_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +188,9 @@ async def test_a_clean_up_that_failed_is_made_up_for(tmp_path: Path) -> None:
     assert shared
     shared.problem = ""
     for odd.defect in (daemon.DaemonError(daemon.SILENT, "slow"), RuntimeError("nobody foresaw it"), None):
-        await found.clean(list)
+        await found.remove_unwanted(list)
     assert odd.cleaned == 3
-    await found.clean(list)
+    await found.remove_unwanted(list)
     assert odd.cleaned == 3
 
 
@@ -206,12 +209,12 @@ async def test_only_silence_again_and_again_is_taken_for_the_end() -> None:
     handle = shared.adopt("pomona-1/tiny:1-1")
     assert handle
     ended = asyncio.ensure_future(handle.wait())
-    await asyncio.gather(*(shared.look() for _ in range(SILENT_LOOKS)))
+    await asyncio.gather(*(shared.look() for _ in range(SILENT_CHECKS)))
     error = busy
-    for _ in range(SILENT_LOOKS):
+    for _ in range(SILENT_CHECKS):
         await shared.look()
     error = silent
-    for _ in range(SILENT_LOOKS - 1):
+    for _ in range(SILENT_CHECKS - 1):
         await shared.look()
     assert not ended.done()
     await shared.look()

@@ -13,10 +13,10 @@ from aiohttp import web
 
 from crds.serving import TUNING_ARGUMENTS, Mode
 from runtimes import llama_cpp_python
-from runtimes.probe import Probe, generate_token
-from tests.answering import serving
-from tests.record_llama_cpp_python import CASES, rendered
-from tests.tiny_gguf import SENTENCE
+from runtimes.probe import ProbeResult, generate_token
+from tests.support.record_llama_cpp_python import CASES, rendered
+from tests.support.stub_server import serve_stub
+from tests.support.tiny_models.tiny_gguf import SENTENCE
 
 RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures/llama_cpp_python.json").read_text())
 SERVED = [case for case, found in RECORDING["cases"].items() if "exchanges" in found]
@@ -32,20 +32,20 @@ def content(case: str) -> str:
     return str(json.loads(answer(case, "/v1/chat/completions")[1])["choices"][0]["message"]["content"])
 
 
-async def probe(case: str, mode: Mode) -> Probe:
+async def probe(case: str, mode: Mode) -> ProbeResult:
     """Ask a server that answers as the real one did."""
 
     async def replay(request: web.BaseRequest) -> web.Response:
         status, text = answer(case, request.path)
         return web.Response(status=status, text=text, content_type="application/json")
 
-    async with serving(replay) as url, aiohttp.ClientSession() as session:
+    async with serve_stub(replay) as url, aiohttp.ClientSession() as session:
         return await generate_token(session, url, model="chat", token=None, timeout_seconds=10, mode=mode)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_rendered_is_what_the_real_server_was_started_with(case: str) -> None:
-    assert rendered(case) == RECORDING["cases"][case]["arguments"], "record anew: tests/record_llama_cpp_python.py"
+    assert rendered(case) == RECORDING["cases"][case]["arguments"], "record anew: record_llama_cpp_python.py"
 
 
 def test_the_real_server_took_all_of_it() -> None:

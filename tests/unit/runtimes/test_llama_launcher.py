@@ -15,7 +15,8 @@ import pytest
 import xllamacpp
 
 from runtimes import llama_launcher
-from tests import llama, tiny_gguf
+from tests.support import llama_server
+from tests.support.tiny_models import tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,8 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(endless: Path) -> Iterator[llama.LlamaServer]:
-    with llama.serve(endless, context_length=1 << 17) as server:
+def server(endless: Path) -> Iterator[llama_server.LlamaServer]:
+    with llama_server.serve(endless, context_length=1 << 17) as server:
         yield server
 
 
@@ -37,7 +38,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def ask(server: llama.LlamaServer, **body: object) -> Iterator[HTTPResponse]:
+def ask(server: llama_server.LlamaServer, **body: object) -> Iterator[HTTPResponse]:
     messages = [{"role": "user", "content": "hi"}]
     with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=30)) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps({"messages": messages} | body))
@@ -140,19 +141,19 @@ def test_a_taken_port_ends_with_1(endless: Path) -> None:
 def test_the_key_is_enforced(endless: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    with llama.serve(endless, "--api-key-file", str(keys)) as server, ask(server, max_tokens=1) as response:
+    with llama_server.serve(endless, "--api-key-file", str(keys)) as server, ask(server, max_tokens=1) as response:
         assert response.status == 401
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_cleanly(server: llama.LlamaServer, number: int) -> None:
+def test_a_signal_ends_an_idle_server_cleanly(server: llama_server.LlamaServer, number: int) -> None:
     with ask(server, max_tokens=1) as response:
         assert response.status == 200
     server.process.send_signal(number)
     assert server.process.wait(timeout=5) == 0
 
 
-def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(server: llama.LlamaServer) -> None:
+def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(server: llama_server.LlamaServer) -> None:
     with ask(server, stream=True, max_tokens=1 << 17) as response:
         assert response.readline().startswith(b"data: ")
         server.process.terminate()

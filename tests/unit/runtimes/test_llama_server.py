@@ -5,35 +5,30 @@ from pathlib import Path
 
 import pytest
 
+from crds.serving import ServingOptions
 from runtimes import llama_launcher, llama_server
-from runtimes.serving import Listen, Serving
+from runtimes.serving import Listen, build_serving
 
 
 def render(*, gpu_layers: int | None = None, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
-    serving = Serving(
-        service="chat",
-        model="/weights/m.gguf",
-        context_length=4096,
-        parallel=4,
-        gpu_layers=gpu_layers,
-        extra=extra,
-    )
+    options = ServingOptions(context_length=4096, parallel=4, extra_args=list(extra))
+    serving = build_serving("chat", "/weights/m.gguf", options, gpu_layers=gpu_layers)
     return llama_server.arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
-def test_context_is_what_each_slot_gets() -> None:
+def test_context_length_is_multiplied_by_parallel() -> None:
     rendered = " ".join(render())
     assert "-c 16384 -np 4" in rendered
     assert "-m /weights/m.gguf --host 0.0.0.0 --port 8080 -a chat" in rendered
 
 
-def test_what_is_not_asked_is_not_said() -> None:
+def test_unset_settings_render_no_arguments() -> None:
     assert "-ngl" not in render()
     assert "--api-key-file" not in render()
     assert "-ngl 0" in " ".join(render(gpu_layers=0))
 
 
-def test_the_users_arguments_come_last_and_win() -> None:
+def test_extra_arguments_come_last_and_win() -> None:
     rendered = render(extra=("-c", "512", "-t", "1"))
     assert rendered[-4:] == ["-c", "512", "-t", "1"]
     assert llama_launcher.parse(rendered).n_ctx == 512

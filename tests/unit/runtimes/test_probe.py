@@ -10,19 +10,20 @@ import pytest
 from aiohttp import web
 
 from crds.serving import Mode
-from runtimes.probe import Probe, generate_token
-from tests import llama, tiny_gguf
-from tests.answering import serving
+from runtimes.probe import ProbeResult, generate_token
+from tests.support import llama_server
+from tests.support.stub_server import serve_stub
+from tests.support.tiny_models import tiny_gguf
 
 
 def answering(response: web.Response) -> AbstractAsyncContextManager[str]:
     async def answer(_: web.BaseRequest) -> web.Response:
         return response
 
-    return serving(answer)
+    return serve_stub(answer)
 
 
-async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10, mode: Mode = "chat") -> Probe:
+async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10, mode: Mode = "chat") -> ProbeResult:
     async with aiohttp.ClientSession() as session:
         return await generate_token(session, url, model="tiny", token=token, timeout_seconds=timeout_seconds, mode=mode)
 
@@ -31,8 +32,8 @@ async def test_a_real_server_is_ready_and_its_token_is_checked(tmp_path: Path) -
     tiny_gguf.write(tmp_path / "m.gguf")
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    with llama.serve(tmp_path / "m.gguf", "--api-key-file", str(keys)) as server:
-        assert await probe(server.url, token="secret") == Probe(
+    with llama_server.serve(tmp_path / "m.gguf", "--api-key-file", str(keys)) as server:
+        assert await probe(server.url, token="secret") == ProbeResult(
             ok=True, reason="Generated", message=f"{server.url} generated a token"
         )
         refused = await probe(server.url, token="wrong")
@@ -133,7 +134,7 @@ async def test_an_endless_answer_is_read_in_part() -> None:
                 await response.write(b"x" * 65536)
         return response
 
-    async with serving(pour) as url:
+    async with serve_stub(pour) as url:
         assert (await probe(url)).reason == "BadAnswer"
 
 

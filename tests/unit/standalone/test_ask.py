@@ -1,10 +1,10 @@
-"""One question, as a client: what is no whole answer is told in a sentence."""
+"""`--ask` reports an answer that is incomplete or refused in one sentence."""
 
 import pytest
 from aiohttp import web
 
 from standalone.ask import AskError, ask
-from tests.answering import serving
+from tests.support.stub_server import serve_stub
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ from tests.answering import serving
     ],
     ids=["no text", "no answer", "half an answer"],
 )
-async def test_what_is_no_answer_is_told(lines: bytes, problem: str) -> None:
+async def test_incomplete_answer_is_reported(lines: bytes, problem: str) -> None:
     async def answer(_request: web.BaseRequest) -> web.Response:
         return web.Response(body=lines, content_type="text/event-stream")
 
-    async with serving(answer) as url:
+    async with serve_stub(answer) as url:
         with pytest.raises(AskError, match=problem):
             await ask(url, "tiny", "Who?", lambda _text: None)

@@ -1,4 +1,4 @@
-"""What this machine runs for a service is what the controller would have a host run."""
+"""`pomona up` runs for a service what the controller would assign to a host."""
 
 from typing import Any
 
@@ -7,30 +7,29 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
-from controller.parts import Served
-from controller.plan import Key
-from controller.processes import desired_spec
-from controller.requirements import memory_bytes
+from controller.models.served import Served
+from controller.services.metal_processes import desired_spec
+from controller.services.preconditions import memory_bytes
 from crds.inferenceservice import InferenceService
 from crds.model import GGUF, Layout, Model
-from kube.resources import INFERENCE_SERVICES, MODELS
+from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
 from metal_agent.assignments import STANDALONE
-from standalone.desired import decide, failed, inspected, notes
-from standalone.manifests import accepted
-from tests import serving
-from tests.manifests import made
-from tests.serving import GIB
+from standalone.desired import decide_assignments, list_ignored_fields, with_error, with_inspection
+from standalone.manifests import accept_manifest
+from tests.support import api_objects
+from tests.support.api_objects import GIB
+from tests.support.refused_manifests import make_manifest
 
-KEY = Key("default", "tiny")
-LAYOUT = msgspec.convert(serving.model()["status"]["layout"], Layout)
+KEY = ObjectKey("default", "tiny")
+LAYOUT = msgspec.convert(api_objects.model()["status"]["layout"], Layout)
 
 
 def service(**spec: Any) -> InferenceService:
-    return accepted(made(INFERENCE_SERVICES, name="chat", **spec), InferenceService)
+    return accept_manifest(make_manifest(INFERENCE_SERVICES, name="chat", **spec), InferenceService)
 
 
 def model(**spec: Any) -> Model:
-    return accepted(made(MODELS, name="tiny", **spec), Model)
+    return accept_manifest(make_manifest(MODELS, name="tiny", **spec), Model)
 
 
 def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
@@ -45,10 +44,10 @@ def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Insp
     )
 
 
-def test_a_replica_is_what_the_controller_would_have_a_host_serve() -> None:
-    known = inspected(model(), found())
+def test_replica_equals_what_controller_assigns_to_host() -> None:
+    known = with_inspection(model(), found())
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
-    decision = decide(wanted, {KEY: known})
+    decision = decide_assignments(wanted, {KEY: known})
     assert decision.problem is None
     needed = memory_bytes(wanted, Served(known))
     assert needed is not None
@@ -58,13 +57,13 @@ def test_a_replica_is_what_the_controller_would_have_a_host_serve() -> None:
     assert (artifact.revision, artifact.sha256, artifact.size_bytes) == ("r1", "b" * 64, GIB)
 
 
-def test_a_process_keeps_its_uid_over_restarts_and_gets_another_for_another_spec() -> None:
-    models = {KEY: inspected(model(), found())}
-    uids = [[each.uid for each in decide(service(replicas=2), models).assignments] for _ in range(2)]
+def test_uid_is_kept_over_restarts_and_changes_with_spec() -> None:
+    models = {KEY: with_inspection(model(), found())}
+    uids = [[each.uid for each in decide_assignments(service(replicas=2), models).assignments] for _ in range(2)]
     assert uids[0] == uids[1]
     assert len(set(uids[0])) == 2
     assert all(each.startswith(STANDALONE) for each in uids[0])
-    assert decide(service(contextLength=1024), models).assignments[0].uid not in uids[0]
+    assert decide_assignments(service(contextLength=1024), models).assignments[0].uid not in uids[0]
 
 
 @pytest.mark.parametrize(
@@ -76,23 +75,24 @@ def test_a_process_keeps_its_uid_over_restarts_and_gets_another_for_another_spec
     ],
     ids=["cpu", "nvidia", "pods"],
 )
-def test_what_is_about_pods_does_not_keep_a_service_from_this_machine(spec: dict[str, Any]) -> None:
-    models = {KEY: inspected(model(), found())}
-    assert decide(service(**spec), models) == decide(service(), models)
-    assert decide(service(), models).assignments
+def test_fields_about_pods_do_not_prevent_serving(spec: dict[str, Any]) -> None:
+    models = {KEY: with_inspection(model(), found())}
+    assert decide_assignments(service(**spec), models) == decide_assignments(service(), models)
+    assert decide_assignments(service(), models).assignments
 
 
-def test_what_is_not_used_here_is_said() -> None:
-    assert notes([service(), service(hardware={"accelerator": "cpu"})]) == []
-    assert notes([service(hardware={"accelerator": "nvidia"}, resources={"gpu": 1}, nodeSelector={"a": "b"})]) == [
-        "chat: hardware.accelerator nvidia: served by this machine instead",
-        "chat: resources, nodeSelector: about pods, and not used here",
+def test_ignored_fields_are_listed() -> None:
+    assert list_ignored_fields([service(), service(hardware={"accelerator": "cpu"})]) == []
+    for_pods = service(hardware={"accelerator": "nvidia"}, resources={"gpu": 1}, nodeSelector={"a": "b"})
+    assert list_ignored_fields([for_pods]) == [
+        "chat: ignored on this machine: spec.hardware.accelerator nvidia",
+        "chat: ignored on this machine, only pods use them: spec.resources, spec.nodeSelector",
     ]
 
 
-def test_a_local_file_is_the_same_process_as_in_a_cluster_which_cannot_read_it() -> None:
+def test_local_file_is_same_process_as_in_cluster() -> None:
     local = model(source="file:///m/tiny.gguf", memoryBytes=3 * GIB)
-    decision = decide(service(), {KEY: inspected(local, found(sha256=None))})
+    decision = decide_assignments(service(), {KEY: with_inspection(local, found(sha256=None))})
     spec = decision.assignments[0].spec
     assert spec is not None
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
@@ -104,24 +104,24 @@ def test_a_local_file_is_the_same_process_as_in_a_cluster_which_cannot_read_it()
     [
         (service(suspend=True), model(), "Suspended", "Suspended", "spec.suspend is true: edit the file"),
         (service(replicas=0), model(), "Suspended", "Suspended", "spec.replicas is 0: edit the file"),
-        (service(), model(), "ModelNotReady", "Pending", "Model tiny is being looked at"),
+        (service(), model(), "ModelNotReady", "Pending", "waiting for Model tiny to be inspected"),
         (
             service(),
-            failed(model(), ArtifactError("SourceNotFound", "no such file")),
+            with_error(model(), ArtifactError("SourceNotFound", "no such file")),
             "ModelFailed",
             "Failed",
             "Model tiny: no such file",
         ),
         (
             service(),
-            failed(model(), ArtifactError("SourceUnreachable", "no answer", retryable=True)),
+            with_error(model(), ArtifactError("SourceUnreachable", "no answer", retryable=True)),
             "ModelNotReady",
             "Pending",
             "Model tiny: no answer",
         ),
         (
             service(),
-            inspected(model(), found(layout=None)),
+            with_inspection(model(), found(layout=None)),
             "MemoryUnknown",
             "Failed",
             "spec.memoryBytes",
@@ -129,10 +129,10 @@ def test_a_local_file_is_the_same_process_as_in_a_cluster_which_cannot_read_it()
     ],
     ids=["suspended", "zero", "new", "failed", "away", "memory"],
 )
-def test_nothing_runs_and_it_is_said_why(
+def test_reason_is_given_when_nothing_runs(
     wanted: InferenceService, known: Model, reason: str, phase: str, says: str
 ) -> None:
-    decision = decide(wanted, {KEY: known})
+    decision = decide_assignments(wanted, {KEY: known})
     assert decision.assignments == ()
     assert decision.problem is not None
     assert (decision.problem.reason, decision.problem.phase) == (reason, phase)

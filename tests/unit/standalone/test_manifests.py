@@ -1,4 +1,4 @@
-"""What is read from files, and how every mistake in them is told at once, with its file and line."""
+"""Manifests are read from files as a cluster reads them, and all their mistakes are reported with file and line."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -6,9 +6,9 @@ from textwrap import dedent
 import pytest
 
 from artifacts.source import parse
-from controller.plan import Key
+from kube.resources import ObjectKey
 from standalone import manifests
-from standalone.manifests import ManifestError, load, name_of, of_source
+from standalone.manifests import ManifestError, build_manifests, derive_name, load_manifests
 from tests.controlplane.process import CHECKOUT
 
 MODEL = """\
@@ -33,40 +33,40 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "chat.yaml"
     path.write_text(text)
     with pytest.raises(ManifestError) as caught:
-        load([path])
+        load_manifests([path])
     return [each.removeprefix(f"{path}") for each in caught.value.problems]
 
 
-def test_the_examples_are_read_with_defaults() -> None:
-    wanted = load([CHECKOUT / "examples"])
-    assert set(wanted.models) == {Key("default", "tiny")}
-    assert set(wanted.services) == {Key("default", "tiny-host"), Key("default", "tiny-pod")}
-    assert wanted.services[Key("default", "tiny-pod")].spec.context_length == 4096
+def test_examples_are_read_with_defaults() -> None:
+    wanted = load_manifests([CHECKOUT / "examples"])
+    assert set(wanted.models) == {ObjectKey("default", "tiny")}
+    assert set(wanted.services) == {ObjectKey("default", "tiny-host"), ObjectKey("default", "tiny-pod")}
+    assert wanted.services[ObjectKey("default", "tiny-pod")].spec.context_length == 4096
     assert wanted.skipped == []
 
 
-def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
+def test_same_name_in_two_namespaces_is_two_models(tmp_path: Path) -> None:
     path = tmp_path / "team.yaml"
     path.write_text(
         "---\n".join(each.replace("metadata:", "metadata:\n  namespace: team") for each in (MODEL, SERVICE))
     )
-    assert set(load([path]).services) == {Key("team", "chat")}
+    assert set(load_manifests([path]).services) == {ObjectKey("team", "chat")}
     path.write_text(f"{MODEL}---\n{SERVICE.replace('metadata:', 'metadata:{}'.format(chr(10) + '  namespace: team'))}")
-    with pytest.raises(ManifestError, match="Model tiny is not in these files, which have none"):
-        load([path])
+    with pytest.raises(ManifestError, match=r"Model tiny is not in these files: add it \(they have none\)"):
+        load_manifests([path])
 
 
-def test_what_is_null_in_metadata_is_absent(tmp_path: Path) -> None:
+def test_null_in_metadata_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "chat.yaml"
     nulls = "metadata:\n  creationTimestamp: null\n  labels:\n  annotations:\n  namespace: {}\n"
     path.write_text(f"{MODEL}---\n{SERVICE}".replace("metadata:\n", nulls.format("null"), 1))
-    assert set(load([path]).models) == {Key("default", "tiny")}
+    assert set(load_manifests([path]).models) == {ObjectKey("default", "tiny")}
     path.write_text(f"{MODEL}---\n{SERVICE}".replace("metadata:\n", nulls.format('""')))
-    wanted = load([path])
+    wanted = load_manifests([path])
     assert {each.metadata.namespace for each in wanted.services.values()} == {"default"}
 
 
-def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
     text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
         ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
@@ -81,14 +81,14 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (MODEL, ": no InferenceService in it: add one, or serve a Model alone with --model SOURCE"),
+        (MODEL, ": no InferenceService found: add one, or serve a Model alone with --model SOURCE"),
         (
             SERVICE,
-            ":6: InferenceService chat: spec.modelRef: Model tiny is not in these files, which have none",
+            ":6: InferenceService chat: spec.modelRef: Model tiny is not in these files: add it (they have none)",
         ),
         (
             f"{MODEL}---\n{MODEL}---\n{SERVICE}",
-            ":11: Model tiny: is stated in {path}:1 already: give one of them another name",
+            ":11: Model tiny: defined in {path}:1 already: rename one of them",
         ),
         (
             MODEL.replace("kind: Model", "kind: Modell"),
@@ -96,7 +96,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         ),
         (
             MODEL.replace("kind: Model", "kind: MetalProcess"),
-            ":2: MetalProcess tiny: is made by Pomona: state an InferenceService instead",
+            ":2: MetalProcess tiny: created by Pomona itself: write an InferenceService instead",
         ),
         (
             MODEL.replace("https://models.example/tiny.gguf", "hf://tiny.gguf"),
@@ -107,23 +107,23 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
             ":1: Model tiny: apiVersion: Invalid value: null: use inference.pomona.dev/v1alpha1",
         ),
         ("modelRef: tiny\n", ":1: a manifest: kind None does not exist: use Model or InferenceService"),
-        ("a: [", ":1: is no YAML: expected the node content, but found '<stream end>'"),
-        ("- a\n", ":1: is no YAML: not a manifest: it has no fields"),
-        (MODEL + "  source: x\n", ":7: is no YAML: 'source' is stated twice"),
-        ("a: \0", ": is no YAML: unacceptable character"),
-        ("? [a]\n: b\n", ":1: is no YAML: the name of a field is no text"),
-        (f"{MODEL}  memoryBytes: !!int abc\n", ":7: is no YAML: 'abc' is no int"),
-        (f"{MODEL}  memoryBytes: {'9' * 5000}\n", f":7: is no YAML: '{'9' * 40}' is no int"),
-        (f'{MODEL}  revision: "\\ud800"\n', ":7: is no YAML: '\\ud800' is no str"),
-        (f"{MODEL}  more: &more {{again: *more}}\n", ":7: is no YAML: an anchor contains itself"),
+        ("a: [", ":1: invalid YAML: expected the node content, but found '<stream end>'"),
+        ("- a\n", ":1: invalid YAML: a manifest has to be a mapping of fields"),
+        (MODEL + "  source: x\n", ":7: invalid YAML: field 'source' is repeated"),
+        ("a: \0", ": invalid YAML: unacceptable character"),
+        ("? [a]\n: b\n", ":1: invalid YAML: the name of a field has to be a string"),
+        (f"{MODEL}  memoryBytes: !!int abc\n", ":7: invalid YAML: 'abc' is not a valid int"),
+        (f"{MODEL}  memoryBytes: {'9' * 5000}\n", f":7: invalid YAML: '{'9' * 40}' is not a valid int"),
+        (f'{MODEL}  revision: "\\ud800"\n', ":7: invalid YAML: '\\ud800' is not a valid str"),
+        (f"{MODEL}  more: &more {{again: *more}}\n", ":7: invalid YAML: an anchor contains itself"),
         (
             MODEL
             + "  a: &a [1, 1, 1, 1]\n"
             + "".join(f"  a{'a' * i}: &a{'a' * i} [{', '.join(['*a' + 'a' * (i - 1)] * 4)}]\n" for i in range(1, 20)),
-            ":15: is no YAML: more than 100000 values, or 64 levels",
+            ":15: invalid YAML: more than 100000 values, or 64 levels",
         ),
-        ('{"a": ' * 1000, ": is no manifest: it is nested too deeply"),
-        ("a: " + "[" * 70 + "]" * 70, ":1: is no YAML: more than 100000 values, or 64 levels"),
+        ('{"a": ' * 1000, ": not a manifest: nested too deeply"),
+        ("a: " + "[" * 70 + "]" * 70, ":1: invalid YAML: more than 100000 values, or 64 levels"),
         (MODEL.replace("kind: Model", "kind: [Model]"), ":2: ['Model'] tiny: kind ['Model'] does not exist"),
         (
             MODEL.replace("  name: tiny", "  name: tiny\n  namespace: [3]"),
@@ -165,28 +165,28 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "labels are a number",
     ],
 )
-def test_a_mistake_is_told_with_the_way_out(tmp_path: Path, text: str, says: str) -> None:
+def test_mistake_is_reported_with_way_out(tmp_path: Path, text: str, says: str) -> None:
     found = problems(tmp_path, text)
     assert len(found) == 1
     assert found[0].startswith(says.format(path=tmp_path / "chat.yaml")), found
 
 
-def test_weights_in_the_place_of_a_file_are_told_where_they_belong(tmp_path: Path) -> None:
+def test_weights_given_as_manifest_are_refused_with_option(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF\xff\xfe")
-    with pytest.raises(ManifestError, match=f"is no text .*: weights are served with --model {path}"):
-        load([path])
+    with pytest.raises(ManifestError, match=f"not a text file .*: to serve weights, use --model {path}"):
+        load_manifests([path])
 
 
-def test_weights_larger_than_memory_are_not_read(tmp_path: Path) -> None:
+def test_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
     with path.open("wb") as file:
         file.truncate(1 << 42)
-    with pytest.raises(ManifestError, match=f"has more than 1 MiB, .*: weights are served with --model {path}"):
-        load([path])
+    with pytest.raises(ManifestError, match=f"larger than 1 MiB, .*: to serve weights, use --model {path}"):
+        load_manifests([path])
 
 
-def test_what_is_for_a_cluster_is_named_and_skipped(tmp_path: Path) -> None:
+def test_other_kinds_are_skipped_with_note(tmp_path: Path) -> None:
     path = tmp_path / "all.yaml"
     namespace = dedent(
         """\
@@ -196,17 +196,19 @@ def test_what_is_for_a_cluster_is_named_and_skipped(tmp_path: Path) -> None:
         """
     )
     path.write_text(f"{MODEL}---\n{namespace}---\n{SERVICE}---\n")
-    wanted = load([path])
-    assert wanted.skipped == [f"{path}:8: Namespace team: is for a cluster, and not used here"]
-    assert set(wanted.services) == {Key("default", "chat")}
+    wanted = load_manifests([path])
+    assert wanted.skipped == [
+        f"{path}:8: Namespace team: ignored: `pomona up` serves Models and InferenceServices only"
+    ]
+    assert set(wanted.services) == {ObjectKey("default", "chat")}
 
 
-def test_one_name_for_two_services_is_refused_since_requests_name_the_model(tmp_path: Path) -> None:
+def test_two_services_of_one_name_are_refused(tmp_path: Path) -> None:
     other = SERVICE.replace("metadata:", "metadata:\n  namespace: team")
     model = MODEL.replace("metadata:", "metadata:\n  namespace: team")
     found = problems(tmp_path, f"{MODEL}---\n{SERVICE}---\n{model}---\n{other}")
     assert len(found) == 1
-    assert "InferenceService chat: is stated in" in found[0]
+    assert "InferenceService chat: defined in" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -223,16 +225,16 @@ def test_one_name_for_two_services_is_refused_since_requests_name_the_model(tmp_
         ("https://models.example/weights", "weights"),
     ],
 )
-def test_a_source_alone_gets_a_name_that_a_cluster_takes(source: str, name: str) -> None:
-    assert name_of(parse(source)) == name
+def test_name_from_source_is_valid_in_cluster(source: str, name: str) -> None:
+    assert derive_name(parse(source)) == name
     if not source.startswith("file://"):
-        _, service = of_source(source, token=False)
+        _, service = build_manifests(source, token=False)
         assert service.metadata.name == service.spec.model_ref == name
 
 
-def test_a_download_token_is_used_for_the_hub_alone() -> None:
-    model, _ = of_source("hf://org/repo/m.gguf", token=True)
+def test_download_token_is_used_for_hub_only() -> None:
+    model, _ = build_manifests("hf://org/repo/m.gguf", token=True)
     assert model.spec.source_secret_ref is not None
     assert model.spec.source_secret_ref.name == manifests.TOKEN_SECRET
-    model, _ = of_source("https://models.example/m.gguf", token=True)
+    model, _ = build_manifests("https://models.example/m.gguf", token=True)
     assert model.spec.source_secret_ref is None

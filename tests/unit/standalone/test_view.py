@@ -1,30 +1,31 @@
-"""What a person sees of a service, for all that it may be in."""
+"""The view of `pomona up` shows each phase of a service, on narrow terminals too, and brings no markup to them."""
 
 from io import StringIO
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
-from controller.requirements import Problem
-from crds.metalprocess import LastExit, MetalProcessStatus, Progress
-from gateway.proxy.config import Stats
-from metal_agent.lifecycle import LAST_LINES
+from controller.services.preconditions import ServiceProblem
+from crds.metalprocess import FetchProgress, LastExit, MetalProcessStatus
+from gateway.proxy.config import ServiceStats
+from metal_agent.lifecycle import LOG_HINT
 from standalone.desired import Decision
-from standalone.view import Row, row, table
-from tests.serving import GIB
+from standalone.view import Row, build_row, draw_table, print_command
+from tests.support.api_objects import GIB
 
 
 @pytest.mark.parametrize(
     ("replicas", "shown"),
     [
-        ([], Row("chat", "Pending", "Model tiny is being looked at")),
+        ([], Row("chat", "Pending", "waiting for Model tiny to be inspected")),
         ([MetalProcessStatus(phase="Fetching")], Row("chat", "Fetching")),
         (
-            [MetalProcessStatus(phase="Fetching", progress=Progress(bytes=GIB, total_bytes=4 * GIB))],
+            [MetalProcessStatus(phase="Fetching", progress=FetchProgress(bytes=GIB, total_bytes=4 * GIB))],
             Row("chat", "Fetching", "1.0 GiB of 4.0 GiB, 25 %"),
         ),
         (
-            [MetalProcessStatus(phase="Fetching", progress=Progress(bytes=GIB))],
+            [MetalProcessStatus(phase="Fetching", progress=FetchProgress(bytes=GIB))],
             Row("chat", "Fetching", "1.0 GiB"),
         ),
         ([MetalProcessStatus(phase="Starting")], Row("chat", "Starting", "loading")),
@@ -39,45 +40,73 @@ from tests.serving import GIB
         (
             [
                 MetalProcessStatus(
-                    phase="Failed", message=f"ended{LAST_LINES}", last_exit=LastExit(time="", log="a\nbad head\n")
+                    phase="Failed", message=f"ended{LOG_HINT}", last_exit=LastExit(time="", log="a\nbad head\n")
                 )
             ],
-            Row("chat", "Failed", "ended; it said last: bad head"),
+            Row("chat", "Failed", "ended; its last line: bad head"),
         ),
         ([MetalProcessStatus(phase="Ready")] * 2, Row("chat", "Ready", "2 of 2 replicas are ready")),
         ([MetalProcessStatus(phase="Starting")] * 2, Row("chat", "Starting", "0 of 2 replicas are ready; loading")),
     ],
 )
-def test_a_service_is_one_row(replicas: list[MetalProcessStatus], shown: Row) -> None:
-    decision = Decision(problem=None if replicas else Problem("Because", "Model tiny is being looked at", "Pending"))
-    assert row("chat", decision, [(each, None, None) for each in replicas], None, None) == shown
+def test_service_is_one_row(replicas: list[MetalProcessStatus], shown: Row) -> None:
+    decision = Decision(
+        problem=None if replicas else ServiceProblem("Because", "waiting for Model tiny to be inspected", "Pending")
+    )
+    assert build_row("chat", decision, [(each, None, None) for each in replicas], None, None) == shown
 
 
-def test_loading_shows_how_much_of_the_memory_is_taken() -> None:
+def test_loading_shows_memory_taken_so_far() -> None:
     status = MetalProcessStatus(phase="Starting", pid=1)
-    shown = row("chat", Decision(), [(status, 4 * GIB, GIB)], None, None)
+    shown = build_row("chat", Decision(), [(status, 4 * GIB, GIB)], None, None)
     assert shown.detail == "loading, 1.0 GiB of about 4.0 GiB"
     assert shown.memory == "1.0 GiB"
 
 
-def test_ready_is_what_the_endpoint_leads_to() -> None:
+def test_service_is_ready_once_endpoint_leads_to_it() -> None:
     ready = [(MetalProcessStatus(phase="Ready"), GIB, None)]
-    assert row("chat", Decision(), ready, None, None, answers=False) == Row(
-        "chat", "Starting", "loaded; the endpoint starts"
+    assert build_row("chat", Decision(), ready, None, None, answers=False) == Row(
+        "chat", "Starting", "loaded; waiting for the endpoint"
     )
-    assert row("chat", Decision(), ready, None, None, answers=True) == Row("chat", "Ready")
+    assert build_row("chat", Decision(), ready, None, None, answers=True) == Row("chat", "Ready")
 
 
-def test_what_the_proxy_counts_is_shown() -> None:
-    stats = Stats(requests=12, errors=1, tokens_out=100, in_flight=2, queued=3)
-    shown = row("chat", Decision(), [(MetalProcessStatus(phase="Ready"), GIB, GIB // 2)] * 2, stats, 41.6)
+def test_counts_of_proxy_are_shown() -> None:
+    stats = ServiceStats(requests=12, errors=1, tokens_out=100, in_flight=2, queued=3)
+    shown = build_row("chat", Decision(), [(MetalProcessStatus(phase="Ready"), GIB, GIB // 2)] * 2, stats, 41.6)
     assert (shown.memory, shown.tokens_per_second) == ("1.0 GiB", "42")
-    assert shown.requests == "12 (2 now, 3 waiting, 1 failed)"
+    assert shown.requests == "12 (2 running, 3 waiting, 1 failed)"
 
 
-def test_names_and_messages_bring_no_markup_to_the_terminal() -> None:
+def test_names_and_messages_are_not_markup() -> None:
     console = Console(width=200, record=True, file=StringIO())
-    console.print(table("[red]head[/]", [Row("chat", "Failed", "[bold]no[/]")], "curl", "foot"))
+    console.print(draw_table("[red]head[/]", [Row("chat", "Failed", "[bold]no[/]")], "foot"))
     drawn = console.export_text()
     assert "[red]head[/]" in drawn
     assert "[bold]no[/]" in drawn
+
+
+def test_detail_is_readable_on_narrow_terminal() -> None:
+    console = Console(width=60, record=True, file=StringIO())
+    console.print(
+        draw_table(
+            "head",
+            [Row("chat", "Failed", "exit code 1 after 2 s; see its log", "9.1 GiB", "41", "12 (2 running)")],
+            "foot",
+        )
+    )
+    assert "chat: exit code 1 after 2 s; see its log\n" in console.export_text()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_example_command_is_one_line_on_narrow_terminal(width: int, *, on_terminal: bool) -> None:
+    command = 'curl http://127.0.0.1:8080/v1/chat/completions -d \'{"model": "tiny", "messages": []}\''
+    out = StringIO()
+    console = Console(width=width, file=out, force_terminal=on_terminal, color_system=None)
+    with Live(console=console, auto_refresh=False) as screen:
+        print_command(console, command)
+        screen.update(
+            draw_table("OpenAI endpoint: http://127.0.0.1:8080/v1", [Row("tiny", "Ready")], "foot"), refresh=True
+        )
+    assert next(line for line in out.getvalue().splitlines() if "curl" in line).endswith(command)

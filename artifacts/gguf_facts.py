@@ -1,0 +1,365 @@
+"""Facts of a GGUF header: `summarize` for users, `layout_of` for the memory that serving takes.
+
+The layout is computed layer by layer as llama.cpp does when it loads the file (`src/llama-hparams.cpp`,
+`load_arch_hparams` of `src/models/*.cpp`, `create_memory` of `src/llama-model.cpp`). An architecture that is not named
+here may cache state that no key of its header describes, so it has no layout: the user must state its memory.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from artifacts.gguf import GGUFHeader, Value
+from crds.model import GGUF, Layers, Layout
+
+_MAX_INT64: Final = (1 << 63) - 1
+_MAX_CHARACTERS: Final = 256
+_F32_BYTES: Final = 4
+_MAX_LAYERS: Final = 4096
+_LARGEST: Final = 1 << 48
+"""Larger than any product of two sizes of a model; a status takes no more than 63 bits."""
+_MAX_KINDS: Final = 16
+"""A Job's termination message ends at 4,096 bytes."""
+
+# `general.file_type`, from llama.cpp's include/llama.h (enum llama_ftype); a test holds it against the gguf package.
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+    39: "NVFP4",
+    40: "Q1_0",
+}
+
+
+def summarize(header: GGUFHeader) -> GGUF:
+    """Return the header's facts for users; a fact that is missing or not valid is absent."""
+    read = header.metadata.get
+    architecture = text_of(read("general.architecture"))
+    heads_kv = read(f"{architecture}.attention.head_count_kv", read(f"{architecture}.attention.head_count"))
+    return GGUF(
+        architecture=architecture,
+        model_name=text_of(read("general.name")),
+        quantization=_quantization(header),
+        context_length=count_of(read(f"{architecture}.context_length")),
+        embedding_size=count_of(read(f"{architecture}.embedding_length")),
+        layer_count=count_of(read(f"{architecture}.block_count")),
+        head_count=widest(read(f"{architecture}.attention.head_count")),
+        head_count_kv=widest(heads_kv),
+        tensor_count=header.tensor_count,
+        file_version=header.version,
+        license=text_of(read("general.license")),
+    )
+
+
+def _quantization(header: GGUFHeader) -> str:
+    stated = header.metadata.get("general.file_type")
+    if isinstance(stated, int) and stated in FILE_TYPES:
+        return FILE_TYPES[stated]
+    return max(header.bytes_by_type, key=lambda name: header.bytes_by_type[name], default="")
+
+
+_PLAIN: Final = """
+llama deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bloom stablelm qwen qwen2 qwen2moe qwen2vl qwen3
+qwen3moe qwen3vl qwen3vlmoe phi2 phi3 phimoe plamo codeshell orion internlm2 minicpm minicpm3 gemma starcoder2 xverse
+command-r dbrx olmo olmoe openelm arctic deepseek deepseek2 deepseek2-ocr chatglm glm4 glm4moe bitnet jais jais2
+nemotron exaone granite granitemoe chameleon plm bailingmoe bailingmoe2 dots1 arcee ernie4_5 ernie4_5-moe hunyuan-moe
+hunyuan-dense hunyuan_vl hy_v3 smollm3 seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded mistral3 mistral4
+paddleocr llama-embed maincoder
+"""
+"""Every layer attends to the whole context, even where a header states a window that llama.cpp does not use."""
+
+_WINDOWS: Final[dict[str, tuple[int, bool]]] = {
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "gemma3n": (5, False),
+    "gemma4": (0, False),
+    "gpt-oss": (2, False),
+    "cohere2": (4, False),
+    "cohere2moe": (4, True),
+    "llama4": (4, False),
+    "exaone4": (4, False),
+    "exaone-moe": (4, False),
+    "olmo2": (4, False),
+    "afmoe": (4, False),
+    "smallthinker": (4, True),
+    "laguna": (4, True),
+    "mellum": (4, False),
+    "muse-glimmer": (4, False),
+    "plamo3": (8, False),
+    "mimo2": (0, False),
+    "granite_swa": (0, False),
+    "maple": (0, False),
+    "spark2_5": (0, False),
+    "step35": (0, False),
+}
+"""One layer of so many attends to the whole context, and whether it is the first of them instead of the last. 0: the
+header has to state the pattern. A pattern in the header comes before these."""
+_FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}
+_WINDOWED_FROM_LAYERS: Final = {"exaone4": 64}
+"""llama.cpp uses the window only of the variant with so many layers."""
+
+_RECURRENT: Final = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_RECURRENT_WITHOUT_HEADS: Final = frozenset(
+    {"jamba", "granitehybrid", "plamo2", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
+)
+"""A layer that has no key and value heads is recurrent."""
+_RECURRENT_BY_INTERVAL: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
+_BOTH: Final = frozenset({"falcon-h1"})
+_CACHELESS: Final = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
+    | {"gemma-embedding"}
+)
+KNOWN: Final = (
+    frozenset(_PLAIN.split())
+    | _WINDOWS.keys()
+    | _RECURRENT
+    | _RECURRENT_WITHOUT_HEADS
+    | _RECURRENT_BY_INTERVAL
+    | _BOTH
+    | _CACHELESS
+)
+
+
+def layout_of(header: GGUFHeader) -> Layout | None:
+    """Return the layout that decides the memory of serving, or None when the header does not have all of it."""
+    return _LayoutReader(header).layout()
+
+
+class _LayoutReader:
+    """The layout of one header, read with the keys of its architecture."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self._header = header
+        self._architecture = text_of(header.metadata.get("general.architecture"))
+        self._count = self._number("block_count") or 0
+
+    def layout(self) -> Layout | None:
+        vocabulary = self._header.shapes.get("token_embd.weight", ())[1:2]
+        embedding = self._number("embedding_length")
+        kinds = self._kinds()
+        if not vocabulary or embedding is None or kinds is None:
+            return None
+        heads = widest(self._values("attention.head_count", 0)) or 0
+        width = self._number("attention.key_length", embedding // heads if heads else 0)
+        if latent := self._number("attention.key_length_mla"):
+            # The query, the query in the latent space and the output there: three in all, as for other kinds.
+            width = -(-(latent + (width or 0) + (self._number("attention.value_length") or 0)) // 3)
+        layout = Layout(
+            tensor_bytes=self._header.tensor_bytes,
+            vocabulary_size=vocabulary[0],
+            embedding_size=embedding,
+            attention_size=heads * (width or 0),
+            head_count=heads,
+            feed_forward_size=self._feed_forward_size(),
+            expert_outputs=widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
+            layers=kinds,
+        )
+        return layout if _is_sane(layout) else None
+
+    def _number(self, key: str, default: int | None = None) -> int | None:
+        found = count_of(self._header.metadata.get(f"{self._architecture}.{key}"))
+        return default if found is None else found
+
+    def _values(self, key: str, default: int | None) -> tuple[int, ...] | None:
+        """Return the value of each layer: stated for each, or one for all."""
+        return per_layer(self._header.metadata.get(f"{self._architecture}.{key}", default), self._count)
+
+    def _kinds(self) -> list[Layers] | None:
+        """Return the layers by kind, or None when their caches are not known."""
+        if not 0 < self._count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
+            return None
+        attention, recurrent = self._attention(), self._recurrent()
+        windows = self._windows()
+        if attention is None or recurrent is None or windows is None:
+            return None
+        state_bytes = self._state_bytes() if any(recurrent) else 0
+        if state_bytes is None:
+            return None
+        both = self._architecture in _BOTH
+        found: dict[tuple[int, int, int | None, int], int] = {}
+        for (key, value), is_recurrent, window in zip(attention, recurrent, windows, strict=True):
+            attends = (key or value) and (both or not is_recurrent)
+            kind = (*((key, value, window) if attends else (0, 0, None)), state_bytes if is_recurrent else 0)
+            found[kind] = found.get(kind, 0) + 1
+        kinds = [
+            Layers(count=count, key_elements=key, value_elements=value, window=window, state_bytes=state)
+            for (key, value, window, state), count in found.items()
+        ]
+        return kinds if len(kinds) <= _MAX_KINDS else None
+
+    def _has_unknown_caches(self) -> bool:
+        prefix = f"{self._architecture}."
+        keys = [key.removeprefix(prefix) for key in self._header.metadata if key.startswith(prefix)]
+        return any(key.startswith(("attention.indexer.", "kda.")) for key in keys)
+
+    def _attention(self) -> Sequence[tuple[int, int]] | None:
+        """Return the elements that each layer caches per token, as keys and as values."""
+        if self._architecture in _CACHELESS | _RECURRENT:
+            return [(0, 0)] * self._count
+        heads = self._values("attention.head_count", None)
+        heads_kv = heads if self._lacks("attention.head_count_kv") else self._values("attention.head_count_kv", None)
+        embedding, widest_heads = self._number("embedding_length"), widest(heads)
+        if heads_kv is None or embedding is None:
+            return None
+        default = embedding // widest_heads if widest_heads else None
+        full = [self._number(f"attention.{part}_length", default) for part in ("key", "value")]
+        near = [
+            self._number(f"attention.{part}_length_swa", width)
+            for part, width in zip(("key", "value"), full, strict=True)
+        ]
+        windows = self._windows()
+        if windows is None or None in full or None in near:
+            return None
+        latent = self._number("attention.key_length_mla") is not None
+        kept = len(heads_kv) - self._shared_layers()
+        widths = [near if window else full for window in windows]
+        # A latent cache (MLA) has no values of its own: they are part of the key.
+        return [
+            (count * (key or 0), 0 if latent else count * (value or 0)) if layer < kept else (0, 0)
+            for layer, (count, (key, value)) in enumerate(zip(heads_kv, widths, strict=True))
+        ]
+
+    def _lacks(self, key: str) -> bool:
+        return f"{self._architecture}.{key}" not in self._header.metadata
+
+    def _shared_layers(self) -> int:
+        """Return the number of last layers that reuse the cache of earlier ones."""
+        if self._architecture == "gemma3n":
+            return max(0, self._count - 20)
+        return self._number("attention.shared_kv_layers") or 0 if self._architecture == "gemma4" else 0
+
+    def _windows(self) -> Sequence[int | None] | None:
+        """Return the attention window of each layer; None in the list means the whole context."""
+        whole: list[int | None] = [None] * self._count
+        if self._architecture in {"lfm2", "lfm2moe"}:
+            return [self._number("attention.sliding_window") or None] * self._count
+        if self._architecture not in _WINDOWS or self._count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
+            return whole
+        window = self._number("attention.sliding_window", _FIXED_WINDOWS.get(self._architecture))
+        if not window:
+            return whole
+        window = _FIXED_WINDOWS.get(self._architecture, window)
+        stated = self._header.metadata.get(f"{self._architecture}.attention.sliding_window_pattern")
+        if isinstance(stated, tuple):
+            pattern = per_layer(stated, self._count)
+            return None if pattern is None else [window if near else None for near in pattern]
+        period, first = _WINDOWS[self._architecture]
+        period = count_of(stated) or period
+        if not period:
+            return None
+        full = 0 if first else period - 1
+        return [None if layer % period == full else window for layer in range(self._count)]
+
+    def _recurrent(self) -> Sequence[bool] | None:
+        """Return for each layer whether it keeps a recurrent state."""
+        if self._architecture in _RECURRENT | _BOTH:
+            return [True] * self._count
+        if self._architecture in _RECURRENT_WITHOUT_HEADS:
+            heads = self._values("attention.head_count_kv", None)
+            feeds = self._values("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
+            if heads is None:
+                return None
+            return [not head and not feed for head, feed in zip(heads, feeds or itertools.repeat(0), strict=False)]
+        if self._architecture in _RECURRENT_BY_INTERVAL:
+            stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
+            if stated is not None:
+                layers = per_layer(stated, self._count)
+                return None if layers is None else [bool(layer) for layer in layers]
+            interval = self._number("full_attention_interval", 4) or 4
+            trunk = self._count - (self._number("nextn_predict_layers") or 0)
+            return [layer < trunk and (layer + 1) % interval != 0 for layer in range(self._count)]
+        return [False] * self._count
+
+    def _state_bytes(self) -> int | None:
+        """Return the bytes that a recurrent layer keeps per request: state and inputs of its convolution, as f32."""
+        embedding, wkv = self._number("embedding_length"), self._number("wkv.head_size")
+        if embedding and wkv:
+            default = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
+            return (wkv + (self._number("token_shift_count") or default)) * embedding * _F32_BYTES
+        if embedding and (short := self._number("shortconv.l_cache")):
+            return embedding * (short - 1) * _F32_BYTES
+        kernel, inner, state = (self._number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
+        if kernel is None or inner is None or state is None:
+            return None
+        groups = self._number("ssm.group_count") or 0
+        return (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner) * _F32_BYTES
+
+    def _feed_forward_size(self) -> int:
+        """Return the width of one token in the widest layer, in elements, over all experts that it uses."""
+        metadata, prefix = self._header.metadata, self._architecture
+        dense = widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
+        used = widest(metadata.get(f"{prefix}.expert_used_count")) or 0
+        expert = widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
+        shared = self._number("expert_shared_feed_forward_length", expert * (self._number("expert_shared_count") or 0))
+        inner = self._number("ssm.inner_size") or 0
+        widest_layer = max(dense, used * expert, shared or 0)
+        # A layer that attends and is recurrent still holds half of the mixer's output while the rest is computed.
+        return widest_layer + inner // 2 if self._architecture in _BOTH else max(widest_layer, inner)
+
+
+def _is_sane(layout: Layout) -> bool:
+    sizes = [size for each in (layout, *layout.layers) for size in msgspec.structs.astuple(each)]
+    return all(size <= _LARGEST for size in sizes if isinstance(size, int))
+
+
+def text_of(value: Value) -> str:
+    """Return a string that is safe in a status and on a terminal; empty for any other value."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(letter if letter.isprintable() else " " for letter in value[:_MAX_CHARACTERS]).strip()
+
+
+def count_of(value: Value) -> int | None:
+    """Return a number of 0 or more that fits a status, or None."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT64
+    return value if is_count and isinstance(value, int) else None
+
+
+def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
+    """Return the count (or flag) of each layer: stated for each, or one for all; None when it is not valid."""
+    if not isinstance(value, tuple):
+        one = count_of(value)
+        return None if one is None else (one,) * layers
+    counts = [int(each) if isinstance(each, bool) else count_of(each) for each in value]
+    known = tuple(count for count in counts if count is not None)
+    return known if len(known) == len(value) == layers else None
+
+
+def widest(value: Value) -> int | None:
+    """Return the largest of one count per layer, or the one for all."""
+    if not isinstance(value, tuple):
+        return count_of(value)
+    counts = [count_of(number) for number in value]
+    return None if not counts or None in counts else max(count or 0 for count in counts)

@@ -1,0 +1,109 @@
+"""Facts of the `config.json` of a folder of weights (Hugging Face layout, as MLX has it), as gguf_facts for a GGUF.
+
+The names are those of transformers' configurations. Only the plain and the rotating KV cache of mlx-lm are computed; a
+configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+
+from artifacts.errors import ArtifactError
+from artifacts.gguf_facts import count_of, text_of
+from crds.model import GGUF, Layers, Layout
+
+_ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
+"""Layer types, and whether they attend through a window."""
+_OTHER_STATE: Final = (
+    *("kv_lora_rank", "state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_num_key_heads"),
+    *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
+)
+"""Fields of models that keep other state than keys and values of their heads."""
+_SIZES: Final = ("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok")
+_LARGEST: Final = 1 << 24
+"""Larger than any size of a model; no product of two such sizes overflows a status."""
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """Read a configuration; of a multimodal model, that of its language model.
+
+    Raises:
+        ArtifactError: HeaderInvalid.
+    """
+    try:
+        config = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError("HeaderInvalid", f"config.json is not valid JSON: {error}") from error
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def summarize(config: dict[str, Any]) -> GGUF:
+    """Return the configuration's facts for users; a fact that is missing or not valid is absent."""
+    return GGUF(
+        architecture=text_of(config.get("model_type")),
+        quantization=_quantization(config),
+        context_length=count_of(config.get("max_position_embeddings")),
+        embedding_size=count_of(config.get("hidden_size")),
+        layer_count=count_of(config.get("num_hidden_layers")),
+        head_count=count_of(config.get("num_attention_heads")),
+        head_count_kv=count_of(config.get("num_key_value_heads")),
+    )
+
+
+def _quantization(config: dict[str, Any]) -> str:
+    quantization = config.get("quantization")
+    bits = count_of(quantization.get("bits")) if isinstance(quantization, dict) else None
+    return f"{bits}-bit" if bits else text_of(config.get("torch_dtype") or config.get("dtype"))
+
+
+def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
+    """Return the layout that decides the memory of serving, or None when the configuration does not have all of it."""
+    embedding, heads = count_of(config.get("hidden_size")), count_of(config.get("num_attention_heads"))
+    vocabulary, count = count_of(config.get("vocab_size")), count_of(config.get("num_hidden_layers"))
+    if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
+        return None
+    if max(embedding, heads, vocabulary, count, *(count_of(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
+        return None
+    width = count_of(config.get("head_dim")) or embedding // heads
+    elements = (count_of(config.get("num_key_value_heads")) or heads) * width
+    windows = _windows(config, count)
+    feed_forward = _feed_forward(config)
+    if not elements or windows is None or feed_forward is None:
+        return None
+    return Layout(
+        tensor_bytes=tensor_bytes,
+        vocabulary_size=vocabulary,
+        embedding_size=embedding,
+        attention_size=heads * width,
+        head_count=heads,
+        feed_forward_size=feed_forward,
+        expert_outputs=count_of(config.get("num_experts_per_tok")) or 0,
+        layers=[
+            Layers(count=number, key_elements=elements, value_elements=elements, window=window)
+            for window, number in sorted(windows.items(), key=lambda kind: kind[0] or 0)
+        ],
+    )
+
+
+def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
+    """Count the layers by window; None when a layer is of an unknown type."""
+    types = config.get("layer_types")
+    if types is None:
+        # One window for all layers is ignored: some models do not use it, and then take the most memory.
+        return Counter({None: count})
+    window = count_of(config.get("sliding_window"))
+    if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):
+        return None
+    return Counter(window if _ATTENTION[each] and window else None for each in types)
+
+
+def _feed_forward(config: dict[str, Any]) -> int | None:
+    """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
+    dense = count_of(config.get("intermediate_size"))
+    expert = count_of(config.get("moe_intermediate_size"))
+    used = count_of(config.get("num_experts_per_tok"))
+    if not used:
+        return dense
+    return max(dense or 0, (expert or dense or 0) * used) or None

@@ -1,0 +1,261 @@
+"""A download on disk: partial beside its final name, locked while a process works on it, renamed when complete.
+
+Beside `FILE` lie `FILE.part` and `FILE.part.json` (source and version of the partial download), `FILE.verified.json`
+(the verified digest, with the size and time of the file) and `FILE.lock`. The process may be killed at any line: the
+partial file is emptied before its state names another version, and the record of the verification is written before
+the rename, since it holds only for a file of that size and time.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from artifacts import durable
+from artifacts.errors import ArtifactError
+from crds.size import size_text
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HASH_STEP_BYTES = 64 << 20
+_LOCK_RETRY_SECONDS = 0.2
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A verified digest, which holds for a file as long as its size and time are these."""
+
+    sha256: str
+    size_bytes: int
+    mtime_nanoseconds: int
+
+    def holds_for(self, path: Path) -> bool:
+        """Return whether the file at `path` still has the size and time that were verified."""
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+        return False
+
+
+class DownloadRecord(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
+    """The content of `FILE.verified.json`: a verified digest, and the source that the file was fetched from."""
+
+    source: str
+    revision: str
+
+
+class _PartialState(msgspec.Struct, frozen=True, rename="camel"):
+    source: str
+    validator: str
+
+
+@contextlib.contextmanager
+def storage_faults(path: Path) -> Iterator[None]:
+    """Turn an OSError about `path` into an ArtifactError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise ArtifactError(
+                "NoSpace",
+                f"{path}: the volume is full: free some space; the download then continues where it stopped",
+                retryable=True,
+            ) from error
+        raise ArtifactError("StorageFailed", f"{path}: {error.strerror or error}", retryable=True) from error
+
+
+async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `function` in a thread; a cancellation waits for its end, so nothing writes after the lock is released."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # the caller is cancelled and cannot handle it
+        raise
+
+
+async def hash_file(file: _Readable, size_bytes: int, on_hashed: Callable[[int], None]) -> "hashlib._Hash":
+    """Return the SHA-256 state over the first `size_bytes` from the current position, in steps off the event loop."""
+    digest = hashlib.sha256()
+    done = 0
+
+    def step() -> int:
+        end = min(size_bytes, done + _HASH_STEP_BYTES)
+        at = done
+        while at < end and (block := file.read(min(1 << 20, end - at))):
+            digest.update(block)
+            at += len(block)
+        return at
+
+    while done < size_bytes:
+        before, done = done, await in_thread(step)
+        if done == before:
+            break
+        on_hashed(done)
+    return digest
+
+
+@contextlib.asynccontextmanager
+async def locked(path: Path) -> AsyncIterator[None]:
+    """Lock the download of `path`; wait while another process has it. The kernel frees it when its process dies."""
+    lock = path.with_name(f"{path.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        # A blocking flock in a thread could not be cancelled, so it is tried again and again.
+        while not _try_lock(descriptor):  # noqa: ASYNC110  the holder may be another process
+            await asyncio.sleep(_LOCK_RETRY_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_download_record(path: Path) -> DownloadRecord | None:
+    """Return the record of `path` if it still holds for the file."""
+    record = durable.read(path.with_name(f"{path.name}.verified.json"), DownloadRecord)
+    return record if record and record.holds_for(path) else None
+
+
+def write_download_record(path: Path, file: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
+    """Record the digest of `file`, which is or will be renamed to `path`."""
+    stat = file.stat()
+    record = DownloadRecord(
+        source=source,
+        revision=revision,
+        sha256=sha256,
+        size_bytes=stat.st_size,
+        mtime_nanoseconds=stat.st_mtime_ns,
+    )
+    durable.write(path.with_name(f"{path.name}.verified.json"), record)
+    return record
+
+
+class PartialDownload:
+    """The partial download of `path`; made by `open_partial_download`, under the lock."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path = path
+        self._partial_path = path.with_name(f"{path.name}.part")
+        # Unbuffered: every counted byte is written, and closing cannot fail on buffered ones.
+        descriptor = os.open(self._partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self._source = source
+        self._state_path = path.with_name(f"{path.name}.part.json")
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.validator = ""
+        """HTTP validator of the bytes so far, for If-Range; empty when they cannot be continued."""
+        self.inherited = False
+        """True when it has bytes of an earlier process, which may have been damaged by a power failure."""
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the bytes so far."""
+        return self._digest.hexdigest()
+
+    async def resume(self, on_hashed: Callable[[int], None]) -> None:
+        """Continue the download of an earlier process, unless it is of another source or has no validator."""
+        state = durable.read(self._state_path, _PartialState)
+        # One byte less than there is: a complete file is then answered with 206, not with a 416 that names no version.
+        size = os.fstat(self._file.fileno()).st_size - 1
+        if size < 1 or not state or state.source != self._source or not state.validator:
+            return
+        self._file.seek(0)
+        self._digest = await hash_file(self._file, size, on_hashed)
+        self._file.truncate(size)
+        self._file.seek(size)
+        self.size_bytes, self.validator, self.inherited = size, state.validator, True
+
+    async def restart(self, validator: str) -> None:
+        """Empty the file, and begin the version that `validator` names."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._digest = hashlib.sha256()
+        self.size_bytes, self.validator, self.inherited = 0, validator, False
+        await in_thread(durable.write, self._state_path, _PartialState(self._source, validator))
+
+    async def append(self, block: bytes) -> None:
+        """Write and hash the next bytes, off the event loop."""
+
+        def write() -> None:
+            left = memoryview(block)
+            while left:
+                left = left[self._file.write(left) :]
+            self._digest.update(block)
+            # Here, not after the await: the bytes are written even if the caller is cancelled.
+            self.size_bytes += len(block)
+
+        await in_thread(write)
+
+    def require_space(self, total_bytes: int) -> None:
+        """Raise NoSpace unless the rest of `total_bytes` fits on the volume."""
+        free = shutil.disk_usage(self._path.parent).free
+        missing = total_bytes - self.size_bytes - free
+        if missing > 0:
+            raise ArtifactError(
+                "NoSpace",
+                f"{self._path}: needs {size_text(total_bytes - self.size_bytes)} more, {size_text(free)} are "
+                f"free: {size_text(missing)} are missing: free some space or use a larger volume",
+                retryable=True,
+            )
+
+    async def finish(self, revision: str) -> DownloadRecord:
+        """Make it the final file: flush it to disk, write the record, rename it."""
+
+        def finish() -> DownloadRecord:
+            os.fsync(self._file.fileno())
+            record = write_download_record(self._path, self._partial_path, self._source, revision, self.sha256)
+            self._partial_path.replace(self._path)
+            self._state_path.unlink(missing_ok=True)
+            durable.sync_folder(self._path.parent)
+            return record
+
+        return await in_thread(finish)
+
+    def discard(self) -> None:
+        """Delete the downloaded bytes; the next attempt starts from the beginning."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._state_path.unlink(missing_ok=True)
+        self._digest = hashlib.sha256()
+        self.size_bytes, self.validator, self.inherited = 0, "", False
+
+    def close(self) -> None:
+        """Close the file; delete it when it is empty."""
+        self._file.close()
+        if not self.size_bytes:
+            self._partial_path.unlink(missing_ok=True)
+            self._state_path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_partial_download(path: Path, source: str) -> Iterator[PartialDownload]:
+    """Open the partial download of `path`; the caller holds the lock."""
+    partial = PartialDownload(path, source)
+    try:
+        yield partial
+    finally:
+        partial.close()

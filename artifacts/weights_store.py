@@ -1,0 +1,452 @@
+"""The weights of one machine, stored by content: fetched once, verified once, shared, and kept while in use.
+
+An object is a folder named by the digest of its content. It is created by one rename, when all its files are complete
+and verified, so its name proves its content; two sources of the same bytes are one object. Each user of an object holds
+a shared lock on the folder. The kernel keeps that lock for every process that has the descriptor: an engine that
+inherits it pins its weights even when the agent dies, and no file has to record the users. When the disk is short,
+unlocked objects are deleted, least recently used first.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+import structlog
+
+from artifacts import durable, local_files
+from artifacts.errors import ArtifactError
+from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
+from artifacts.folder import Folder, refuse_digest
+from artifacts.partial_download import VerifiedFile, in_thread, locked, storage_faults
+from artifacts.retry import DEFAULT_PATIENCE, Patience
+from artifacts.source import Source, cache_key, refuse_library
+from crds.size import size_text
+
+P = ParamSpec("P")
+H = TypeVar("H", bound="HeldWeights | None")
+
+SPARE_SHARE: Final = 0.02
+"""Share of the volume that downloads leave free: it may be the disk that the owner works on."""
+_MANIFEST: Final = ".manifest.json"
+
+log = structlog.get_logger()
+
+
+class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
+    """One verified file of an object, or the owner's own file, with its name."""
+
+    name: str
+
+    @classmethod
+    def of(cls, path: Path, sha256: str) -> "StoredFile":
+        """Describe the file at `path`. Raises OSError."""
+        stat = path.stat()
+        return cls(name=path.name, size_bytes=stat.st_size, sha256=sha256, mtime_nanoseconds=stat.st_mtime_ns)
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether the file at `path` has this name, and its digest still holds."""
+        return path.name == self.name and self.holds_for(path)
+
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    """The content of an object. `source` and `revision` are those of its download; others may have the same bytes."""
+
+    source: str
+    revision: str
+    digest: str
+    files: tuple[StoredFile, ...]
+    is_folder: bool = False
+    """True when engines get the folder, false when they get the one file in it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether `folder` has all files as they were verified."""
+        return bool(self.files) and all(file.is_at(folder / file.name) for file in self.files)
+
+
+class StoredWeights(NamedTuple):
+    """One object, described for users."""
+
+    manifest: Manifest
+    used_at: float
+    """Time of its last use, in seconds since 1970."""
+    in_use: bool
+
+
+class HeldWeights:
+    """Verified weights, not deleted until `release`, nor while any process has `descriptor` open."""
+
+    def __init__(self, path: Path, digest: str, descriptor: int | None = None) -> None:
+        self.path = path
+        """The file, or the folder of an artifact with several files."""
+        self.digest = digest
+        """Digest of their content; empty for the owner's own file without an expected digest."""
+        self.descriptor = descriptor
+        """Descriptor of the lock, for processes to inherit; None for the owner's own file, which is never deleted."""
+
+    def release(self) -> None:
+        """Release the lock; may be called twice."""
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.descriptor)  # it was used until now
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class WeightsStore:
+    """The store of objects in `folder`, for any number of processes at a time.
+
+    Args:
+        folder: made when absent.
+        endpoint: hub of hf:// sources.
+        file_root: folder that file:// sources have to be in; None refuses them.
+        patience: time-outs and attempts.
+    """
+
+    def __init__(
+        self, folder: Path, *, endpoint: str, file_root: Path | None, patience: Patience = DEFAULT_PATIENCE
+    ) -> None:
+        self._objects = folder / "objects"
+        self._incoming = folder / "incoming"
+        self._names = folder / "names"
+        self._local = folder / "local"
+        self._endpoint = endpoint
+        self._file_root = file_root
+        self._patience = patience
+        self._reserved_bytes: dict[Path, int] = {}
+        """Bytes on disk that the folder of each running download may reach."""
+
+    async def obtain(
+        self,
+        source: Source,
+        *,
+        sha256: str | None,
+        revision: str | None,
+        token: str | None,
+        on_progress: ReportProgress,
+    ) -> HeldWeights:
+        """Return the weights of `source`, after fetching and verifying what is missing.
+
+        Args:
+            source: what to obtain; file:// sources stay where they are.
+            sha256: expected digest of the file; None accepts any. A folder has none.
+            revision: resolved revision; None is the current one, or the one of an earlier download.
+            token: bearer token for the source's origin.
+            on_progress: called often with bytes here and bytes in all.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        refuse_library(source)
+        refuse_digest(source, sha256)
+        with storage_faults(self._objects):
+            if source.scheme == "file":
+                return await self._hold_local_file(source, sha256, on_progress)
+            held = await _hold_in_thread(self.find, source.text, revision, sha256)
+            if held:
+                return held
+            # Of several tasks or processes that want one source, the first fetches and the others find it.
+            async with locked(self._name_path(source.text, revision)):
+                held = await _hold_in_thread(self.find, source.text, revision, sha256)
+                return held or await self._fetch_object(source, sha256, revision, token, on_progress)
+
+    def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
+        """Hold the stored weights of an hf:// or http(s):// source; None when they are not here completely.
+
+        Nothing is hashed or requested. Raises OSError and SourceError.
+        """
+        digest = sha256 or durable.read(self._name_path(source, revision), str)
+        folder = self._objects / digest if digest else None
+        descriptor = _try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
+        if folder is None or descriptor is None:
+            return None
+        with contextlib.ExitStack() as on_return:
+            on_return.callback(os.close, descriptor)
+            manifest = durable.read(folder / _MANIFEST, Manifest)
+            if manifest is None or not manifest.is_in(folder):
+                return None
+            os.utime(descriptor)  # its time is when it was last used
+            on_return.pop_all()
+        return HeldWeights(
+            folder if manifest.is_folder else folder / manifest.files[0].name, manifest.digest, descriptor
+        )
+
+    def stored(self) -> list[StoredWeights]:
+        """Describe all objects, the most recently used first. Raises OSError."""
+        found = []
+        for folder in _list_folders(self._objects):
+            manifest = durable.read(folder / _MANIFEST, Manifest)
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if manifest is not None:
+                    found.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=_is_in_use(folder)))
+        return sorted(found, key=lambda stored: -stored.used_at)
+
+    def remove(self, digest: str) -> bool:
+        """Delete one object; return False when it is in use. Raises OSError."""
+        with self._lock_objects():
+            return self._remove_unused(self._objects / digest) is not None
+
+    def make_room(self, needed_bytes: int, incoming: Path) -> None:
+        """Reserve `needed_bytes` more for the download in `incoming`, beside the space that stays free for the owner.
+
+        Deletes unused objects, least recently used first; none when all of them would not be enough.
+
+        Raises OSError, and ArtifactError with reason NoSpace.
+        """
+        with self._lock_objects():
+            self._reserved_bytes.pop(incoming, None)
+            self._make_room(needed_bytes)
+            self._reserved_bytes[incoming] = _disk_bytes(incoming) + needed_bytes
+
+    def _make_room(self, needed_bytes: int) -> None:
+        usage = shutil.disk_usage(self._objects.parent)
+        spare = int(usage.total * SPARE_SHARE)
+        spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
+        missing = needed_bytes + spare - usage.free
+        folders = [*_list_folders(self._objects), *_list_folders(self._incoming)] if missing > 0 else []
+        unused = [(folder.stat().st_mtime, folder) for folder in folders if not _is_in_use(folder)]
+        evictable = sum(_disk_bytes(folder) for _, folder in unused)
+        if evictable < missing:
+            raise ArtifactError(
+                "NoSpace",
+                f"{self._objects.parent}: needs {size_text(needed_bytes)} more; {size_text(usage.free)} are free, "
+                f"{size_text(spare)} are kept for the owner and other downloads, and deleting weights that "
+                f"nothing uses gives {size_text(evictable)}: free {size_text(missing - evictable)}",
+                retryable=True,
+            )
+        for _, folder in sorted(unused):
+            if missing <= 0:
+                return
+            if freed := self._remove_unused(folder):
+                missing -= freed
+                log.info("weights_evicted", object=folder.name, freed=size_text(freed))
+
+    async def _hold_local_file(self, source: Source, sha256: str | None, on_progress: ReportProgress) -> HeldWeights:
+        """Hold the owner's own file, verified once, and again when it has changed."""
+        path = await asyncio.to_thread(local_files.locate, source, self._file_root)
+        if not sha256:
+            return HeldWeights(path, "")
+        record = self._local / f"{cache_key(source.text, '')}.json"
+        async with locked(record):
+            known = await asyncio.to_thread(durable.read, record, StoredFile)
+            if known is None or known.sha256 != sha256 or not known.is_at(path):
+                before = StoredFile.of(path, sha256)  # or a change while it is hashed would pass as verified
+                await fetch(
+                    source,
+                    self._incoming,
+                    sha256=sha256,
+                    token=None,
+                    endpoint=self._endpoint,
+                    file_root=self._file_root,
+                    revision=None,
+                    on_progress=on_progress,
+                )
+                await in_thread(durable.write, record, before)
+        return HeldWeights(path, sha256)
+
+    async def _fetch_object(
+        self, source: Source, sha256: str | None, revision: str | None, token: str | None, on_progress: ReportProgress
+    ) -> HeldWeights:
+        incoming = self._incoming / cache_key(source.text, revision or "")
+        with _protect_from_eviction(incoming):
+            try:
+                fetched, at = await self._download(
+                    source, incoming, sha256=sha256, revision=revision, token=token, on_progress=on_progress
+                )
+            finally:
+                self._reserved_bytes.pop(incoming, None)
+            return await _hold_in_thread(self._add_object, source, revision, at, incoming, fetched)
+
+    async def _download(
+        self,
+        source: Source,
+        incoming: Path,
+        *,
+        sha256: str | None,
+        revision: str | None,
+        token: str | None,
+        on_progress: ReportProgress,
+    ) -> tuple[list[FetchedArtifact], str]:
+        """Fetch the file or files of a source to `incoming`; return them and their revision."""
+
+        async def make_room(needed_bytes: int) -> None:
+            await in_thread(self.make_room, needed_bytes, incoming)
+
+        if not source.is_folder:
+            one = await fetch(
+                source,
+                incoming,
+                sha256=sha256,
+                token=token,
+                endpoint=self._endpoint,
+                file_root=None,
+                revision=revision,
+                on_progress=on_progress,
+                patience=self._patience,
+                make_room=make_room,
+            )
+            return [one], one.revision
+        folder = Folder(source=source, token=token, endpoint=self._endpoint, file_root=None, patience=self._patience)
+        listing = await folder.listing(revision)
+        # For all files, before the first: a refusal now is better than one after hours.
+        await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
+        several = await folder.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
+        return several, listing.revision
+
+    def _add_object(
+        self, source: Source, requested: str | None, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
+    ) -> HeldWeights:
+        """Make the fetched files an object: write its name and manifest, then rename its folder.
+
+        Until the rename it is an unfinished download: after a crash the next call does this step again.
+        """
+        files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
+        digest = _folder_digest(files) if source.is_folder else files[0].sha256
+        manifest = Manifest(source.display, revision, digest, files, source.is_folder)
+        folder = self._objects / digest
+        durable.write(self._name_path(source.text, requested), digest)
+        with self._lock_objects():
+            held = self.find(source.text, requested, digest)
+            if held:
+                self._delete(incoming)  # another source had the same bytes
+                return held
+            durable.write(incoming / _MANIFEST, manifest)
+            if folder.exists():
+                self._delete(folder)  # it is damaged
+            incoming.rename(folder)
+            durable.sync_folder(folder.parent)
+            held = self.find(source.text, requested, digest)
+        for path in folder.iterdir():
+            if path.name not in {_MANIFEST, *(file.name for file in files)}:
+                path.unlink()  # files of the download
+        if held is None:
+            raise ArtifactError(
+                "StorageFailed", f"{folder}: another process changed it right after the download", retryable=True
+            )
+        return held
+
+    def _name_path(self, source: str, revision: str | None) -> Path:
+        """Return the path of the file that names the object of a source at a revision."""
+        return self._names / f"{cache_key(source, revision or '')}.json"
+
+    @contextlib.contextmanager
+    def _lock_objects(self) -> Iterator[None]:
+        """Lock the folder of objects: no other thread or process adds or deletes one meanwhile."""
+        self._objects.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _remove_unused(self, folder: Path) -> int | None:
+        """Delete a folder and return the bytes it had on disk; None, and nothing is deleted, when it is in use."""
+        descriptor = _try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is None:
+            return None
+        try:
+            freed, trash = _disk_bytes(folder), self._move_to_trash(folder)
+        finally:
+            os.close(descriptor)
+        shutil.rmtree(trash)
+        return freed
+
+    def _delete(self, folder: Path) -> None:
+        shutil.rmtree(self._move_to_trash(folder))
+
+    def _move_to_trash(self, folder: Path) -> Path:
+        # Renamed in one step; if we die before it is deleted, a later eviction deletes it as an unused folder.
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        return folder.rename(self._incoming / f".trash-{secrets.token_hex(4)}")
+
+
+async def _hold_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwargs) -> H:
+    """Run `hold` in a thread, to its end; release its result if the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(asyncio.to_thread(hold, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(_release_unclaimed)
+        await asyncio.wait([running])
+        raise
+
+
+def _release_unclaimed(ended: "asyncio.Future[H]") -> None:
+    held: HeldWeights | None = None if ended.cancelled() or ended.exception() else ended.result()
+    if held:
+        held.release()
+
+
+def _try_lock_folder(folder: Path, operation: int) -> int | None:
+    """Lock a folder and return the descriptor that holds the lock; None when it is gone or may not be locked so.
+
+    Without LOCK_NB it waits, but never long: an exclusive lock is held only while its owner renames the folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+        # It may have been renamed before we had the lock.
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _is_in_use(folder: Path) -> bool:
+    descriptor = _try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+@contextlib.contextmanager
+def _protect_from_eviction(folder: Path) -> Iterator[None]:
+    """Make `folder` and lock it, so that an unfinished download is not evicted to make room for another."""
+    descriptor = None
+    while descriptor is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _try_lock_folder(folder, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)  # it was worked on until now
+        os.close(descriptor)
+
+
+def _list_folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Return the bytes that deleting `folder` frees."""
+    total = 0
+    with contextlib.suppress(FileNotFoundError):  # another process may rename it meanwhile
+        for path in folder.iterdir():
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def _folder_digest(files: Iterable[StoredFile]) -> str:
+    """Return the digest of a folder: that of its files' digests and names, as `sha256sum *` prints them."""
+    lines = sorted(f"{file.sha256}  {file.name}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

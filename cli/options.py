@@ -1,0 +1,81 @@
+"""Types and defaults of options that the sub-commands share."""
+
+import ipaddress
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+STATE_FOLDER_TEXT: Final = (
+    "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
+)
+"""The default state folder in `--help`, where it is the same for every user."""
+_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
+_LAST_PORT: Final = 65535
+
+
+class PortRange(click.ParamType[tuple[int, int]]):
+    """A range of ports, as FIRST-LAST."""
+
+    name = "FIRST-LAST"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Read the two ports."""
+        if isinstance(value, tuple):
+            return value
+        first, _, last = str(value).partition("-")
+        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= _LAST_PORT):
+            self.fail(f"{value!r} is not a range of ports: give one such as 18000-18999", param, ctx)
+        return int(first), int(last)
+
+
+class ListenAddressParam(click.ParamType[tuple[str, int] | None]):
+    """An address to listen at, as ADDRESS:PORT, or `off`."""
+
+    name = "ADDRESS:PORT"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int] | None:
+        """Read address and port."""
+        if isinstance(value, tuple) or value == "off":
+            return value if isinstance(value, tuple) else None
+        address, _, port = str(value).rpartition(":")
+        try:
+            return str(ipaddress.ip_address(address.strip("[]"))), _read_port(port)
+        except ValueError:
+            self.fail(f"{value!r} is not an address and port: give one such as 127.0.0.1:17999, or off", param, ctx)
+
+
+def _read_port(text: str) -> int:
+    """Read a port. Raises ValueError."""
+    if not (text.isdecimal() and 0 < int(text) <= _LAST_PORT):
+        raise ValueError(text)
+    return int(text)
+
+
+class Size(click.ParamType[int]):
+    """A size above 0, in the form in which Pomona shows one: `12GiB`, `12Gi`, or a number of bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value))
+        size_bytes = int(float(found[1]) * 1024 ** _POWERS[found[2] or ""]) if found else 0
+        if not size_bytes:
+            self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)
+        return size_bytes
+
+
+def default_state_folder() -> Path:
+    """Return the folder in which this operating system keeps the state of an application."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "Pomona"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pomona"

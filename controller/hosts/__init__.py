@@ -1,0 +1,1 @@
+"""MetalHosts: their liveness and the Secret that each may read."""

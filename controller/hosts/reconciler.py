@@ -1,0 +1,174 @@
+"""The MetalHost reconciler: the liveness of hosts, what follows from it, and the Secret that each may read.
+
+Leases are read every few seconds instead of watched, because only an answer shows that the API server, through which
+hosts renew, was there: the silence of a watch does not.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import structlog
+
+from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
+from controller.hosts.secrets import host_secret, read_secret, read_tokens
+from controller.reconcile.conditions import condition, find, transitions
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, ref
+from controller.services.rollout import LEASE_EXPIRED
+from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
+from crds.metalhost import MetalHost
+from kube.apply import is_applied
+from kube.client import Client, Obj
+from kube.errors import ApiError, Unreachable
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.store import Store
+
+READ_SECONDS: Final = 3.0
+SECRETS_SECONDS: Final = 60.0
+"""Time within which a changed Secret of a user is copied to the hosts that need it."""
+
+log = structlog.get_logger()
+
+
+class HostWatch:
+    """Reads the Leases while this replica leads, and keeps the `liveness` of hosts."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.liveness = HostLiveness()
+        self._listeners: list[Callable[[], None]] = []
+        self._clock = clock
+        self._leading: Leading | None = None
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after the liveness of any host has changed."""
+        self._listeners.append(listener)
+
+    def bindable(self, host: str) -> bool:
+        """Return whether processes may be bound to a host."""
+        return self.liveness.state(host) == "Alive"
+
+    def wait_seconds(self, host: str) -> float | None:
+        """Return the time until the processes of an expired host count as stopped; None: it has not expired."""
+        return self.liveness.wait_seconds(host, self._clock())
+
+    async def run(self, leading: Leading) -> None:
+        """Read for ever."""
+        self.liveness.restart()
+        self._leading = leading
+        while True:
+            try:
+                async with asyncio.timeout(OUTAGE_SECONDS / 2):
+                    await self.read()
+            except (ApiError, Unreachable, TimeoutError) as error:
+                log.warning("leases_not_read", error=str(error) or type(error).__name__)
+            await asyncio.sleep(READ_SECONDS)
+
+    async def read(self) -> None:
+        """Read all Leases now, and enqueue the hosts whose liveness has changed. Raises as `Client`."""
+        if self._leading is None:
+            return
+        client, store, _, enqueue, *_ = self._leading
+        found = await client.list(LEASES, HOSTS_NAMESPACE)
+        names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
+        # A host that was removed with its Lease cannot remove its endpoints: it expires as any other.
+        names |= {key.name for obj in store.list(ENDPOINT_SLICES) for key in _host_of_slice(store, obj)}
+        changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), datetime.now(UTC))
+        for host in sorted(changed):
+            log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
+            enqueue(METAL_HOSTS, ObjectKey("", host))
+        for listener in self._listeners if changed else ():
+            listener()
+
+
+class HostInputs(NamedTuple):
+    """Inputs that are not in the watch cache."""
+
+    liveness: Liveness
+    tokens: Mapping[str, str] | None = None
+    """Base64 values for the host's Secret by data key; None: it needs none now."""
+    secret: Obj | None = None
+    """The host's Secret as it is."""
+
+
+def host_reconciler(watch: HostWatch) -> Reconciler:
+    """Register the reconciler of hosts."""
+
+    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
+        if not watch.bindable(key.name):
+            # It may have come, or come back, since Leases were read: then its endpoints must not be deleted.
+            await watch.read()
+        liveness = watch.liveness.state(key.name)
+        if liveness == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
+            return HostInputs(liveness)  # nothing may come between this look and the end of its endpoints
+        tokens = await read_tokens(client, key.name, snapshot.store.list(METAL_PROCESSES))
+        return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name))
+
+    return Reconciler(
+        resource=METAL_HOSTS,
+        decide=decide_host,
+        maps={METAL_PROCESSES: _host_of_process, ENDPOINT_SLICES: _host_of_slice},
+        observe=observe,
+    )
+
+
+def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
+    host = process["spec"].get("hostName")
+    return [ObjectKey("", host)] if host else []
+
+
+def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:
+    metadata = obj["metadata"]
+    if metadata.get("labels", {}).get(LABEL_SLICE_MANAGED_BY) != SLICE_MANAGED_BY:
+        return []
+    _service, host = split_slice_name(metadata["name"])
+    return [ObjectKey("", host)] if host else []
+
+
+def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
+    """Decide about one host: its Secret, its condition Ready, and the removal of its endpoints once it has expired."""
+    host = snapshot.read(METAL_HOSTS, key, MetalHost)
+    inputs: HostInputs = snapshot.inputs
+    expired = inputs.liveness == "Expired"
+    slices = [obj for obj in snapshot.store.list(ENDPOINT_SLICES) if _host_of_slice(snapshot.store, obj) == [key]]
+    # A host that is not registered any more cannot withdraw its endpoints either.
+    delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if expired else ()
+    if host is None or host.metadata.deletion_timestamp is not None:
+        return Plan(delete=delete)
+    ready = _ready(host, inputs.liveness)
+    secret = host_secret(host, inputs.tokens) if inputs.tokens is not None else None
+    # No watch feeds Secrets into the store, so what is there was read.
+    differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
+    return Plan(
+        apply=(secret,) if secret and differs else (),
+        delete=delete,
+        status={"conditions": [ready]},
+        events=transitions(host.status.conditions, [ready], action="Watch", silent={"WaitingForLease"}),
+        again_seconds=SECRETS_SECONDS,
+    )
+
+
+def _ready(host: MetalHost, liveness: Liveness) -> Obj:
+    generation = host.metadata.generation
+    if liveness == "Alive":
+        message = "the host renews its Lease"
+        return condition("Ready", true=True, reason="LeaseRenewed", message=message, generation=generation)
+    if liveness == "Expired":
+        message = (
+            f"Lease {HOSTS_NAMESPACE}/{host.metadata.name} has expired: the host's endpoints are removed, and its "
+            "processes are replaced where another host fits; check that the host is up, reaches the API server and "
+            "runs `pomona agent`"
+        )
+        return condition("Ready", true=False, reason=LEASE_EXPIRED, message=message, generation=generation)
+    last = find(host.status.conditions, "Ready")
+    if last is not None:
+        return condition(
+            "Ready",
+            true={"True": True, "False": False}.get(last.status),
+            reason=last.reason,
+            message=last.message,
+            generation=generation,
+        )
+    message = f"waiting for the first renewal of Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
+    return condition("Ready", true=None, reason="WaitingForLease", message=message, generation=generation)

@@ -1,0 +1,69 @@
+"""The one Secret that a host may read: copies of the tokens that its MetalProcesses need, and of nothing else."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from controller.reconcile.indexes import controller_of
+from controller.reconcile.plan import child
+from controller.services.tokens import TOKEN_KEY, is_token_secret
+from crds.meta import HOSTS_NAMESPACE, host_secret_key
+from crds.metalhost import MetalHost
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import METAL_HOSTS, SECRETS, Resource
+
+
+class NeededSecret(NamedTuple):
+    """A Secret that a host needs, and of which only the key `token` is copied."""
+
+    namespace: str
+    name: str
+    service_uid: str
+    """The service that must own it; empty for a Secret of the user's own."""
+
+
+def list_needed_secrets(host: str, processes: Iterable[Obj]) -> list[NeededSecret]:
+    """Return the Secrets that the processes of a host need, sorted."""
+    found = set()
+    for obj in processes:
+        spec, namespace = obj["spec"], obj["metadata"]["namespace"]
+        if spec.get("hostName") == host:
+            if owner := controller_of(obj):
+                found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"]))
+            for each in (spec, *spec.get("furtherArtifacts", ())):
+                if "sourceSecret" in each:
+                    found.add(NeededSecret(namespace, each["sourceSecret"], ""))
+    return sorted(found)
+
+
+async def read_tokens(client: Client, host: str, processes: Iterable[Obj]) -> dict[str, str]:
+    """Return the base64 values of a host's Secret by data key; one that does not exist is left out."""
+    tokens: dict[str, str] = {}
+    for needed in list_needed_secrets(host, processes):
+        secret = await read_secret(client, needed.namespace, needed.name)
+        if token := secret and _token(secret, needed.service_uid):
+            tokens[host_secret_key(needed.namespace, needed.name)] = token
+    return tokens
+
+
+def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
+    """Return the one Secret that this host may read, as a whole: what is not needed any more leaves it."""
+    owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
+    return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))
+
+
+def _token(secret: Obj, service_uid: str) -> str | None:
+    if service_uid and not is_token_secret(secret, service_uid):
+        return None
+    token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
+    return token
+
+
+async def read_secret(client: Client, namespace: str, name: str) -> Obj | None:
+    """Return a Secret, or None if it does not exist."""
+    try:
+        return await client.get(SECRETS, name, namespace)
+    except NotFound:
+        return None

@@ -1,0 +1,1 @@
+"""Models: inspected, fetched onto a volume, and combined with their companions."""

@@ -1,0 +1,286 @@
+"""The Jobs that read and fetch weights for a Model: how one is written, and what came of it.
+
+The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights belong into a process
+with limits of its own. A Job is one attempt and is never changed; what is to be done decides its name, so asking for
+the same again finds what is there. It answers by its container's termination message. Attempts are counted on the
+Jobs themselves, so that a restarted controller continues where it was.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from artifacts.errors import PERMANENT_EXIT
+from controller.reconcile.plan import child
+from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
+from crds.model import GGUF, Layout, Revision
+from kube.backoff import EXACT, backoff_seconds
+from kube.client import Obj
+from kube.resources import JOBS, MODELS
+
+ANNOTATION_WORK: Final = f"{GROUP}/work"
+"""Digest of what a Job is to do; equal for all attempts at it."""
+ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
+_LARGEST: Final = (1 << 63) - 1
+"""The largest size that a status accepts, whatever a server states."""
+TERMINATION_LOG: Final = "/dev/termination-log"
+
+FIRST_RETRY_SECONDS: Final = 5.0
+LAST_RETRY_SECONDS: Final = 300.0
+LOST_SECONDS: Final = 60.0
+"""A Job that ended this long ago and whose pod is gone will give no result any more."""
+
+USER: Final = 65532
+POD_SECURITY: Final[Obj] = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Satisfies the `restricted` Pod Security Standard; the group owns the weights on the volume."""
+CONTAINER_SECURITY: Final[Obj] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where the pod may run."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Obj, ...] = ()
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """One task for a Model, in one or more attempts."""
+
+    owner: ObjectMeta
+    verb: Literal["inspect", "fetch"]
+    identity: tuple[str, ...]
+    """Whatever makes it another work; anything else may change without a new Job."""
+    arguments: tuple[str, ...]
+    image: str
+    environment: Mapping[str, str] = {}
+    token_secret: str | None = None
+    claim: str | None = None
+    """PersistentVolumeClaim that is mounted at /models."""
+    deadline_seconds: int | None = None
+    """An attempt that takes longer is ended, and made again."""
+    placement: Placement = Placement()
+
+    def digest(self) -> str:
+        """Return what is equal for all attempts at this work."""
+        return hashlib.sha256("\0".join((self.verb, *self.identity)).encode()).hexdigest()
+
+    def name(self, attempt: int) -> str:
+        """Return the name of the Job of this attempt, counted from 0."""
+        digest = hashlib.sha256(f"{self.digest()}\0{attempt}".encode()).hexdigest()
+        return f"{self.owner.name}-{self.verb}-{digest[:8]}"
+
+
+class JobResult(msgspec.Struct, frozen=True, rename="camel"):
+    """The content of `--result` of `pomona inspect` and `pomona fetch`, on success and on failure."""
+
+    reason: str = ""
+    message: str = ""
+    revision: Revision = ""
+    sha256: str | None = None
+    file: str = ""
+    size_bytes: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
+    gguf: GGUF | None = None
+    layout: Layout | None = None
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a Job so far; `reason` and `message` explain why it is not further."""
+
+    state: Literal["Going", "Succeeded", "Failed", "Broken"]
+    """Broken may heal in another attempt, Failed may not."""
+    reason: str = ""
+    message: str = ""
+    ended: datetime | None = None
+    answer: JobResult = JobResult()
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a work, and the next step for it."""
+
+    outcome: JobOutcome
+    job: str = ""
+    """Name of the current Job, if there is one; all others are deleted."""
+    create: Obj | None = None
+    again_seconds: float | None = None
+
+
+class _Ended(NamedTuple):
+    """The condition that ends a Job."""
+
+    type: str
+    reason: str
+    message: str
+    when: datetime
+
+
+def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> JobProgress:
+    """Start the work, wait for it, or try it again after a back-off, for ever; `pods` are by uid of their Job."""
+    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    if current is None:
+        return JobProgress(outcome=JobOutcome(state="Going"), job=work.name(0), create=_build(work, 0))
+    attempt = _attempt(current)
+    outcome = read(current, pods.get(current["metadata"]["uid"], ()), now)
+    if outcome.state != "Broken" or outcome.ended is None:
+        again = LOST_SECONDS if _ended(current) and outcome.state == "Going" else None
+        return JobProgress(outcome=outcome, job=work.name(attempt), again_seconds=again)
+    # The attempt is counted from 0, and this is decided anew until the pause is over.
+    seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
+    pause = timedelta(seconds=seconds)
+    if now < outcome.ended + pause:
+        wait = (outcome.ended + pause - now).total_seconds()
+        return JobProgress(outcome=outcome, job=work.name(attempt), again_seconds=wait)
+    return JobProgress(outcome=outcome, job=work.name(attempt + 1), create=_build(work, attempt + 1))
+
+
+def last(work: Work, jobs: Iterable[Obj]) -> str:
+    """Return the name of the last Job of a work that is done, which stays as the record of it; empty if none does."""
+    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    return "" if current is None else current["metadata"]["name"]
+
+
+def verb(job: Obj) -> str:
+    """Return the verb of a Job: inspect or fetch."""
+    name: str = job["spec"]["template"]["spec"]["containers"][0]["name"]
+    return name
+
+
+def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
+    """Return the outcome of a Job, from its own conditions and its newest pod."""
+    pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
+    ended = _ended(job)
+    if ended is not None and ended.reason == "DeadlineExceeded":
+        return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
+    if pod is not None and (state := _terminated(pod)) is not None:
+        return _read_end(state, ended)
+    if ended is None:
+        return _read_waiting(pod) if pod is not None else JobOutcome(state="Going")
+    if now < ended.when + timedelta(seconds=LOST_SECONDS):
+        return JobOutcome(state="Going")  # the event of its pod may come later: the two are watched apart
+    message = f"the Job ended and its pod is gone without a result: {ended.message or ended.reason or ended.type}"
+    return JobOutcome(state="Broken", reason="ResultLost", message=message, ended=ended.when)
+
+
+def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
+    when = ended.when if ended else _time(state.get("finishedAt"))
+    said = state.get("message") or ""
+    try:
+        answer = msgspec.json.decode(said, type=JobResult)
+    except msgspec.DecodeError as error:
+        answer = JobResult()  # killed, it had no time to write a result
+        if said or state["exitCode"] == 0:
+            answer = JobResult("ResultUnreadable", f"the Job's result cannot be decoded ({error}): {said[-500:]!r}")
+    else:
+        if state["exitCode"] == 0:
+            return JobOutcome(state="Succeeded", answer=answer, ended=when)
+    reason = answer.reason or state.get("reason") or "Error"
+    message = (
+        answer.message
+        or f"the Job's container ended with exit code {state['exitCode']} ({reason}) and without a result"
+    )
+    final = state["exitCode"] == PERMANENT_EXIT
+    return JobOutcome(state="Failed" if final else "Broken", reason=reason, message=message, ended=when)
+
+
+def _read_waiting(pod: Obj) -> JobOutcome:
+    """Return why a pod does not start, if its status has a cause other than normal start-up."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return JobOutcome(state="Going", reason=condition["reason"], message=condition.get("message", ""))
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+            return JobOutcome(state="Going", reason=waiting["reason"], message=waiting.get("message", ""))
+    return JobOutcome(state="Going")
+
+
+def _terminated(pod: Obj) -> Obj | None:
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        state: Obj | None = container.get("state", {}).get("terminated")
+        return state
+    return None
+
+
+def _ended(job: Obj) -> _Ended | None:
+    for condition in job.get("status", {}).get("conditions", []):
+        if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+            when = _time(condition.get("lastTransitionTime"))
+            return _Ended(condition["type"], condition.get("reason", ""), condition.get("message", ""), when)
+    return None
+
+
+def _time(text: str | None) -> datetime:
+    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
+
+
+def _is_of(job: Obj, work: Work) -> bool:
+    deleted = "deletionTimestamp" in job["metadata"]
+    return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == work.digest()
+
+
+def _attempt(job: Obj) -> int:
+    return int(job["metadata"]["annotations"][ANNOTATION_ATTEMPT])
+
+
+def _build(work: Work, attempt: int) -> Obj:
+    labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_MODEL: work.owner.name}
+    pod: Obj = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "securityContext": POD_SECURITY,
+        "nodeSelector": work.placement.node_selector,
+        "tolerations": list(work.placement.tolerations),
+        "containers": [_container(work)],
+    }
+    if work.claim is not None:
+        pod["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": work.claim}}]
+    spec: Obj = {
+        # One pod is one attempt: the controller retries, so that a condition of the Model has the reason.
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    if work.deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = work.deadline_seconds
+    _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
+    job["metadata"]["annotations"] = {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
+    return job
+
+
+def _container(work: Work) -> Obj:
+    environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
+    if work.token_secret is not None:
+        key = {"name": work.token_secret, "key": "token", "optional": False}
+        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    container: Obj = {
+        "name": work.verb,
+        "image": work.image,
+        "args": [work.verb, *work.arguments, "--result", TERMINATION_LOG],
+        "env": environment,
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "securityContext": CONTAINER_SECURITY,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+    }
+    if work.claim is not None:
+        container["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
+    return container

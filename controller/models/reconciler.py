@@ -1,0 +1,322 @@
+"""The Model reconciler: inspect the artifact, then put verified weights on a volume where pods need them.
+
+Two works, each a Job (see `jobs.py`, `volume.py`): `inspect` for every Model that the cluster can reach, `fetch` only
+when a service that runs as pods refers to it. What came out is kept in the status, so that a Job or a controller that
+is gone undoes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from artifacts.source import Source, SourceError, parse
+from controller.models import jobs, volume
+from controller.models.jobs import JobOutcome, JobProgress, Placement
+from controller.models.served import accelerator_of, claim_name, companion_names, format_of, model_names, weights_path
+from controller.models.volume import INSPECTION, MODELS_PATH, JobSettings, ModelFacts
+from controller.reconcile.conditions import condition, find, transitions
+from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune, readable
+from crds.inferenceservice import InferenceService, ServiceHardware
+from crds.meta import LABEL_MODEL
+from crds.model import GGUF, Cached, Model
+from crds.size import size_text
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey, Resource
+from kube.store import Store
+
+READY: Final = "Ready"
+CACHED: Final = "Cached"
+SILENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
+"""Reasons that are worth no Event: mere progress, and what the scheduler reports itself."""
+DONE: Final = JobOutcome(state="Succeeded")
+
+
+class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects of a Model that a decision reads."""
+
+    jobs: Sequence[Obj] = ()
+    pods: Mapping[str, Sequence[Obj]] = {}
+    """Pods by the uid of their Job."""
+    claim: Obj | None = None
+    consumers: Sequence[InferenceService] = ()
+    """Services that serve this Model as pods, the oldest first."""
+
+
+class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision about a Model, before it is written as a Plan."""
+
+    phase: str
+    conditions: Sequence[Obj]
+    facts: ModelFacts | None = None
+    cached: Cached | None = None
+    works: Sequence[JobProgress] = ()
+    """Their Jobs stay or are made."""
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    undecided: Sequence[Obj] = ()
+    """Jobs that stay because nothing is known of them yet."""
+
+
+def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
+    """Register the reconciler; `image` and `environment` are those of its Jobs."""
+    settings = JobSettings(image, environment)
+
+    def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
+        model = snapshot.read(MODELS, key, Model)
+        if model is None or model.metadata.deletion_timestamp is not None:
+            return Plan()  # its children are garbage-collected
+        return desired(model, observe_model(snapshot, key, model), settings, snapshot.now)
+
+    return Reconciler(
+        resource=MODELS,
+        decide=decide,
+        owns=(JOBS, PVCS),
+        maps={PODS: _model_of_pod, INFERENCE_SERVICES: _models_of_service, MODELS: _models_served_beside},
+    )
+
+
+def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedModel:
+    """Gather from the store what a decision about this Model needs."""
+    owned = snapshot.children(JOBS, model.metadata.uid)
+    services = (
+        obj
+        for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
+        if key.name in model_names(obj) and "deletionTimestamp" not in obj["metadata"]
+    )
+    placed = (
+        _with_accelerator(each, _served_model(snapshot, each) or model) for each in readable(services, InferenceService)
+    )
+    pods = (
+        each
+        for each in placed
+        if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods and format_of(model) != "mlx"
+    )
+    claims = snapshot.children(PVCS, model.metadata.uid)
+    return ObservedModel(
+        jobs=owned,
+        pods={job["metadata"]["uid"]: snapshot.children(PODS, job["metadata"]["uid"]) for job in owned},
+        claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
+        consumers=sorted(pods, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)),
+    )
+
+
+def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
+    """Return a service that says itself where it runs."""
+    hardware = ServiceHardware(accelerator=accelerator_of(service, model))
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
+
+
+def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None:
+    """Return the Model that a service serves, whose hardware is also that of its draft, projector and adapters."""
+    return snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
+
+
+def desired(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> Plan:
+    """Decide about a Model: its Jobs, its volume and its status."""
+    return _plan(model, observed, _decide(model, observed, settings, now))
+
+
+def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> ModelDecision:
+    try:
+        source = parse(model.spec.source)
+    except SourceError as error:
+        ready = _condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; edit spec.source")
+        return ModelDecision(phase="Failed", conditions=[ready])
+    if source.scheme in {"file", "ollama"}:
+        return _decide_hosts_only(model, source)
+    if _is_inspected(model):
+        return _decide_cache(model, observed, settings, now, known=_inspected_facts(model, observed, settings, now))
+    work = volume.inspection(model, settings)
+    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    if progress.outcome.state == "Succeeded":
+        return _decide_cache(
+            model, observed, settings, now, known=(ModelFacts.of_answer(model, progress.outcome.answer), progress)
+        )
+    reason, message = _explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
+    cached = find(model.status.conditions, CACHED)
+    return ModelDecision(
+        phase="Failed" if progress.outcome.state == "Failed" else "Pending",
+        # An edit may leave the weights as they are: what is known of them stands until the inspection says.
+        conditions=[
+            _condition(model, READY, true=False, reason=reason, message=message),
+            *([msgspec.to_builtins(cached)] if cached else []),
+        ],
+        cached=model.status.cached,
+        works=[progress],
+        undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
+    )
+
+
+def _inspected_facts(
+    model: Model, observed: ObservedModel, settings: JobSettings, now: datetime
+) -> tuple[ModelFacts, JobProgress]:
+    """Return the facts of an inspected Model; one that an earlier release inspected is inspected again."""
+    known = ModelFacts.of_status(model)
+    work = volume.inspection(model, settings, known)
+    if not volume.is_outdated(model):
+        return known, JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    if progress.outcome.state == "Succeeded":
+        found = ModelFacts.of_answer(model, progress.outcome.answer)
+        # Nothing is taken over from other weights than those that are served.
+        known = found if found.revision == known.revision else msgspec.structs.replace(known, inspection=INSPECTION)
+    elif progress.outcome.state == "Failed":
+        known = msgspec.structs.replace(known, inspection=INSPECTION)
+    return known, progress
+
+
+def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
+    ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
+    if source.is_library:
+        ready = "a host where Ollama runs pulls and inspects it"
+    cached = (
+        f"pods cannot read a {source.scheme}:// source: set hardware.accelerator to metal, or use an hf:// or https:// "
+        "source"
+    )
+    return ModelDecision(
+        phase="Ready",
+        conditions=[
+            _condition(model, READY, true=True, reason="HostInspects", message=ready),
+            _condition(model, CACHED, true=False, reason="HostInspects", message=cached),
+        ],
+    )
+
+
+def _decide_cache(
+    model: Model,
+    observed: ObservedModel,
+    settings: JobSettings,
+    now: datetime,
+    *,
+    known: tuple[ModelFacts, JobProgress],
+) -> ModelDecision:
+    """Decide for a Model that is inspected: whether its weights are on a volume, and whether they have to be."""
+    facts, inspected = known
+    ready = _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts))
+
+    def decision(phase: str, weights: Obj, *works: JobProgress, cached: Cached | None = None) -> ModelDecision:
+        return ModelDecision(
+            phase=phase, conditions=[ready, weights], facts=facts, cached=cached, works=[inspected, *works]
+        )
+
+    if observed.claim is not None:
+        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumers), settings)
+        there = Cached(
+            claim=observed.claim["metadata"]["uid"],
+            path=weights_path(model.spec.source, facts.revision, facts.file),
+            sha256=facts.sha256,
+        )
+        held = _condition(model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
+        if model.status.cached == there:
+            fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+            return decision("Ready", held, fetched, cached=there)
+        if observed.consumers and not volume.is_settling(observed.claim, now):
+            fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
+            if fetched.outcome.state == "Succeeded":
+                return decision("Ready", held, fetched, cached=there)
+            what = "fetches the weights to the volume"
+            reason, message = _explain_progress(model, fetched, doing="Fetching", what=what)
+            phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
+            return decision(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
+    if observed.consumers:
+        message = f"waiting for PersistentVolumeClaim {claim_name(model.metadata.name)}"
+        waits = _condition(model, CACHED, true=False, reason="Fetching", message=message)
+        if observed.claim is not None:
+            settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
+            return decision("Downloading", waits, settling)
+        made = decision("Downloading", waits)
+        return msgspec.structs.replace(made, create=(volume.new_claim(model, facts),))
+    unused = "not needed: no InferenceService that runs in pods uses this Model"
+    return decision("Ready", _condition(model, CACHED, true=False, reason="NoConsumers", message=unused))
+
+
+def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan:
+    """Make the Jobs that are to run, delete those that are past, and write the status."""
+    kept = {work.job for work in verdict.works} | {job["metadata"]["name"] for job in verdict.undecided}
+    past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
+    status: Obj = {
+        "observedGeneration": model.metadata.generation,
+        "phase": verdict.phase,
+        "conditions": list(verdict.conditions),
+    }
+    if verdict.cached is not None:
+        status["cached"] = msgspec.to_builtins(verdict.cached)
+    if verdict.facts is not None:
+        status |= msgspec.to_builtins(verdict.facts)
+        if verdict.facts.size_bytes is not None:
+            status["size"] = size_text(verdict.facts.size_bytes)
+    waits = (work.again_seconds for work in verdict.works if work.again_seconds is not None)
+    return Plan(
+        create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
+        delete=prune(past, ()),
+        status=status,
+        events=transitions(model.status.conditions, verdict.conditions, action="Reconcile", silent=SILENT),
+        again_seconds=min(waits, default=None),
+    )
+
+
+def _is_inspected(model: Model) -> bool:
+    """Return whether the status has an inspection of this generation."""
+    ready = find(model.status.conditions, READY)
+    generation = model.metadata.generation
+    return ready is not None and ready.reason == "Inspected" and ready.observed_generation == generation
+
+
+def _cached_message(cached: Cached) -> str:
+    message = f"weights are on the volume at {MODELS_PATH}/{cached.path}"
+    return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
+
+
+def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement:
+    """Return where the first consumer runs, whose taints and volume are those of the fetch."""
+    if not consumers:
+        return Placement()
+    spec = consumers[0].spec
+    tolerations = (*VENDORS[accelerator_of(consumers[0], model)].tolerations, *spec.tolerations)
+    return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
+
+
+def _explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:
+    """Return reason and message of a work that is not done, with the way out where the user has one."""
+    namespace, outcome = model.metadata.namespace, progress.outcome
+    if outcome.state == "Failed":
+        way_out = f"edit the Model, or retry with: kubectl -n {namespace} delete job {progress.job}"
+        return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
+    if outcome.state == "Broken":
+        return outcome.reason, f"{outcome.message.rstrip('.')}; it is retried automatically"
+    secret = model.spec.source_secret_ref
+    if outcome.reason == "CreateContainerConfigError" and secret is not None:
+        way_out = f"kubectl -n {namespace} create secret generic {secret.name} --from-literal=token=TOKEN"
+        return "SecretNotFound", f"spec.sourceSecretRef {secret.name}: {outcome.message}; create it with: {way_out}"
+    if outcome.reason:
+        return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
+    return doing, f"Job {progress.job} {what}"
+
+
+def _condition(model: Model, kind: str, *, true: bool, reason: str, message: str) -> Obj:
+    return condition(kind, true=true, reason=reason, message=message, generation=model.metadata.generation)
+
+
+def _inspected_message(facts: ModelFacts) -> str:
+    gguf = facts.gguf or GGUF()
+    known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
+    return f"{facts.file or 'folder'}: " + ", ".join(each for each in known if each)
+
+
+def _model_of_pod(_store: Store, pod: Obj) -> list[ObjectKey]:
+    metadata = pod["metadata"]
+    model = metadata.get("labels", {}).get(LABEL_MODEL)
+    return [ObjectKey(metadata["namespace"], model)] if model else []
+
+
+def _models_of_service(_store: Store, service: Obj) -> list[ObjectKey]:
+    return [ObjectKey(service["metadata"]["namespace"], name) for name in sorted(model_names(service))]
+
+
+def _models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
+    """Return the Models that are served beside this one, which run where it runs."""
+    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
+    services = (obj for obj in store.list(INFERENCE_SERVICES, namespace) if obj["spec"]["modelRef"] == name)
+    return [ObjectKey(namespace, companion) for obj in services for companion in sorted(companion_names(obj))]

@@ -1,0 +1,110 @@
+"""The Models that a service serves: its own, and those of its draft, projector and adapters; and where each lies.
+
+Each of them is inspected, verified and cached as any Model is, so that a service only names them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from artifacts.source import SourceError, cache_key, parse
+from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.meta import Accelerator
+from crds.model import Model
+from crds.serving import Role, RuntimeName
+from kube.client import Obj
+from kube.resources import ObjectKey
+from runtimes.serving import Format, default_runtime
+
+
+class Companion(NamedTuple):
+    """One Model that is served together with another."""
+
+    role: Role
+    field: str
+    """Where the service names it, below spec."""
+    name: str
+    scale: str = "1"
+    model: Model | None = None
+    """None: no Model has this name."""
+
+
+class Served(NamedTuple):
+    """A Model and its companions, all of them usable, as a replica serves them."""
+
+    model: Model
+    companions: tuple[Companion, ...] = ()
+
+
+def list_companions(spec: InferenceServiceSpec) -> tuple[Companion, ...]:
+    """Return the companions that a service names, without their Models, in the order in which hosts get them."""
+    found = []
+    if spec.speculative is not None:
+        found.append(Companion("draft", "speculative.draftModelRef", spec.speculative.draft_model_ref))
+    if spec.projector_model_ref is not None:
+        found.append(Companion("projector", "projectorModelRef", spec.projector_model_ref))
+    found += [Companion("adapter", "adapters", each.model_ref, each.scale) for each in spec.adapters]
+    return tuple(found)
+
+
+def read_companions(find: Callable[[ObjectKey], Model | None], service: InferenceService) -> tuple[Companion, ...]:
+    """Return a service's companions with their Models, as far as `find` returns them."""
+    namespace = service.metadata.namespace
+    return tuple(
+        companion._replace(model=find(ObjectKey(namespace, companion.name)))
+        for companion in list_companions(service.spec)
+    )
+
+
+def companion_names(service: Obj) -> set[str]:
+    """Return the names of the companions of a service as the API server sent it."""
+    spec = service["spec"]
+    names = {each["modelRef"] for each in spec.get("adapters") or []}
+    names |= {spec.get("projectorModelRef"), (spec.get("speculative") or {}).get("draftModelRef")}
+    return {name for name in names if name}
+
+
+def model_names(service: Obj) -> set[str]:
+    """Return the names of all Models of a service as the API server sent it."""
+    return {service["spec"]["modelRef"], *companion_names(service)}
+
+
+def format_of(model: Model) -> Format:
+    """Return the format of a Model's weights; for a source that cannot be parsed, which its Model reports, gguf."""
+    try:
+        source = parse(model.spec.source)
+    except SourceError:
+        return "gguf"
+    return "ollama" if source.is_library else "mlx" if source.is_folder else "gguf"
+
+
+def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
+    """Return the runtime that serves: the service's own, else the default of the Model's format."""
+    return service.spec.runtime or default_runtime(format_of(model))
+
+
+def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
+    """Return the accelerator that a service runs on: the service's own, else that of its Model."""
+    return service.spec.hardware.accelerator or model.spec.hardware.accelerator
+
+
+def claim_name(model: str) -> str:
+    """Return the name of the PersistentVolumeClaim with the weights of the Model of this name."""
+    return f"{model}-cache"
+
+
+def cache_path(model: Model) -> str:
+    """Return the path of the weights below the volume's root, of a Model that is inspected.
+
+    Raises:
+        SourceError: spec.source is none; such a Model is never inspected.
+    """
+    return weights_path(model.spec.source, model.status.revision, model.status.file)
+
+
+def weights_path(source: str, revision: str, file: str) -> str:
+    """Return the path of weights below the volume's root: the same for whoever fetches and serves them.
+
+    Raises:
+        SourceError: `source` is none.
+    """
+    return f"{cache_key(source, revision)}/{file}"

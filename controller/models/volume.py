@@ -1,0 +1,140 @@
+"""The works of a Model as data: what to inspect, what to fetch, onto which volume and to which path.
+
+Pods that serve find the weights by the same path, and hosts by the same revision and checksum.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from artifacts.source import parse
+from controller.models.jobs import JobResult, Placement, Work
+from controller.models.served import claim_name, weights_path
+from controller.reconcile.plan import child
+from crds.meta import LABEL_MODEL
+from crds.model import GGUF, Layout, Model
+from kube.client import Obj
+from kube.resources import MODELS, PVCS, Resource
+
+MODELS_PATH: Final = "/models"
+"""Where the volume is mounted, in the pods that fetch and in those that serve."""
+MIB: Final = 1024 * 1024
+SPARE_MIB: Final = 16
+"""Share of a small volume that its file system needs."""
+INSPECT_SECONDS: Final = 600
+"""A header is read in seconds; this is for pulling the image, and for a server that hangs."""
+INSPECTION: Final = 1
+"""Version of the inspection result; releases before it wrote neither a version nor a layout."""
+SETTLING_SECONDS: Final = 2.0
+"""A volume that binds by itself does so within this time; any other waits for its first pod."""
+
+
+class JobSettings(msgspec.Struct, frozen=True):
+    """Settings that all Jobs share."""
+
+    image: str
+    environment: Mapping[str, str] = {}
+
+
+class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The result of an inspection: the fields of `ModelStatus` with these names."""
+
+    revision: str = ""
+    sha256: str = ""
+    file: str = ""
+    size_bytes: int | None = None
+    gguf: GGUF | None = None
+    layout: Layout | None = None
+    inspection: int | None = None
+
+    @classmethod
+    def of_answer(cls, model: Model, answer: JobResult) -> "ModelFacts":
+        """Return the result of the inspect Job, with the checksum that the user states where the Job found none."""
+        sha256 = answer.sha256 or model.spec.sha256 or ""
+        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout, INSPECTION)
+
+    @classmethod
+    def of_status(cls, model: Model) -> "ModelFacts":
+        """Return the facts in the status."""
+        return msgspec.convert(model.status, cls, from_attributes=True)
+
+
+def is_outdated(model: Model) -> bool:
+    """Return whether an earlier release inspected the Model, without the layout that its memory is computed from."""
+    status = model.status
+    return model.spec.memory_bytes is None and status.layout is None and status.inspection != INSPECTION
+
+
+def inspection(model: Model, settings: JobSettings, known: ModelFacts | None = None) -> Work:
+    """Return the work of reading the artifact's header, at the revision that is `known`."""
+    spec, secret = model.spec, _secret(model)
+    verified = ("--sha256", spec.sha256) if spec.sha256 else ()
+    return Work(
+        owner=model.metadata,
+        verb="inspect",
+        identity=(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(INSPECTION)),
+        arguments=(_source(model, known), *verified, "--json"),
+        image=settings.image,
+        environment=settings.environment,
+        token_secret=secret,
+        deadline_seconds=INSPECT_SECONDS,
+    )
+
+
+def _source(model: Model, known: ModelFacts | None) -> str:
+    if known is None or not known.revision or not model.spec.source.startswith("hf://"):
+        return model.spec.source
+    source = parse(model.spec.source)
+    return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
+
+
+def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: JobSettings) -> Work:
+    """Return the download onto the claim's volume, which is made there if it waits for its first pod."""
+    secret, uid = _secret(model), claim["metadata"]["uid"]
+    path = weights_path(model.spec.source, facts.revision, facts.file)
+    revision = ("--revision", facts.revision) if facts.revision else ()
+    verified = ("--sha256", facts.sha256) if facts.sha256 else ()
+    return Work(
+        owner=model.metadata,
+        verb="fetch",
+        # A claim of another uid is an empty volume, and a Job's placement cannot change: both are another fetch.
+        identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode()),
+        arguments=(
+            model.spec.source,
+            *revision,
+            "--to",
+            f"{MODELS_PATH}/{path.rpartition('/')[0]}",
+            *verified,
+            "--json",
+        ),
+        image=settings.image,
+        environment=settings.environment,
+        token_secret=secret,
+        claim=claim["metadata"]["name"],
+        placement=placement,
+    )
+
+
+def new_claim(model: Model, facts: ModelFacts) -> tuple[Resource, Obj]:
+    """Return the claim of the volume, large enough for the weights and one tenth more unless the user says."""
+    cache = model.spec.cache
+    size = cache.size
+    if size is None:
+        size = f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
+    spec: Obj = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": size}}}
+    if cache.storage_class_name is not None:
+        spec["storageClassName"] = cache.storage_class_name
+    labels = {LABEL_MODEL: model.metadata.name}
+    return child(PVCS, claim_name(model.metadata.name), MODELS, model.metadata, labels, spec=spec)
+
+
+def is_settling(claim: Obj, now: datetime) -> bool:
+    """Return whether a claim may be bound in a moment: the scheduler backs off from a pod that is made before that."""
+    age = (now - datetime.fromisoformat(claim["metadata"]["creationTimestamp"])).total_seconds()
+    return claim.get("status", {}).get("phase") != "Bound" and 0 <= age < SETTLING_SECONDS
+
+
+def _secret(model: Model) -> str | None:
+    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None

@@ -1,0 +1,1 @@
+"""Placement: which host runs a MetalProcess."""

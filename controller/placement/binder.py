@@ -1,0 +1,258 @@
+"""The binder: gives each waiting MetalProcess a host.
+
+One loop on the leader binds one process after the other, so that no two can be promised the same memory. The free
+memory of a host is computed from the objects alone, each time anew: what its agent reports, less what is bound to it
+and not in that report yet. So nothing is lost when the loop dies between any two lines.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from controller.reconcile.conditions import find
+from controller.reconcile.plan import Leading, readable
+from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE, PRIORITY_RANK, Priority
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
+from kube.client import Obj
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
+from kube.store import Store
+
+RETRY_SECONDS: Final = 1.0
+REFUSED_SECONDS: Final = 60.0
+"""Pause after a binding that the API server refused, in which the others are tried."""
+_HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
+
+log = structlog.get_logger()
+
+
+class HostCapacity(NamedTuple):
+    """The capacity that one host has left."""
+
+    host: str
+    runtimes: frozenset[str]
+    free_bytes: int
+    short_of_memory: bool = False
+    """It accepts nothing, whatever its budget: other programs use its memory."""
+
+
+class WaitingProcess(NamedTuple):
+    """A process that waits for a host."""
+
+    key: ObjectKey
+    uid: str
+    resource_version: str
+    priority: Priority
+    created: str
+    runtime: str
+    memory_bytes: int
+    avoid: frozenset[str]
+    """Hosts that have rejected or displaced a process of the same spec."""
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """Sort key: what is bound first comes first."""
+        return PRIORITY_RANK[self.priority], self.created, self.uid
+
+
+class Binding(NamedTuple):
+    """One decision."""
+
+    process: WaitingProcess
+    host: str
+
+
+def host_capacities(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[HostCapacity]:
+    """Return the capacity that each host has left; a host whose free memory is not known has none.
+
+    `availableBytes` already subtracts what the host lists in `status.processes`. The rest that is bound to it counts
+    here, also while it is being deleted or is not `readable`: until its host says Stopped, it may hold its memory.
+    """
+    bound: dict[str, list[Obj]] = {}
+    for process in processes:
+        if process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY:
+            bound.setdefault(process["spec"].get("hostName"), []).append(process)
+    found = []
+    for host in hosts:
+        listed = {process.uid for process in host.status.processes}
+        promised = (each for each in bound.get(host.metadata.name, ()) if each["metadata"]["uid"] not in listed)
+        free = (host.status.available_bytes or 0) - sum(each["spec"]["memoryBytes"] for each in promised)
+        pressure = find(host.status.conditions, MEMORY_PRESSURE)
+        short = pressure is not None and pressure.status == "True"
+        found.append(HostCapacity(host.metadata.name, frozenset(host.status.runtimes), max(0, free), short))
+    return found
+
+
+def eligible_hosts(runtime: str, avoid: Collection[str | None], among: Iterable[HostCapacity]) -> list[HostCapacity]:
+    """Return the hosts that can take this engine and are not to be avoided; most free memory first, ties by name."""
+    found = [
+        capacity
+        for capacity in among
+        if runtime in capacity.runtimes and not capacity.short_of_memory and capacity.host not in avoid
+    ]
+    return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
+
+
+def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> list[Binding]:
+    """Give hosts to processes by priority, then age; the host with most free memory first.
+
+    A process that fits nowhere does not hold back those behind it.
+    """
+    left = {capacity.host: capacity for capacity in among}
+    bindings = []
+    for process in sorted(waiting, key=lambda each: each.order):
+        capacity = next(iter(eligible_hosts(process.runtime, process.avoid, left.values())), None)
+        if capacity is not None and capacity.free_bytes >= process.memory_bytes:
+            left[capacity.host] = capacity._replace(free_bytes=capacity.free_bytes - process.memory_bytes)
+            bindings.append(Binding(process, capacity.host))
+    return bindings
+
+
+def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
+    """Return the processes that wait for a host, each with the hosts to avoid."""
+    unwanted: dict[tuple[str, str], set[str]] = {}
+    for process in processes:
+        if (process.status.phase == "Rejected" or is_displaced(process)) and process.spec.host_name is not None:
+            unwanted.setdefault(_spec_key(process), set()).add(process.spec.host_name)
+    return [
+        WaitingProcess(
+            key=ObjectKey(process.metadata.namespace, process.metadata.name),
+            uid=process.metadata.uid,
+            resource_version=process.metadata.resource_version,
+            priority=process.spec.priority,
+            created=process.metadata.creation_timestamp,
+            runtime=process.spec.runtime,
+            memory_bytes=process.spec.memory_bytes,
+            avoid=frozenset(unwanted.get(_spec_key(process), ())),
+        )
+        for process in processes
+        if process.spec.host_name is None and process.metadata.deletion_timestamp is None
+    ]
+
+
+def is_displaced(process: MetalProcess) -> bool:
+    """Return whether the host displaces this process: it may still answer, and stays until its replacement does."""
+    condition = find(process.status.conditions, DISRUPTION_TARGET)
+    return condition is not None and condition.status == "True"
+
+
+def _spec_key(process: MetalProcess) -> tuple[str, str]:
+    """Return a key of the processes of one owner with the same spec: their names differ in the last number only."""
+    owner = next((each.uid for each in process.metadata.owner_references if each.controller), "")
+    return owner, process.metadata.name.rpartition("-")[0]
+
+
+class BindRefusal(NamedTuple):
+    """A binding that the API server refused."""
+
+    uid: str
+    host: str
+
+
+def decide_bindings(
+    store: Store, bindable: Callable[[str], bool], refused: Collection[BindRefusal] = ()
+) -> list[Binding]:
+    """Return all bindings that are possible now."""
+    processes = store.list(METAL_PROCESSES)
+    waits = [
+        process._replace(avoid=process.avoid | {host for uid, host in refused if uid == process.uid})
+        for process in list_waiting(readable(processes, MetalProcess))
+    ]
+    if not waits:
+        return []
+    hosts = readable(store.list(METAL_HOSTS), MetalHost)
+    alive = [host for host in hosts if bindable(host.metadata.name) and host.metadata.deletion_timestamp is None]
+    return bind(waits, host_capacities(alive, processes))
+
+
+class Binder:
+    """The loop that binds."""
+
+    def __init__(self, bindable: Callable[[str], bool]) -> None:
+        self._bindable = bindable
+        self._changed = asyncio.Event()
+        self._refused: set[BindRefusal] = set()
+        self._listens = False
+
+    def wake(self) -> None:
+        """Look for possible bindings again: something outside the store has changed, such as the liveness of a host."""
+        self._changed.set()
+
+    async def run(self, leading: Leading) -> None:
+        """Bind for ever, one process at a time."""
+        if not self._listens:
+            leading.store.subscribe(self._wake_on_change)
+            self._listens = True
+        self.wake()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for binding in decide_bindings(leading.store, self._bindable, self._refused):
+                process, host = binding
+                try:
+                    done = await _write_binding(leading, binding)
+                except (Forbidden, Invalid) as error:
+                    log.warning(
+                        "binding_refused", process=str(binding.process.key), host=binding.host, error=str(error)
+                    )
+                    self._refuse(BindRefusal(process.uid, host))
+                    done = False
+                if not done:
+                    self.wake()  # the other bindings were decided for a state that no longer holds
+                    break
+
+    def _refuse(self, refusal: BindRefusal) -> None:
+        def retry() -> None:
+            self._refused.discard(refusal)
+            self.wake()
+
+        self._refused.add(refusal)
+        asyncio.get_running_loop().call_later(REFUSED_SECONDS, retry)
+
+    def _wake_on_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
+        if resource in {METAL_PROCESSES, METAL_HOSTS}:
+            self.wake()
+
+
+async def _write_binding(leading: Leading, binding: Binding) -> bool:
+    """Bind one process; returns whether that succeeded. The outcome is known before the next process is bound.
+
+    Raises Forbidden and Invalid: a retry is of no use.
+    """
+    process, client, store = binding.process, leading.client, leading.store
+    operations = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": process.resource_version},
+        {"op": "add", "path": "/spec/hostName", "value": binding.host},
+    ]
+    try:
+        bound = await client.patch_json(METAL_PROCESSES, process.key.name, process.key.namespace, operations)
+    except (Forbidden, Invalid):
+        raise
+    except (ApiError, Unreachable) as error:
+        log.info("binding_failed", process=str(process.key), host=binding.host, error=str(error))
+        if not isinstance(error, Conflict | NotFound):
+            await asyncio.sleep(RETRY_SECONDS)
+        await _refresh(leading, process.key)
+        return False
+    store.put(METAL_PROCESSES, bound)
+    log.info("process_bound", process=str(process.key), host=binding.host, memory_bytes=process.memory_bytes)
+    return True
+
+
+async def _refresh(leading: Leading, key: ObjectKey) -> None:
+    """Read a process whose binding has an unknown outcome; until that is known, nothing else may be bound."""
+    while True:
+        try:
+            found = await leading.client.get(METAL_PROCESSES, key.name, key.namespace)
+        except NotFound:
+            leading.store.remove(METAL_PROCESSES, key.namespace, key.name)
+            return
+        except (ApiError, Unreachable) as error:
+            log.warning("process_not_read", process=str(key), error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            leading.store.put(METAL_PROCESSES, found)
+            return

@@ -1,0 +1,41 @@
+"""Conditions, and the Events that report their changes."""
+
+from collections.abc import Collection, Iterable
+
+from controller.reconcile.plan import Event
+from crds.meta import Condition
+from kube.client import Obj
+
+MESSAGE_LENGTH = 1024
+"""Characters of a condition's message, which is also the note of an Event, where the API allows no more."""
+
+
+def condition(kind: str, *, true: bool | None, reason: str, message: str, generation: int) -> Obj:
+    """Return a condition without lastTransitionTime, which depends on the one that it replaces; None is Unknown."""
+    return {
+        "type": kind,
+        "status": "Unknown" if true is None else str(true),
+        "reason": reason,
+        "message": message[:MESSAGE_LENGTH],
+        "observedGeneration": generation,
+    }
+
+
+def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    """Return the condition of this type, or None."""
+    return next((each for each in conditions if each.type == kind), None)
+
+
+def transitions(
+    old: Iterable[Condition], new: Iterable[Obj], *, action: str, silent: Collection[str] = ()
+) -> tuple[Event, ...]:
+    """Return one Event for each condition whose status or reason changed, unless its reason is in `silent`.
+
+    A condition that became True is Normal, any other a Warning: name the reasons of mere progress in `silent`.
+    """
+    before = {each.type: (each.status, each.reason) for each in old}
+    return tuple(
+        Event("Normal" if each["status"] == "True" else "Warning", each["reason"], each["message"], action)
+        for each in new
+        if each["reason"] not in silent and before.get(each["type"]) != (each["status"], each["reason"])
+    )

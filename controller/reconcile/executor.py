@@ -1,0 +1,165 @@
+"""Executes a plan: read the store, decide, then one API call after the other.
+
+The process may die between any two calls: each is harmless when repeated, and what was not done is decided again. Only
+what differs from the store is written. What the API server refuses for good (a quota, a name that is taken) becomes a
+condition of the object, because its owner reads that and not the controller's log.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import structlog
+
+from controller.reconcile.conditions import MESSAGE_LENGTH, condition
+from controller.reconcile.indexes import controller_of
+from controller.reconcile.plan import FIELD_MANAGER, Event, Patch, Plan, Reconciler, Ref, Snapshot
+from kube.apply import apply_if_changed, apply_status, merge_conditions
+from kube.client import Client, Obj
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, NotOurs
+from kube.events import EventRecorder
+from kube.resources import SECRETS, ObjectKey, Resource
+from kube.store import Store
+
+UNWATCHED: Final = frozenset({SECRETS})
+"""Resources that are not watched: a copy of an answer in the store would never be corrected."""
+
+log = structlog.get_logger()
+
+
+class Executor:
+    """Decides about an object and executes the plan."""
+
+    def __init__(self, client: Client, store: Store, recorder: EventRecorder, now: Callable[[], datetime]) -> None:
+        self._client = client
+        self._store = store
+        self._recorder = recorder
+        self._now = now
+
+    async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
+        """Reconcile one object; returns the seconds after which to reconcile it again, or None.
+
+        Raises ApiError, Unreachable and NotOurs, to be tried again with back-off.
+        """
+        snapshot = Snapshot(self._store, self._now())
+        if reconciler.observe is not None:
+            inputs = await reconciler.observe(self._client, snapshot, key)
+            snapshot = Snapshot(self._store, self._now(), inputs)
+        plan = reconciler.decide(snapshot, key)
+        try:
+            await self._write_others(plan)
+        except (Invalid, Forbidden, NotOurs) as error:
+            await self._report(reconciler.resource, key, _refused(plan, error, snapshot.get(reconciler.resource, key)))
+            raise
+        await self._report(reconciler.resource, key, plan)
+        return plan.again_seconds
+
+    async def _write_others(self, plan: Plan) -> None:
+        for resource, obj in plan.create:
+            await self._create(resource, obj)
+        for resource, obj in plan.apply:
+            await self._apply(resource, obj)
+        for patch in plan.patch:
+            await self._patch(patch)
+        for ref in plan.delete:
+            await self._delete(ref)
+
+    async def _create(self, resource: Resource, obj: Obj) -> None:
+        try:
+            self._store_answer(resource, await self._client.create(resource, obj))
+        except Conflict as error:
+            if error.reason != "AlreadyExists":
+                raise
+            self._store_answer(resource, await self._get_ours(resource, obj))
+
+    async def _apply(self, resource: Resource, obj: Obj) -> None:
+        metadata = obj["metadata"]
+        observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
+        if observed is None:
+            self._store_answer(resource, await self._apply_first(resource, obj))
+            return
+        _require_ours(resource, observed, obj)
+        await apply_if_changed(self._client, self._store, resource, obj, FIELD_MANAGER)
+
+    async def _apply_first(self, resource: Resource, obj: Obj) -> Obj:
+        """Apply an object that the store does not have, without force: another owner may have made it."""
+        try:
+            return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
+        except Conflict:
+            await self._get_ours(resource, obj)
+            return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
+
+    async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
+        """Read what has the name of a desired object; raises NotOurs when it is not that."""
+        metadata = obj["metadata"]
+        existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
+        _require_ours(resource, existing, obj)
+        return existing
+
+    def _store_answer(self, resource: Resource, answer: Obj) -> None:
+        if resource not in UNWATCHED:
+            self._store.put(resource, answer)
+
+    async def _patch(self, patch: Patch) -> None:
+        resource, namespace, name, _uid = patch.ref
+        self._store.put(resource, await self._client.patch_json(resource, name, namespace or None, patch.operations))
+
+    async def _delete(self, ref: Ref) -> None:
+        try:
+            await self._client.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
+        except (NotFound, Conflict):  # gone, or a successor has the name: the object with this uid is gone
+            self._store.remove(ref.resource, ref.namespace or None, ref.name, uid=ref.uid)
+
+    async def _report(self, resource: Resource, key: ObjectKey, plan: Plan) -> None:
+        """Write the status and send the Events."""
+        observed = self._store.get(resource, key.name, key.namespace or None)
+        if observed is None:
+            return
+        if plan.status is not None:
+            await self._write_status(resource, key, observed, plan.status)
+        for event in plan.events:
+            log.info("event_sent", object=f"{resource.kind} {key}", reason=event.reason, note=event.note)
+            await self._recorder.event(observed, event.type, event.reason, event.note, event.action)
+
+    async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
+        old = observed.get("status", {}).get("conditions", [])
+        status = status | {"conditions": merge_conditions(old, status.get("conditions", []), self._now())}
+        try:
+            self._store.put(resource, await apply_status(self._client, resource, observed, status, FIELD_MANAGER))
+        except NotFound:
+            self._store.remove(resource, key.namespace or None, key.name, uid=observed["metadata"]["uid"])
+
+
+def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
+    """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one."""
+    ours, theirs = controller_of(wanted), controller_of(existing)
+    if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
+        return
+    metadata = wanted["metadata"]
+    what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
+    if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
+        raise NotOurs(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting until it is deleted")
+    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
+    raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
+
+
+def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Plan:
+    """Return status and Events for a plan that the API server refused; the next plan that succeeds leaves them out.
+
+    There is no status where none is planned: another may write it, as the agent writes a MetalProcess's.
+    """
+    reason = error.reason if isinstance(error, ApiError) and error.reason else type(error).__name__
+    report = Plan(events=(Event("Warning", reason, str(error)[:MESSAGE_LENGTH], "Reconcile"),))
+    if plan.status is None:
+        return report
+    generation = observed["metadata"]["generation"] if observed else 0
+    status = plan.status
+    conditions = {each["type"]: each for each in status.get("conditions", [])}
+    kinds = ["Reconciled"]
+    # Without a phase, Ready is not about what we make: a host's Ready is its liveness, and the binder decides by it.
+    if "phase" in status and conditions["Ready"]["status"] != "True":
+        status, kinds = status | {"phase": "Failed"}, ["Ready", "Reconciled"]
+    for kind in kinds:
+        conditions[kind] = condition(kind, true=False, reason=reason, message=str(error), generation=generation)
+    return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})

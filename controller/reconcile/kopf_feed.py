@@ -1,0 +1,328 @@
+"""kopf as the source of events for our own kinds and what they own.
+
+Used for what it does well (reading watches, logging in again) and for nothing else: `on.event` handlers only, so it
+writes nothing. Three of its habits are dealt with here. It never reports what vanished before a list of its own, so
+every start begins with a list of ours that replaces what the store has, and the store is swept after each of its lists
+and from time to time. It exits on a refused list or a broken watch, so it is started again with back-off; where its
+exit hangs, because a watch waits for a login that no longer comes, it is given up. It cancels all tasks of its event
+loop that are younger than itself and takes the process's signals, so it gets a thread and an event loop of its own;
+what it sees is handed to ours. That also survives its exit while a stream hangs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import aiohttp
+import kopf
+import structlog
+
+from kube.client import Client, Obj
+from kube.credentials import Credentials
+from kube.errors import ApiError, Unreachable
+from kube.resources import Resource
+from kube.store import Store
+
+STABLE_SECONDS = 60.0
+"""A source that ran this long is well: its next failure is answered quickly again."""
+LONGEST_PAUSE_SECONDS = 15.0
+RETRY_SECONDS = (0.5, 1.0, 2.0)
+"""The last is how late a returned API server is noticed."""
+STOP_SECONDS = 5.0
+FAREWELL_SECONDS = 2.0
+SWEEP_SECONDS = 600.0
+SETTLING_SECONDS = 2.0
+"""kopf reports a list object by object, one resource after the other: one sweep is for all of them."""
+
+log = structlog.get_logger()
+
+
+class KopfHangsError(Exception):
+    """kopf has closed its connections and does not end."""
+
+
+@dataclass(slots=True)
+class _Connections:
+    """The connections of one run of kopf."""
+
+    sockets: WeakSet[socket.socket] = field(default_factory=WeakSet)
+    session: aiohttp.ClientSession | None = None
+    """Of its last login."""
+
+    @property
+    def closed(self) -> bool:
+        return self.session is not None and self.session.closed
+
+
+class Watched(NamedTuple):
+    """One resource to watch in all namespaces, filtered by the server."""
+
+    resource: Resource
+    label_selector: str = ""
+
+
+async def follow(
+    client: Client,
+    store: Store,
+    watched: Collection[Watched],
+    credentials: Callable[[], Credentials],
+    synced: asyncio.Event,
+) -> None:
+    """Keep the store equal to the server for ever; `synced` is set once it has been complete for the first time.
+
+    `credentials` is called in the thread of kopf, and its result used there alone.
+    """
+    relisted = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_keep_swept(client, store, watched, relisted))
+        pause_seconds = 0.5
+        while True:
+            started = time.monotonic()
+            try:
+                await load(client, store, watched)
+                synced.set()
+                relisted.set()  # what vanishes between this list and kopf's own is reported by neither
+                await _run_kopf(store, watched, credentials, relisted)
+            except (ApiError, Unreachable) as error:
+                log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
+            except Exception:  # whatever ends kopf, the process stays and the source comes back
+                log.exception("kopf_ended", again_seconds=pause_seconds)
+            if time.monotonic() - started > STABLE_SECONDS:
+                pause_seconds = 0.5
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+
+async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
+    """Make the store equal to what the server has now. Raises as `Client`."""
+    for resource, label_selector in watched:
+        before = store.snapshot(resource)
+        found = await client.list(resource, label_selector=label_selector)
+        store.replace(resource, found.items, before=before)
+
+
+async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], relisted: asyncio.Event) -> None:
+    """Find what vanished unseen: soon after kopf has `relisted`, and from time to time."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SWEEP_SECONDS):
+                await relisted.wait()
+        await asyncio.sleep(SETTLING_SECONDS)
+        relisted.clear()
+        try:
+            for resource, label_selector in watched:
+                if ghosts := await store.sweep(client, resource, label_selector=label_selector):
+                    log.info("store_swept", resource=str(resource), ghosts=ghosts)
+        except (ApiError, Unreachable) as error:
+            log.warning("sweep_failed", error=str(error), again_seconds=SETTLING_SECONDS)
+            relisted.set()
+
+
+async def _run_kopf(
+    store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials], relisted: asyncio.Event
+) -> None:
+    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled; raises what kopf raised."""
+    ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
+    stop, connections = asyncio.Event(), _Connections()
+    outcome: Future[None] = Future()
+
+    def deliver(resource: Resource, event: kopf.RawEvent) -> None:
+        ours.call_soon_threadsafe(_put, store, resource, event, relisted)
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: its) as runner:
+                runner.run(_operate(watched, credentials, deliver, connections, stop))
+        except BaseException as error:  # noqa: BLE001 - the thread's end, whatever it is, is reported to its owner
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=run, name="kopf", daemon=True).start()
+    ended = asyncio.wrap_future(outcome)
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks, where it is given up
+    try:
+        if not await _ends(ended, connections):
+            its.call_soon_threadsafe(_cancel_all, its)  # a second time: the first is what its watches have swallowed
+            await asyncio.wait([ended], timeout=STOP_SECONDS)
+            raise KopfHangsError("kopf has closed its connections and does not end")
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if not outcome.done():
+            with contextlib.suppress(RuntimeError):  # it ended meanwhile, and closed its loop
+                its.call_soon_threadsafe(stop.set)
+            await asyncio.wait([ended], timeout=STOP_SECONDS)
+        raise
+
+
+async def _ends(kopf_ended: asyncio.Future[None], connections: _Connections) -> bool:
+    """Wait until kopf has ended; False where its connections have been closed for a while, and it has not."""
+    while not kopf_ended.done():
+        closed = connections.closed
+        await asyncio.wait([kopf_ended], timeout=STOP_SECONDS)
+        if closed and connections.closed and not kopf_ended.done():
+            return False
+    return True
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+
+
+def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
+    if event["type"] is None:  # it comes from a list
+        relisted.set()
+    obj: Obj = dict(event["object"])
+    if event["type"] == "DELETED":
+        metadata = obj["metadata"]
+        store.remove(
+            resource,
+            metadata.get("namespace"),
+            metadata["name"],
+            uid=metadata["uid"],
+            resource_version=metadata["resourceVersion"],
+        )
+    else:
+        store.put(resource, obj)
+
+
+async def _operate(
+    watched: Collection[Watched],
+    credentials: Callable[[], Credentials],
+    deliver: Callable[[Resource, kopf.RawEvent], None],
+    connections: _Connections,
+    stop: asyncio.Event,
+) -> None:
+    # kopf tells of every event that it handles, and that it gets no signals in a thread, which is what we want of it.
+    logging.getLogger("kopf").setLevel(logging.ERROR)
+    try:
+        await kopf.operator(
+            registry=_registry(watched, credentials(), deliver, connections),
+            settings=_settings(watched),
+            clusterwide=True,
+            standalone=True,
+            stop_flag=stop,
+        )
+    finally:
+        await _until_closed(connections.sockets)
+
+
+async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
+    """Wait for the last words of TLS on watches that were closed: the loop would end under them, and leak them."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            while any(each.fileno() >= 0 for each in sockets):  # noqa: ASYNC110 - a socket has no event for its end
+                await asyncio.sleep(0.01)
+
+
+def _registry(
+    watched: Iterable[Watched],
+    credentials: Credentials,
+    deliver: Callable[[Resource, kopf.RawEvent], None],
+    connections: _Connections,
+) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        await credentials.refresh()
+        connections.session = _session(credentials, connections.sockets)
+        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=connections.session)
+
+    for resource, _selector in watched:
+        _subscribe(registry, resource, deliver)
+    return registry
+
+
+def _subscribe(
+    registry: kopf.OperatorRegistry, resource: Resource, deliver: Callable[[Resource, kopf.RawEvent], None]
+) -> None:
+    @kopf.on.event(
+        group=resource.group, version=resource.version, plural=resource.plural, id=str(resource), registry=registry
+    )
+    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+        deliver(resource, event)
+
+
+def _session(credentials: Credentials, sockets: WeakSet[socket.socket]) -> aiohttp.ClientSession:
+    """Return a session that authorizes each request anew: tokens rotate on disk while a session lives.
+
+    Its connections are in `sockets`.
+    """
+
+    def connected_by(address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        opened = socket.socket(family, kind, protocol)
+        sockets.add(opened)
+        return opened
+
+    async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if authorization := await credentials.authorization():
+            request.headers["Authorization"] = authorization
+        request.server_hostname = credentials.tls_server_name
+        return await send(request)
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0, socket_factory=connected_by),
+        middlewares=(authorize,),
+        proxy=credentials.proxy,
+        trust_env=False,
+    )
+
+
+def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.process.ultimate_exiting_timeout = None  # it would end our process with SIGKILL
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # all resources exist once our own list succeeded
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 2
+    settings.networking.error_backoffs = RETRY_SECONDS
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
+    for resource, label_selector in watched:
+        if label_selector:
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = label_selector
+    return settings
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Stores nothing: copying each object for a comparison that is never made is most of the cost of an event."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Stores nothing: only stateful handlers have progress."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence

@@ -1,0 +1,173 @@
+"""Snapshot, plan and reconciler: the seam between pure decisions and the shell that executes them.
+
+A decision reads one `Snapshot` and returns one `Plan`, without touching the cluster or a clock. So it can be tested
+without either, be asked "what if", and be repeated after a crash at any point: executing a plan twice is harmless, and
+a plan for a state that already holds is empty.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from controller.reconcile.indexes import OWNER_INDEX
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
+from kube.client import Client, Obj
+from kube.events import EventRecorder
+from kube.resources import ObjectKey, Resource
+from kube.store import Store
+
+FIELD_MANAGER: Final = "pomona-controller"
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class Ref(NamedTuple):
+    """One object with its uid: a deletion by `uid` cannot hit a successor with the same name."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str
+
+
+class Patch(NamedTuple):
+    """A JSON patch. If a `test` operation fails, the object has changed since, and is reconciled again."""
+
+    ref: Ref
+    operations: Sequence[Mapping[str, Any]]
+
+
+class Event(NamedTuple):
+    """A Kubernetes Event about the reconciled object."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    note: str
+    action: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All writes for one object, in this order; empty when the cluster is as desired."""
+
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    """Created when absent and never changed, as a token is; one that exists already is success."""
+    apply: tuple[tuple[Resource, Obj], ...] = ()
+    """Whole desired objects for server-side apply; one that the store already has is not sent."""
+    patch: tuple[Patch, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    status: Obj | None = None
+    """Whole desired status; its conditions are without lastTransitionTime, which the executor adds."""
+    events: tuple[Event, ...] = ()
+    again_seconds: float | None = None
+    """Reconcile again after this time even if no watch reports a change."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Inputs of one decision: the store, the wall clock, and what is not in the watch cache."""
+
+    store: Store
+    now: datetime
+    inputs: Any = None
+    """The result of the reconciler's `observe`."""
+
+    def get(self, resource: Resource, key: ObjectKey) -> Obj | None:
+        """Return the object as the API server sent it, or None."""
+        return self.store.get(resource, key.name, key.namespace or None)
+
+    def read(self, resource: Resource, key: ObjectKey, struct: type[T]) -> T | None:
+        """Return the object as `struct`, or None."""
+        found = self.get(resource, key)
+        return None if found is None else msgspec.convert(found, struct)
+
+    def children(self, resource: Resource, owner_uid: str) -> list[Obj]:
+        """Return the objects whose controlling owner has this uid."""
+        return self.store.by_index(resource, OWNER_INDEX, owner_uid)
+
+
+class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
+    """One reconciler: its resource, its decision, and the changes that trigger it."""
+
+    resource: Resource
+    decide: Callable[[Snapshot, ObjectKey], Plan]
+    """A pure function. Also called for an object that is gone or being deleted."""
+    owns: tuple[Resource, ...] = ()
+    """A change of one of these enqueues its controlling owner."""
+    maps: Mapping[Resource, Callable[[Store, Obj], Iterable[ObjectKey]]] = {}
+    """A change of one of these enqueues the objects that the function returns."""
+    observe: Callable[[Client, Snapshot, ObjectKey], Awaitable[Any]] | None = None
+    """Reads what is not in the watch cache, such as a Secret or a probe's result; becomes `Snapshot.inputs`."""
+
+
+class Leading(NamedTuple):
+    """Client, store, event recorder and `enqueue`, for a task that runs while this replica leads."""
+
+    client: Client
+    store: Store
+    recorder: EventRecorder
+    enqueue: Callable[[Resource, ObjectKey], None]
+
+
+LeaderTask = Callable[[Leading], Awaitable[None]]
+"""Runs from gaining leadership until cancelled on its loss; it must not return earlier."""
+
+
+def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
+    """Return the objects that can be decoded, as structs: one odd object must not stop the decisions about all others.
+
+    A status with values that only a newer agent knows counts as empty, so that what runs keeps running.
+    """
+    found = []
+    for obj in objects:
+        for known in (obj, {**obj, "status": {}}):
+            try:
+                found.append(msgspec.convert(known, struct))
+                break
+            except msgspec.ValidationError as error:
+                log.warning("object_not_decoded", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
+    return found
+
+
+def owned_by(resource: Resource, owner: ObjectMeta) -> Obj:
+    """Return the owner reference that makes an object controlled by `owner`, and garbage-collected with it."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def child(
+    resource: Resource, name: str, parent: Resource, owner: ObjectMeta, labels: Mapping[str, str], **body: object
+) -> tuple[Resource, Obj]:
+    """Return a desired object in the owner's namespace, with our label and an owner reference."""
+    metadata: Obj = {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels},
+        "ownerReferences": [owned_by(parent, owner)],
+    }
+    return resource, {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **body}
+
+
+def ref(resource: Resource, obj: Obj) -> Ref:
+    """Return the reference to an object with its uid."""
+    metadata = obj["metadata"]
+    return Ref(resource, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
+
+
+def prune(observed: Iterable[tuple[Resource, Obj]], desired: Iterable[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
+    """Return the observed children that are no longer desired and not being deleted yet."""
+    wanted = {(resource, obj["metadata"]["name"]) for resource, obj in desired}
+    return tuple(
+        ref(resource, obj)
+        for resource, obj in observed
+        if (resource, obj["metadata"]["name"]) not in wanted and "deletionTimestamp" not in obj["metadata"]
+    )

@@ -1,0 +1,1 @@
+"""InferenceServices: replicas in pods and on hosts, readiness and status."""

@@ -1,0 +1,147 @@
+"""Why a replica does not serve: what the scheduler, the kubelet, the engine's last lines or the agent report.
+
+Only the first of the most severe problems is reported: one cause that can be acted on is worth more than a list.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from controller.placement.binder import HostCapacity, eligible_hosts
+from controller.services.preconditions import Advice, Phase, ServiceProblem
+from controller.services.rollout import SortedProcesses
+from crds.meta import MEMORY_PRESSURE
+from crds.metalprocess import MetalProcess
+from crds.size import size_text
+from kube.client import Obj
+from runtimes.registry import RUNTIMES
+
+_BROKEN: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    }
+)
+_SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
+_QUOTED_CHARACTERS: Final = 400
+
+
+def most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
+    """Return the first of the most severe problems, or None when there is none."""
+    return min((each for each in problems if each), key=lambda each: _SEVERITY.index(each.phase), default=None)
+
+
+def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
+    """Return why a Deployment cannot create its pods, such as a quota."""
+    for condition in deployment.get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return ServiceProblem(condition.get("reason") or "ReplicaFailure", condition.get("message", ""), "Failed")
+    return None
+
+
+def diagnose_pod(pod: Obj) -> ServiceProblem | None:
+    """Return why a pod does not run, or None while it is merely starting."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            reason = condition.get("reason") or "Unschedulable"
+            return ServiceProblem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _BROKEN:
+            ended = _last_end(container)
+            return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
+        if ended := _last_end(container):
+            return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
+    return None
+
+
+def _last_end(container: Obj) -> str:
+    """Return how a container ended the last time, with its last words."""
+    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
+    if ended is None:
+        return ""
+    words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]
+    cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
+    return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
+
+
+def diagnose_process(
+    process: MetalProcess,
+    capacities: Sequence[HostCapacity],
+    siblings: SortedProcesses,
+    advise: Callable[[int], Advice],
+) -> ServiceProblem | None:
+    """Return why a process does not serve, or None when it does.
+
+    Args:
+        process: one that is wanted.
+        capacities: what each live host can still take.
+        siblings: what there is beside it.
+        advise: says what would fit into so many bytes.
+    """
+    status, host = process.status, process.spec.host_name
+    if status.phase == "Ready":
+        return None
+    if host is None:
+        return _unbound(process, capacities, siblings, advise)
+    if status.phase == "Failed":
+        return ServiceProblem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
+    if status.phase == "Fetching":
+        return ServiceProblem("Fetching", f"host {host}: {_progress(process)}", "Downloading")
+    what = status.message or "the engine is starting"
+    return ServiceProblem(status.reason or "Starting", f"host {host}: {what}", "Progressing")
+
+
+def _progress(process: MetalProcess) -> str:
+    progress = process.status.progress
+    if progress is None or not progress.total_bytes:
+        return "downloading the weights"
+    return f"downloaded {size_text(progress.bytes)} of {size_text(progress.total_bytes)} of the weights"
+
+
+def _unbound(
+    process: MetalProcess,
+    capacities: Sequence[HostCapacity],
+    siblings: SortedProcesses,
+    advise: Callable[[int], Advice],
+) -> ServiceProblem:
+    runtime, needed = process.spec.runtime, process.spec.memory_bytes
+    if not capacities:
+        message = f"no live host: run `pomona agent` on a host that has {size_text(needed)} of memory free"
+        return ServiceProblem("NoHost", message, "Pending")
+    capable = [capacity for capacity in capacities if runtime in capacity.runtimes]
+    if not capable:
+        hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
+        message = f"none of the {len(capacities)} live hosts can run {runtime}: {hint} on one of them"
+        return ServiceProblem("NoHost", message, "Pending")
+    refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
+    left_by = {each.spec.host_name for each in siblings.displaced}
+    short = [capacity.host for capacity in capable if capacity.short_of_memory or capacity.host in left_by]
+    left = eligible_hosts(runtime, {*refused, *left_by}, capacities)
+    if not left and short:
+        message = (
+            f"host {short[0]} is short of memory and accepts nothing until it has recovered; no other host can run it: "
+            f"free memory there, or run `pomona agent` on a host that has {size_text(needed)} free"
+        )
+        return ServiceProblem(MEMORY_PRESSURE, message, "Pending")
+    if not left:
+        host, why = next(iter(refused.items()))
+        return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
+    best = left[0]
+    if best.free_bytes >= needed:
+        return ServiceProblem("Binding", f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
+    advice = advise(best.free_bytes)
+    parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
+    message = (
+        f"a replica needs {size_text(needed)}{parts}; the host with most free "
+        f"memory, {best.host}, has {size_text(best.free_bytes)}, {size_text(needed - best.free_bytes)} too little: "
+        f"free memory there; {advice.way_out}"
+    )
+    if short:
+        message += f"; host {short[0]} is short of memory and accepts nothing until it has recovered"
+    return ServiceProblem("NoHostFits", message, "Pending")

@@ -1,0 +1,158 @@
+"""The replicas of a service on hosts: the spec of its MetalProcesses, how they stand, and the release of each.
+
+A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
+"""
+
+from collections.abc import Callable
+
+from controller.models.served import Served, runtime_of
+from controller.placement import binder
+from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, readable
+from controller.services import diagnosis, preconditions
+from controller.services.preconditions import Advice
+from controller.services.replicas import Replicas
+from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
+from controller.services.tokens import token_name
+from crds.inferenceservice import InferenceService
+from crds.meta import PROCESS_FINALIZER
+from crds.metalhost import MetalHost
+from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
+from crds.model import Model
+from crds.serving import stated_options
+from kube.client import Client, Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.store import Store
+
+
+def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
+    """Return replicas on hosts, and the next steps. Without `served` none is created."""
+    children = snapshot.children(METAL_PROCESSES, service.metadata.uid)
+    memory = preconditions.memory_bytes(service, served) if served is not None else None
+    spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
+    if not children and not (spec and wanted):
+        return Replicas(total=0)
+    hosts = {
+        host.metadata.name: host
+        for host in readable(snapshot.store.list(METAL_HOSTS), MetalHost)
+        if host.metadata.deletion_timestamp is None
+    }
+    alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)]
+    capacities = binder.host_capacities(alive, snapshot.store.list(METAL_PROCESSES))
+    name = process_prefix(service.metadata.name, spec) if spec else None
+    estimated = spec if served is not None and not preconditions.is_memory_stated(served) else None
+    standing = sort_processes(name, wanted, readable(children, MetalProcess), hosts, estimated=estimated)
+    taken = {obj["metadata"]["name"] for obj in children}
+    steps = plan_steps(service, spec, wanted, standing, taken=taken, capacities=capacities, now=snapshot.now)
+
+    def advise(free_bytes: int) -> Advice:
+        return preconditions.memory_advice(service, served, free_bytes) if served else Advice()
+
+    problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
+    # A displaced process counts while it answers.
+    answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
+    return Replicas(
+        total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
+        ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
+        problem=diagnosis.most_severe(problems),
+        steps=steps,
+    )
+
+
+def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
+    """Return what a host needs to serve one replica; `memory_bytes` are reserved there."""
+    spec, model = service.spec, served.model
+    return MetalProcessSpec(
+        service_name=service.metadata.name,
+        model_name=model.metadata.name,
+        runtime=runtime_of(service, model),
+        artifact=_artifact(model),
+        memory_bytes=memory_bytes,
+        token_secret=token_name(service.metadata.name),
+        further_artifacts=[
+            FurtherArtifact(
+                role=companion.role,
+                artifact=_artifact(companion.model),
+                scale=companion.scale,
+                source_secret=_secret(companion.model),
+            )
+            for companion in served.companions
+            if companion.model is not None
+        ],
+        draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
+        priority=spec.priority,
+        source_secret=_secret(model),
+        **stated_options(spec),
+    )
+
+
+def _artifact(model: Model) -> Artifact:
+    return Artifact(
+        source=model.spec.source,
+        revision=model.status.revision,
+        sha256=model.spec.sha256 or model.status.sha256,
+        size_bytes=model.status.size_bytes,
+    )
+
+
+def _secret(model: Model) -> str | None:
+    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
+
+
+def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
+    """Return the reconciler of each MetalProcess itself, which removes its finalizer once no host can be running it.
+
+    `wait_seconds` returns how much longer the host with this name must be gone for that; None: the host is alive.
+    """
+
+    async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
+        process = snapshot.get(METAL_PROCESSES, key)
+        host = process["spec"].get("hostName") if process else None
+        return wait_seconds(host) if host else None
+
+    return Reconciler(
+        resource=METAL_PROCESSES, decide=decide_release, observe=observe, maps={METAL_HOSTS: _deleted_processes_of_host}
+    )
+
+
+def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
+    name = host["metadata"]["name"]
+    return [
+        ObjectKey(obj["metadata"]["namespace"], obj["metadata"]["name"])
+        for obj in store.list(METAL_PROCESSES)
+        if "deletionTimestamp" in obj["metadata"] and obj["spec"].get("hostName") == name
+    ]
+
+
+def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
+    """Decide about one process, which may be gone. The input is how much longer its host must be gone."""
+    process = snapshot.read(METAL_PROCESSES, key, MetalProcess)
+    if process is None:
+        return Plan()
+    host = process.spec.host_name
+    host_exists = host is not None and snapshot.get(METAL_HOSTS, ObjectKey("", host)) is not None
+    return release(process, host_exists=host_exists, wait_seconds=snapshot.inputs)
+
+
+def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
+    """Return the plan for one process: remove the finalizer when it is being deleted and no host can be running it.
+
+    Args:
+        process: the process.
+        host_exists: whether the host that it is bound to is still registered.
+        wait_seconds: how much longer its host must be gone; None when the host is alive.
+    """
+    metadata = process.metadata
+    if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
+        return Plan()
+    never_ran = process.spec.host_name is None or process.status.phase == "Stopped"
+    if not never_ran and host_exists and (wait_seconds is None or wait_seconds > 0):
+        return Plan(again_seconds=wait_seconds)
+    operations = (
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.resource_version},
+        {
+            "op": "replace",
+            "path": "/metadata/finalizers",
+            "value": [each for each in metadata.finalizers if each != PROCESS_FINALIZER],
+        },
+    )
+    return Plan(patch=(Patch(process_ref(process), operations),))

@@ -1,0 +1,246 @@
+"""Preconditions of serving: a spec without contradictions, usable Models, and a known size in memory.
+
+Each message names the field, the value and the way out, because a person reads it in `kubectl get isvc`.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+from controller.models.served import Companion, Served, accelerator_of, format_of, runtime_of
+from controller.models.volume import is_outdated
+from controller.reconcile.conditions import find
+from crds.inferenceservice import InferenceService, Resources
+from crds.meta import Accelerator
+from crds.model import Model
+from crds.serving import Role
+from devices.vendors import VENDORS
+from fitness.memory import Workload, estimate, further_bytes, way_out
+from runtimes.registry import RUNTIMES
+from runtimes.serving import RuntimeDemand, refusal
+
+_PROJECTOR: Final = "clip"
+"""The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
+
+_MOST_BYTES: Final = 1 << 58
+"""Limit of one Model's size: a larger one comes from a corrupt header, and fits no MetalProcess or pod."""
+
+Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
+
+
+class ServiceProblem(NamedTuple):
+    """Why a service does not serve as wanted."""
+
+    reason: str
+    message: str
+    phase: Phase
+    """The phase of the service while none of its replicas answers."""
+
+
+def model_problem(
+    service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
+) -> ServiceProblem | None:
+    """Return why a Model cannot be served by this service now, or None; `companions` have theirs."""
+    accelerator = decided_accelerator(service, model)
+    in_pods = accelerator is not None and VENDORS[accelerator].in_pods
+    named = [
+        ("modelRef", service.spec.model_ref, model),
+        *((companion.field, companion.name, companion.model) for companion in companions),
+    ]
+    for field, name, found in named:
+        if found is None or found.metadata.deletion_timestamp is not None:
+            namespace = service.metadata.namespace
+            message = f"Model {name} does not exist in namespace {namespace}: create it, or edit spec.{field}"
+            return ServiceProblem("ModelNotFound", message, "Pending")
+        problem = _unusable(found, in_pods=in_pods)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
+    name = model.metadata.name
+    ready = find(model.status.conditions, "Ready")
+    if model.status.observed_generation != model.metadata.generation or ready is None:
+        return ServiceProblem("ModelNotReady", f"waiting for Model {name} to be inspected", "Pending")
+    cached = find(model.status.conditions, "Cached")
+    if model.status.phase == "Failed":
+        failed = ready if ready.status != "True" else cached
+        # Weights that cannot be put on a volume are no obstacle for hosts, which fetch by themselves.
+        if failed is ready or in_pods:
+            message = failed.message if failed else f"see its conditions: kubectl describe model {name}"
+            return ServiceProblem("ModelFailed", f"Model {name}: {message}", "Failed")
+    if ready.status != "True":
+        return ServiceProblem("ModelNotReady", f"Model {name}: {ready.message}", "Pending")
+    if in_pods and (cached is None or cached.status != "True"):
+        message = cached.message if cached else "waiting for its weights to be fetched to the volume"
+        return ServiceProblem("Downloading", f"Model {name}: {message}", "Downloading")
+    return None
+
+
+def spec_problem(
+    service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
+) -> ServiceProblem | None:
+    """Return what in the spec contradicts itself or the Models, or None."""
+    accelerator = decided_accelerator(service, model)
+    if accelerator is None:
+        return None
+    message = _contradiction(service, model, companions, accelerator)
+    if message is None and model is not None:
+        message = _inability(service, model, companions, accelerator)
+    return ServiceProblem("InvalidSpec", message, "Failed") if message else None
+
+
+def decided_accelerator(service: InferenceService, model: Model | None) -> Accelerator | None:
+    """Return where the service runs, or None while only its Model could say."""
+    return accelerator_of(service, model) if model else service.spec.hardware.accelerator
+
+
+def _inability(
+    service: InferenceService, model: Model, companions: Sequence[Companion], accelerator: Accelerator
+) -> str | None:
+    """Return what the runtime cannot do."""
+    spec, runtime = service.spec, RUNTIMES[runtime_of(service, model)]
+    roles = [companion.role for companion in companions]
+    demand = RuntimeDemand(
+        format=format_of(model),
+        accelerator=accelerator,
+        in_pods=VENDORS[accelerator].in_pods,
+        options=spec,
+        draft="draft" in roles,
+        projector="projector" in roles,
+        adapter_scales=[companion.scale for companion in companions if companion.role == "adapter"],
+    )
+    return refusal(runtime, demand) or next(
+        (message for companion in companions if (message := _mismatch(companion, model)) is not None), None
+    )
+
+
+def _mismatch(companion: Companion, model: Model) -> str | None:
+    """Return why a companion can never go with the model."""
+    if companion.model is None:
+        return None
+    if format_of(companion.model) != format_of(model):
+        return (
+            f"{companion.field} {companion.name} has {companion.model.spec.source}, which is of another format than "
+            f"{model.spec.source} of Model {model.metadata.name}: name a Model of the same format"
+        )
+    architecture = companion.model.status.gguf.architecture if companion.model.status.gguf else ""
+    if companion.role == "projector" and architecture not in {"", _PROJECTOR}:
+        return (
+            f"{companion.field} {companion.name} is a model of architecture {architecture}, not a projector: name a "
+            "Model whose source is the mmproj file that belongs to the model"
+        )
+    return None
+
+
+def _contradiction(
+    service: InferenceService, model: Model | None, companions: Sequence[Companion], accelerator: Accelerator
+) -> str | None:
+    spec, vendor = service.spec, VENDORS[accelerator]
+    for each in (model, *(companion.model for companion in companions)):
+        if vendor.in_pods and each is not None and each.spec.source.startswith(("file://", "ollama://")):
+            return (
+                f"accelerator {accelerator} runs pods, which cannot read {each.spec.source} of Model "
+                f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
+                "source"
+            )
+    if spec.resources.gpu is not None and vendor.device_resource is None:
+        return (
+            f"resources.gpu is {spec.resources.gpu}, but accelerator {accelerator} has no devices: remove resources.gpu"
+        )
+    if vendor.in_pods:
+        return None
+    of_pods = {
+        "image": spec.image is not None,
+        "resources": spec.resources != Resources(),
+        "nodeSelector": bool(spec.node_selector),
+        "tolerations": bool(spec.tolerations),
+    }
+    stated = " and ".join(field for field, is_stated in of_pods.items() if is_stated)
+    if stated:
+        return f"accelerator {accelerator} runs outside the cluster, where {stated} cannot hold: remove {stated}"
+    return None
+
+
+def memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
+    """Return why the memory of a replica is not known, or None."""
+    if service.spec.resources.memory is not None:
+        return None
+    unknown = next((name for name, size_bytes in _sizes_bytes(service, served) if size_bytes is None), None)
+    if unknown is None:
+        return None
+    models = (served.model, *(companion.model for companion in served.companions))
+    if any(each.metadata.name == unknown and is_outdated(each) for each in models if each):
+        return ServiceProblem("ModelNotReady", f"waiting for Model {unknown} to be inspected again", "Pending")
+    message = f"the memory of Model {unknown} cannot be computed from its header: set its spec.memoryBytes"
+    return ServiceProblem("MemoryUnknown", message, "Failed")
+
+
+def memory_bytes(service: InferenceService, served: Served) -> int | None:
+    """Return the bytes that one replica takes, by the user's word or else by the artifacts' headers; None: unknown."""
+    total_bytes = 0
+    for _name, size_bytes in _sizes_bytes(service, served):
+        if size_bytes is None:
+            return None
+        total_bytes += size_bytes
+    return total_bytes
+
+
+def is_memory_stated(served: Served) -> bool:
+    """Return whether the user stated the memory of a replica or of a companion, instead of an estimate."""
+    return any(
+        each.spec.memory_bytes is not None
+        for each in (served.model, *(companion.model for companion in served.companions))
+        if each
+    )
+
+
+def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, int | None]]:
+    """Return what each Model of a service takes, by its name."""
+    runtime = runtime_of(service, served.model)
+
+    def of(model: Model | None, role: Role | None) -> int | None:
+        size_bytes = compute(model, role)
+        return None if size_bytes is None or size_bytes > _MOST_BYTES else size_bytes
+
+    def compute(model: Model | None, role: Role | None) -> int | None:
+        if model is None:
+            return None
+        if model.spec.memory_bytes is not None:
+            return model.spec.memory_bytes
+        if role in {"projector", "adapter"}:
+            return further_bytes(role, model.status.size_bytes)
+        needed = estimate(Workload(model.status.layout, runtime), service.spec)
+        # A draft shares the engine's process.
+        return needed and needed.total_bytes - (needed.parts.engine_bytes if role == "draft" else 0)
+
+    sizes = [(served.model.metadata.name, of(served.model, None))]
+    return sizes + [(companion.name, of(companion.model, companion.role)) for companion in served.companions]
+
+
+class Advice(NamedTuple):
+    """Advice about a replica that fits nowhere; empty where the user stated its memory."""
+
+    memory_parts: str = ""
+    """Its memory by part: weights, KV cache and so on."""
+    way_out: str = "lower contextLength or parallel"
+
+
+def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
+    """Return the parts of a replica's memory, and what would fit into `free_bytes`."""
+    if is_memory_stated(served):
+        return Advice()
+    draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
+    further = sum(
+        further_bytes(companion.role, companion.model.status.size_bytes) or 0
+        for companion in served.companions
+        if companion.model and companion.role in {"projector", "adapter"}
+    )
+    workload = Workload(
+        served.model.status.layout,
+        runtime_of(service, served.model),
+        draft=draft.status.layout if draft else None,
+        further_bytes=further,
+    )
+    needed = estimate(workload, service.spec)
+    return Advice(needed.text(), way_out(workload, service.spec, free_bytes)) if needed else Advice()

@@ -1,0 +1,186 @@
+"""The InferenceService reconciler: creates what serves it, and reports its state.
+
+A precondition that does not hold (a Model that is missing or being fetched, a spec that contradicts itself) stops no
+replica that serves: the last ones stay until others replace them. `Ready` means that an endpoint has answered.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from controller.models.served import Served, model_names, read_companions
+from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
+from controller.services import preconditions
+from controller.services.deployment import network_service, observe_pods
+from controller.services.metal_processes import observe_hosts
+from controller.services.readiness_probe import Prober, Question, ready_endpoints
+from controller.services.replicas import Replicas, combine_replicas
+from controller.services.status import ServiceView, build_events, build_status
+from controller.services.tokens import is_token_secret, token_name, token_secret
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
+from crds.model import Model
+from devices.vendors import VENDORS
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    ObjectKey,
+)
+from kube.store import Store
+from runtimes.probe import ProbeResult
+
+
+class ServiceInputs(NamedTuple):
+    """Inputs that are not in the watch cache."""
+
+    question: Question | None
+    """The question that `answer` belongs to."""
+    answer: ProbeResult | None
+    """The answer of the endpoints; None while they are being asked, or there is nothing to ask."""
+    new_token: str | None
+    """A new bearer token, where the service has none."""
+
+
+def service_reconciler(prober: Prober) -> Reconciler:
+    """Register the reconciler; `prober` asks the endpoints."""
+
+    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
+        service = _read_service(snapshot, key)
+        if service is None:
+            prober.answer(key, None)
+            return None
+        question = build_view(snapshot, key, service).question
+        answer = prober.answer(key, question)
+        try:
+            there = is_token_secret(
+                await client.get(SECRETS, token_name(key.name), key.namespace), service.metadata.uid
+            )
+        except NotFound:
+            there = False
+        # If another's Secret has the name, creating ours fails and the condition says so.
+        return ServiceInputs(question, answer, None if there else secrets.token_urlsafe(32))
+
+    return Reconciler(
+        resource=INFERENCE_SERVICES,
+        decide=decide_service,
+        owns=(DEPLOYMENTS, SERVICES, METAL_PROCESSES),
+        maps={
+            MODELS: _services_of_model,
+            METAL_HOSTS: _services_of_host,
+            PODS: _service_by_label(LABEL_SERVICE),
+            ENDPOINT_SLICES: _service_by_label(LABEL_SERVICE_NAME),
+        },
+        observe=observe,
+    )
+
+
+def decide_service(snapshot: Snapshot, key: ObjectKey) -> Plan:
+    """Decide about one service; one that is being deleted needs nothing, for all it has is garbage-collected."""
+    service = _read_service(snapshot, key)
+    inputs: ServiceInputs | None = snapshot.inputs
+    if service is None or inputs is None:
+        return Plan()
+    view = build_view(snapshot, key, service)
+    steps, apply = view.replicas.steps, view.replicas.apply
+    # The cluster may have changed while the inputs were read: an answer to another question counts for nothing.
+    status = build_status(view, inputs.answer if inputs.question == view.question else None)
+    observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, service.metadata.uid)]
+    # After a change of accelerator, pods stay until hosts serve in their place.
+    replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
+    return Plan(
+        create=((token_secret(service, inputs.new_token),) if inputs.new_token else ()) + steps.create,
+        apply=(network_service(service), *apply),
+        patch=view.replicas.patch,
+        delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
+        status=status,
+        events=build_events(service, status),
+        again_seconds=steps.again_seconds,
+    )
+
+
+def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
+    service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
+    return None if service is None or service.metadata.deletion_timestamp is not None else service
+
+
+def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> ServiceView:
+    """Gather all inputs of a decision about this service."""
+
+    def find(key: ObjectKey) -> Model | None:
+        return snapshot.read(MODELS, key, Model)
+
+    model = find(ObjectKey(key.namespace, service.spec.model_ref))
+    accelerator = preconditions.decided_accelerator(service, model)
+    wanted = 0 if service.spec.suspend else service.spec.replicas
+    companions = read_companions(find, service)
+    model_problem = preconditions.model_problem(service, model, companions)
+    blocker = preconditions.spec_problem(service, model, companions) or model_problem
+    served = Served(model, companions) if model is not None else None
+    if blocker is None and served is not None:
+        blocker = preconditions.memory_problem(service, served)
+    usable = served if blocker is None else None
+    slices = (
+        obj
+        for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
+        if obj["metadata"].get("labels", {}).get(LABEL_SERVICE_NAME) == key.name
+    )
+    return ServiceView(
+        service=service,
+        accelerator=accelerator,
+        model_problem=model_problem,
+        blocker=blocker,
+        wanted=wanted,
+        replicas=_observe_replicas(snapshot, service, accelerator, usable, wanted),
+        endpoints=ready_endpoints(slices),
+    )
+
+
+def _observe_replicas(
+    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
+) -> Replicas:
+    """Return replicas in pods and on hosts. Without `served` none is created, and existing ones count as wanted."""
+    pods = observe_pods(snapshot, service, accelerator, served, wanted)
+    if served is None or accelerator is None or not VENDORS[accelerator].in_pods:
+        return combine_replicas(pods, observe_hosts(snapshot, service, served, wanted))
+    # One of what hosts served before stays for each pod that is not ready yet.
+    earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
+    return combine_replicas(pods, msgspec.structs.replace(earlier, ready=(), problem=None))
+
+
+def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
+    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
+    return [
+        ObjectKey(namespace, obj["metadata"]["name"])
+        for obj in store.list(INFERENCE_SERVICES, namespace)
+        if name in model_names(obj)
+    ]
+
+
+def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
+    """Return the services that a host serves, and those that wait for one."""
+    name = host["metadata"]["name"]
+    return [
+        ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"])
+        for obj in store.list(METAL_PROCESSES)
+        if obj["spec"].get("hostName") in {None, name}
+    ]
+
+
+def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:
+    def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
+        metadata = obj["metadata"]
+        service = metadata.get("labels", {}).get(label)
+        return [ObjectKey(metadata["namespace"], service)] if service else []
+
+    return keys

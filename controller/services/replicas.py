@@ -1,0 +1,40 @@
+"""The replicas of a service, in pods and on hosts, and the next steps about them.
+
+Only a replica of the wanted spec counts as ready: while an edit rolls out, replicas of the earlier spec do not count,
+and where the two cannot be distinguished, the lower count is reported.
+"""
+
+import msgspec
+
+from controller.reconcile.plan import Patch
+from controller.services.diagnosis import most_severe
+from controller.services.preconditions import ServiceProblem
+from controller.services.rollout import MetalProcessSteps
+from kube.client import Obj
+from kube.resources import Resource
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of a service, of either kind, and the next steps about them."""
+
+    total: int
+    """All that exist, also those that are being replaced."""
+    ready: tuple[str, ...] = ()
+    """Sorted uids of the ready replicas of the wanted spec."""
+    problem: ServiceProblem | None = None
+    """The most severe reason why one is not ready."""
+    apply: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
+    steps: MetalProcessSteps = MetalProcessSteps()
+
+
+def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
+    """Return the replicas of a service that has some in pods and some on hosts."""
+    return Replicas(
+        total=pods.total + hosts.total,
+        ready=(*pods.ready, *hosts.ready),
+        problem=most_severe((pods.problem, hosts.problem)),
+        apply=pods.apply,
+        patch=pods.patch,
+        steps=hosts.steps,
+    )

@@ -1,0 +1,246 @@
+"""The rollout of a service's MetalProcesses: which to create and which to delete next.
+
+A MetalProcess is immutable, so there is only creating and deleting: an edit changes the hash in the name, and a process
+whose host is lost, or short of memory, no longer counts. A superseded process stays until its replacement answers, and
+is deleted earlier only where the replacement waits for its memory.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.placement import binder
+from controller.reconcile.conditions import find
+from controller.reconcile.plan import Ref, child
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess, MetalProcessSpec
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
+
+AVOID_SECONDS: Final = 300.0
+"""Time for which a host that rejected a process is avoided while the service still misses a replica."""
+LEASE_EXPIRED: Final = "LeaseExpired"
+"""Reason of a MetalHost's condition Ready while no renewal of its Lease is seen."""
+
+
+class MetalProcessSteps(NamedTuple):
+    """MetalProcesses to create and to delete."""
+
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    delete: tuple[Ref, ...] = ()
+    again_seconds: float | None = None
+
+
+def process_prefix(service: str, spec: MetalProcessSpec) -> str:
+    """Return the name of a service's processes with this spec, without the number at its end."""
+    encoded = msgspec.json.encode(_without_defaults(spec), order="sorted")
+    return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+
+
+def _without_defaults(spec: ApiStruct) -> Obj:
+    """Return what differs from the defaults, so that a field which a later version adds replaces no process.
+
+    msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
+    """
+    decided: Obj = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if value not in (field.default, None, "", []):
+            decided[field.encode_name] = _to_builtins(value)
+    return decided
+
+
+def _to_builtins(value: object) -> object:
+    if isinstance(value, list):
+        return [_to_builtins(each) for each in value]
+    return _without_defaults(value) if isinstance(value, ApiStruct) else value
+
+
+def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
+    """Return whether a host is not registered or its Lease has expired, so that its processes are replaced."""
+    host = hosts.get(name)
+    ready = find(host.status.conditions, "Ready") if host else None
+    return host is None or (ready is not None and ready.status == "False" and ready.reason == LEASE_EXPIRED)
+
+
+class SortedProcesses(NamedTuple):
+    """A service's processes by what becomes of them; only those in `terminating` are being deleted."""
+
+    kept: list[MetalProcess]
+    """Of the wanted spec and not lost; never more than wanted, the best first."""
+    surplus: list[MetalProcess]
+    superseded: list[MetalProcess]
+    """Of an earlier spec, or on a host that is lost or displaces them: they may still answer."""
+    rejected: list[MetalProcess]
+    """Of the wanted spec; while they exist, the host that rejected them is avoided."""
+    finished: list[MetalProcess]
+    terminating: list[MetalProcess]
+    """Being deleted, with memory that their host has not given back."""
+
+    displaced: list[MetalProcess]
+    """Those of the superseded that are of the wanted spec and would be kept, had their host the memory."""
+
+    @property
+    def ready(self) -> int:
+        """Number of replicas of the wanted spec that answer and need not move."""
+        return sum(process.status.phase == "Ready" for process in self.kept)
+
+
+def sort_processes(
+    name: str | None,
+    wanted: int,
+    observed: Iterable[MetalProcess],
+    hosts: Mapping[str, MetalHost],
+    *,
+    estimated: MetalProcessSpec | None = None,
+) -> SortedProcesses:
+    """Sort a service's processes.
+
+    Args:
+        name: their `process_prefix`; None keeps whatever there is, for it is not known.
+        wanted: how many.
+        observed: all that exist.
+        hosts: all that are registered, by name.
+        estimated: what each is, where its memory is an estimate: one that a host has, and that differs in its memory
+            only, is as wanted too. A better estimate, as a later version has, is no reason to load anything anew.
+    """
+    standing = SortedProcesses([], [], [], [], [], [], [])
+    usable = []
+    for process in observed:
+        phase, host = process.status.phase, process.spec.host_name
+        current = (
+            name is None
+            or process.metadata.name.rpartition("-")[0] == name
+            or (estimated is not None and phase != "Rejected" and _has_spec_but_memory(process, estimated))
+        )
+        lost = host is not None and host_is_lost(host, hosts)
+        if process.metadata.deletion_timestamp is not None:
+            if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
+                standing.terminating.append(process)
+        elif phase == "Stopped" or (phase == "Rejected" and not current):
+            standing.finished.append(process)
+        elif phase == "Rejected":
+            standing.rejected.append(process)
+        elif current and not lost and not binder.is_displaced(process):
+            usable.append(process)
+        else:
+            standing.superseded.append(process)
+            if current and not lost:
+                standing.displaced.append(process)
+    usable.sort(key=_preference)
+    standing.superseded.sort(key=_preference)
+    standing.kept.extend(usable[:wanted])
+    standing.surplus.extend(usable[wanted:])
+    return standing
+
+
+def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
+    """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
+    there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
+    return process.spec.host_name is not None and _without_defaults(there) == _without_defaults(spec)
+
+
+def _preference(process: MetalProcess) -> tuple[bool, bool, bool, bool, str, int, str]:
+    """Sort key: the processes to keep come first."""
+    name, phase = process.metadata.name, process.status.phase
+    return (
+        phase != "Ready",
+        process.spec.host_name is None,
+        phase == "Failed",
+        # Prefer the replacement over a process that is held back.
+        phase == "Pending",
+        process.metadata.creation_timestamp,
+        len(name),
+        name,
+    )
+
+
+def plan_steps(
+    service: InferenceService,
+    spec: MetalProcessSpec | None,
+    wanted: int,
+    standing: SortedProcesses,
+    *,
+    taken: Collection[str],
+    capacities: Sequence[binder.HostCapacity],
+    now: datetime,
+) -> MetalProcessSteps:
+    """Return the next steps towards `wanted` processes of `spec`; none when that is reached or on its way.
+
+    Args:
+        service: the owner.
+        spec: what each replica is; None while it cannot be known, and then nothing new is made.
+        wanted: how many.
+        standing: what there is, as `sort_processes` sorts it for the same spec and number.
+        taken: names of all processes of the service, also of those being deleted.
+        capacities: what the live hosts can still take.
+        now: the wall clock.
+    """
+    delete = [*standing.surplus, *standing.finished]
+    # For each replica that does not answer yet, one superseded process stays.
+    stay = max(0, wanted - standing.ready)
+    delete += standing.superseded[stay:]
+    delete += _blocking_processes(standing, standing.superseded[:stay], capacities)
+    complete = standing.ready == wanted
+    ages = [(process, _age_seconds(process, now)) for process in standing.rejected]
+    delete += [process for process, age in ages if complete or age >= AVOID_SECONDS]
+    waits = [AVOID_SECONDS - age for _, age in ages if not complete and age < AVOID_SECONDS]
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    if spec is not None:
+        names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
+        create = tuple(_process(service, spec, name) for name in names)
+    return MetalProcessSteps(create, tuple(process_ref(process) for process in delete), min(waits, default=None))
+
+
+def _blocking_processes(
+    standing: SortedProcesses, superseded: Sequence[MetalProcess], capacities: Sequence[binder.HostCapacity]
+) -> list[MetalProcess]:
+    """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
+    waiting = next((process for process in standing.kept if process.spec.host_name is None), None)
+    if waiting is None or standing.terminating:
+        return []
+    avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
+    eligible_hosts = binder.eligible_hosts(waiting.spec.runtime, avoid, capacities)
+    if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible_hosts):
+        return []
+    for capacity in eligible_hosts:
+        free, there = capacity.free_bytes, []
+        for process in reversed(superseded):
+            if process.spec.host_name == capacity.host and free < waiting.spec.memory_bytes:
+                there.append(process)
+                free += process.spec.memory_bytes
+        if free >= waiting.spec.memory_bytes:
+            return there
+    return []
+
+
+def _age_seconds(process: MetalProcess, now: datetime) -> float:
+    """Return the time since the host last wrote its status, such as its rejection."""
+    written = (entry.time for entry in process.metadata.managed_fields if entry.subresource == "status")
+    since = max(written, default=process.metadata.creation_timestamp)
+    return (now - datetime.fromisoformat(since)).total_seconds()
+
+
+def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:
+    unused = (f"{name}-{number}" for number in itertools.count() if f"{name}-{number}" not in taken)
+    return list(itertools.islice(unused, max(0, count)))
+
+
+def _process(service: InferenceService, spec: MetalProcessSpec, name: str) -> tuple[Resource, Obj]:
+    owner = service.metadata
+    labels = {LABEL_SERVICE: owner.name}
+    resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=_without_defaults(spec))
+    obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
+    return resource, obj
+
+
+def process_ref(process: MetalProcess) -> Ref:
+    """Return the reference by which a process is deleted or patched, and no other of its name."""
+    metadata = process.metadata
+    return Ref(METAL_PROCESSES, metadata.namespace, metadata.name, metadata.uid)

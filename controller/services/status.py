@@ -1,0 +1,338 @@
+"""The status of an InferenceService: which condition, phase and endpoint follow from what there is of it.
+
+`Ready` and the phase are two tables, each read from the top: the first row that applies is the answer.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.models.served import list_companions
+from controller.reconcile.conditions import condition, find, transitions
+from controller.reconcile.plan import Event
+from controller.services.deployment import PORT
+from controller.services.preconditions import Phase, ServiceProblem
+from controller.services.readiness_probe import Endpoint, Question
+from controller.services.replicas import Replicas
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE, Accelerator
+from kube.client import Obj
+from runtimes.probe import ProbeResult
+
+READY: Final = "Ready"
+MODEL_READY: Final = "ModelReady"
+SILENT: Final = {
+    "Progressing",
+    "Probing",
+    "Starting",
+    "Fetching",
+    "Binding",
+    "Downloading",
+    "NoEndpoints",
+    "ModelNotReady",
+}
+"""Reasons of mere progress, which are worth no Event."""
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """All inputs of a decision about a service."""
+
+    service: InferenceService
+    accelerator: Accelerator | None
+    model_problem: ServiceProblem | None
+    blocker: ServiceProblem | None
+    """Why nothing new can be made now; what serves stays."""
+    wanted: int
+    replicas: Replicas
+    endpoints: tuple[Endpoint, ...]
+
+    @property
+    def question(self) -> Question | None:
+        """The question whose answer makes the service Ready; None when there is nothing to ask yet."""
+        ready = self.replicas.ready
+        if self.blocker or not self.wanted or not ready or not self.endpoints:
+            return None
+        metadata = self.service.metadata
+        return Question(metadata.uid, metadata.generation, ready, self.endpoints, self.service.spec.mode)
+
+
+class ReadyInputs(NamedTuple):
+    """Inputs of the two tables."""
+
+    suspended: bool = False
+    wanted: int = 1
+    ready_replicas: int = 0
+    blocked: bool = False
+    """Nothing new can be made now."""
+    problem: ServiceProblem | None = None
+    """Why not all replicas are ready and reached alike."""
+    probe: ProbeResult | None = None
+    """The answer of the endpoints; None while they are being asked, or there is nothing to ask."""
+    can_be_probed: bool = False
+    was_ready: bool = False
+    """Ready is True already, and there still are endpoints: what answered still stands there."""
+    generation: int = 1
+    last_generation: int = 0
+    """The generation that Ready is of."""
+    last_reason: str = ""
+    last_message: str = ""
+
+    def fill_in(self, text: str) -> str:
+        """Return a reason or message of the table with the words of probe, problem and last condition in it."""
+        return text.format(
+            probe=self.probe.message if self.probe else "",
+            probe_reason=self.probe.reason if self.probe else "",
+            problem=self.problem.message if self.problem else "",
+            problem_reason=self.problem.reason if self.problem else "",
+            last=self.last_message,
+        )
+
+
+class ReadyRow(NamedTuple):
+    """One row of the table: when it applies, and what Ready then says."""
+
+    name: str
+    applies: Callable[[ReadyInputs], bool]
+    is_true: bool
+    reason: str
+    message: str
+    is_of_last: bool = False
+    """observedGeneration stays: the latest generation has not been probed yet."""
+
+
+READY_TABLE: Final = (
+    ReadyRow(
+        "suspended",
+        lambda it: it.suspended,
+        is_true=False,
+        reason="Suspended",
+        message="spec.suspend is true: set it to false to serve again",
+    ),
+    ReadyRow(
+        "scaled to zero",
+        lambda it: not it.wanted,
+        is_true=False,
+        reason="ScaledToZero",
+        message="spec.replicas is 0: set it to 1 or more to serve again",
+    ),
+    ReadyRow(
+        "serves, with a problem",
+        lambda it: it.probe is not None and it.probe.ok and it.problem is not None,
+        is_true=True,
+        reason="Serving",
+        message="{probe}; {problem}",
+    ),
+    ReadyRow(
+        "serves",
+        lambda it: it.probe is not None and it.probe.ok,
+        is_true=True,
+        reason="Serving",
+        message="{probe}",
+    ),
+    ReadyRow(
+        "probe failed",
+        lambda it: it.probe is not None,
+        is_true=False,
+        reason="{probe_reason}",
+        message="{probe}",
+    ),
+    ReadyRow(
+        "serves as before",
+        lambda it: (
+            it.was_ready and it.problem is None and (it.last_generation, it.last_reason) == (it.generation, "Serving")
+        ),
+        is_true=True,
+        reason="Serving",
+        message="{last}",
+    ),
+    ReadyRow(
+        "still serving, being probed",
+        lambda it: it.was_ready and it.problem is None,
+        is_true=True,
+        reason="Probing",
+        message="still serving; waiting for the replicas to generate a first token",
+        is_of_last=True,
+    ),
+    ReadyRow(
+        "still serving an earlier spec",
+        lambda it: it.was_ready and it.last_generation != it.generation,
+        is_true=True,
+        reason="{problem_reason}",
+        message="still serving; the latest spec is not rolled out yet: {problem}",
+        is_of_last=True,
+    ),
+    ReadyRow(
+        "still serving, with a problem",
+        lambda it: it.was_ready,
+        is_true=True,
+        reason="{problem_reason}",
+        message="still serving; {problem}",
+        is_of_last=True,
+    ),
+    ReadyRow(
+        "not serving",
+        lambda it: it.problem is not None,
+        is_true=False,
+        reason="{problem_reason}",
+        message="{problem}",
+    ),
+    ReadyRow(
+        "being probed",
+        lambda it: it.can_be_probed,
+        is_true=False,
+        reason="Probing",
+        message="replicas are ready; waiting for them to generate a first token",
+    ),
+    ReadyRow(
+        "no endpoints",
+        lambda _it: True,
+        is_true=False,
+        reason="NoEndpoints",
+        message="replicas are ready; waiting for them in the EndpointSlices of the Service",
+    ),
+)
+
+
+class PhaseRow(NamedTuple):
+    """One row of the table of phases."""
+
+    name: str
+    applies: Callable[[ReadyInputs, Obj], bool]
+    """Asked with the condition Ready."""
+    phase: Phase | None
+    """None: the phase of the problem."""
+
+
+PHASE_TABLE: Final = (
+    PhaseRow("nothing is wanted", lambda it, _ready: not it.wanted, "Suspended"),
+    PhaseRow(
+        "serves the latest spec",
+        lambda it, ready: _is_true(ready) and it.problem is None and ready["observedGeneration"] == it.generation,
+        "Ready",
+    ),
+    PhaseRow("serves an earlier spec", lambda it, ready: _is_true(ready) and it.problem is None, "Progressing"),
+    PhaseRow(
+        "serves, with a problem",
+        lambda it, ready: _is_true(ready) and (it.ready_replicas > 0 or it.blocked),
+        "Degraded",
+    ),
+    PhaseRow("still serves while an edit is rolled out", lambda _it, ready: _is_true(ready), "Progressing"),
+    PhaseRow("does not serve", lambda it, _ready: it.problem is not None, None),
+    PhaseRow("is about to serve", lambda _it, _ready: True, "Progressing"),
+)
+
+
+def pick_ready_row(inputs: ReadyInputs) -> ReadyRow:
+    """Return the first row of `READY_TABLE` that applies."""
+    return next(row for row in READY_TABLE if row.applies(inputs))
+
+
+def pick_phase_row(inputs: ReadyInputs, ready: Obj) -> PhaseRow:
+    """Return the first row of `PHASE_TABLE` that applies."""
+    return next(row for row in PHASE_TABLE if row.applies(inputs, ready))
+
+
+def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
+    """Return the whole status of a service, with Ready as its first condition."""
+    metadata = view.service.metadata
+    inputs = _ready_inputs(view, probe)
+    ready = build_ready_condition(inputs)
+    return {
+        "observedGeneration": metadata.generation,
+        "phase": _pick_phase(inputs, ready),
+        "replicas": view.replicas.total,
+        "readyReplicas": len(view.replicas.ready),
+        "selector": f"{LABEL_SERVICE}={metadata.name}",
+        "accelerator": view.accelerator or "",
+        "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{PORT}/v1",
+        "conditions": [ready, _model_condition(view)],
+    }
+
+
+def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
+    """Return Events of what changed in Ready, which quotes the Model where that is what is wrong."""
+    ready = [each for each in status["conditions"] if each["type"] == READY]
+    return transitions(service.status.conditions, ready, action="Reconcile", silent=SILENT)
+
+
+def build_ready_condition(inputs: ReadyInputs) -> Obj:
+    """Return the condition Ready: True only when the endpoints have answered with a token."""
+    row = pick_ready_row(inputs)
+    return condition(
+        READY,
+        true=row.is_true,
+        reason=inputs.fill_in(row.reason),
+        message=inputs.fill_in(row.message),
+        generation=inputs.last_generation if row.is_of_last else inputs.generation,
+    )
+
+
+def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
+    last = find(view.service.status.conditions, READY)
+    return ReadyInputs(
+        suspended=view.service.spec.suspend,
+        wanted=view.wanted,
+        ready_replicas=len(view.replicas.ready),
+        blocked=view.blocker is not None,
+        problem=_find_problem(view),
+        probe=probe,
+        can_be_probed=view.question is not None,
+        was_ready=last is not None and last.status == "True" and bool(view.endpoints),
+        generation=view.service.metadata.generation,
+        last_generation=(last.observed_generation or 0) if last else 0,
+        last_reason=last.reason if last else "",
+        last_message=last.message if last else "",
+    )
+
+
+def _pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
+    phase = pick_phase_row(inputs, ready).phase
+    if phase is None:
+        return inputs.problem.phase if inputs.problem else "Progressing"
+    return phase
+
+
+def _is_true(ready: Obj) -> bool:
+    is_true: bool = ready["status"] == "True"
+    return is_true
+
+
+def _find_problem(view: ServiceView) -> ServiceProblem | None:
+    """Return why not all replicas are ready and reached alike, or None when they are."""
+    if view.blocker is not None:
+        return view.blocker
+    ready = len(view.replicas.ready)
+    if ready >= view.wanted:
+        return _mixed_schemes(view.endpoints)
+    counted = f"{ready} of {view.wanted} replicas are ready"
+    cause = view.replicas.problem
+    if cause is None:
+        return ServiceProblem("Progressing", counted, "Progressing")
+    return cause._replace(message=f"{counted}: {cause.message}")
+
+
+def _mixed_schemes(endpoints: tuple[Endpoint, ...]) -> ServiceProblem | None:
+    """Return the way out where a client's https reaches some hosts and its http the others."""
+    # Pods, which have no certificate, are there beside hosts only while one takes the place of the other.
+    plain = sorted({endpoint.host for endpoint in endpoints if endpoint.scheme == "http" and endpoint.host})
+    if not plain or all(endpoint.scheme == "http" for endpoint in endpoints):
+        return None
+    message = f"some hosts serve https and some http: start the agent of {', '.join(plain)} with --tls-certificate too"
+    return ServiceProblem("MixedEndpoints", message, "Degraded")
+
+
+def _scheme(view: ServiceView) -> str:
+    """Return how clients reach the service: by https where all endpoints do; without endpoints, as it was before."""
+    if not view.endpoints:
+        return "https" if view.service.status.endpoint.startswith("https:") else "http"
+    return "https" if all(endpoint.scheme == "https" for endpoint in view.endpoints) else "http"
+
+
+def _model_condition(view: ServiceView) -> Obj:
+    problem, generation = view.model_problem, view.service.metadata.generation
+    if problem is not None:
+        return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
+    names = [view.service.spec.model_ref, *(each.name for each in list_companions(view.service.spec))]
+    message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
+    return condition(MODEL_READY, true=True, reason="ModelUsable", message=message, generation=generation)

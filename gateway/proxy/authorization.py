@@ -1,0 +1,38 @@
+"""Decide whether a client may use a listener: by its token or, without one, because it is a program of this machine."""
+
+import hmac
+import re
+from collections.abc import Mapping
+
+from gateway.proxy import errors
+
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
+
+
+def authorize(headers: Mapping[str, str], token: str | None, listener: str) -> None:
+    """Admit a request with `headers` to `listener`, which asks for `token`. Raises RequestError."""
+    if token is None:
+        if not _is_local_program(headers):
+            raise errors.foreign_origin()
+    elif not _has_token(headers, token):
+        raise errors.invalid_api_key(listener)
+
+
+def _has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
+    scheme, _, credentials = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        credentials = headers.get("X-Api-Key", "")
+    return hmac.compare_digest(credentials.strip().encode(errors="surrogateescape"), token.encode())
+
+
+def _is_local_program(headers: Mapping[str, str]) -> bool:
+    """Decide whether a program of this machine asks, and not a web page in this machine's browser.
+
+    A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
+    rebinding) still sends that host name.
+    """
+    names = [headers.get("Host", "")]
+    if (origin := headers.get("Origin")) is not None:
+        names.append(origin.removeprefix("http://"))
+    return all(_LOCAL.fullmatch(name) for name in names)

@@ -1,0 +1,85 @@
+"""The client of the proxy's control API, for the agent and for `pomona up`."""
+
+import asyncio
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from gateway.proxy.config import BackendIdle, ControlRefusal, ProxyConfig, ProxyState
+
+_TIMEOUT_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class ProxyUnreachableError(Exception):
+    """No proxy answered on the socket: it is not started yet, dead, or stuck. The call may have had its effect."""
+
+
+class ProxyRefusedError(Exception):
+    """The proxy refused the call, or is of an incompatible version; the message says why."""
+
+
+class ProxyClient:
+    """Calls the control API on `socket`. It keeps no connection, so it outlives any number of proxies.
+
+    Every call raises ProxyUnreachableError or ProxyRefusedError, and may be repeated.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+
+    async def configure(self, config: ProxyConfig) -> ProxyState:
+        """Replace the whole configuration by `config` and return the new state; see `ListenerState.error`."""
+        return await self._call("PUT", "/services", ProxyState, body=msgspec.json.encode(config))
+
+    async def state(self) -> ProxyState:
+        """Return the proxy's identity, its listeners, and the requests in flight per backend."""
+        return await self._call("GET", "/state", ProxyState)
+
+    async def wait_idle(self, uid: str, timeout_seconds: float) -> bool:
+        """Wait until backend `uid`, configured or not, has no request in flight; return False after the time-out."""
+        path = f"/backends/{uid}/idle?timeoutSeconds={timeout_seconds}"
+        return (await self._call("GET", path, BackendIdle, wait_seconds=timeout_seconds)).in_flight == 0
+
+    async def metrics(self) -> bytes:
+        """Return the proxy's metrics in Prometheus' text form."""
+        return await self._request("GET", "/metrics")
+
+    async def _call(
+        self, method: str, path: str, response_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
+    ) -> T:
+        """Send a request and decode the response as `response_type`."""
+        content = await self._request(method, path, body=body, wait_seconds=wait_seconds)
+        try:
+            return msgspec.json.decode(content, type=response_type)
+        except msgspec.DecodeError as error:
+            raise ProxyRefusedError(f"proxy at {self.socket} is of another version: {error}") from error
+
+    async def _request(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
+        """Send a request and return the response's body; the time-out begins after `wait_seconds`, for a long poll."""
+        timeout_seconds = wait_seconds + _TIMEOUT_SECONDS
+        try:
+            async with (
+                asyncio.timeout(timeout_seconds),
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket))) as session,
+                session.request(method, f"http://proxy{path}", data=body) as response,
+            ):
+                content = await response.read()
+        except TimeoutError as error:
+            raise ProxyUnreachableError(f"proxy at {self.socket}: no answer within {timeout_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ProxyUnreachableError(f"proxy at {self.socket}: {error}") from error
+        if response.status != HTTPStatus.OK:
+            raise ProxyRefusedError(f"proxy at {self.socket}: {_refusal_message(content)}")
+        return content
+
+
+def _refusal_message(content: bytes) -> str:
+    try:
+        return msgspec.json.decode(content, type=ControlRefusal).error
+    except msgspec.DecodeError:
+        return content.decode(errors="replace")

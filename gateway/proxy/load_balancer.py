@@ -1,0 +1,71 @@
+"""Pick the backend for a request, and count the requests that each backend is answering.
+
+Requests are counted by backend uid, apart from the configuration: a stream goes on after its backend has left the
+configuration, and an agent that wants to stop that backend still has to know.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping
+
+from gateway.proxy.config import Backend
+
+
+class InFlight:
+    """The number of requests in flight, by backend uid."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._idle: dict[str, asyncio.Event] = {}
+        self._ended: dict[str, float] = {}
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the backends that are answering requests, and how many requests each."""
+        return self._counts
+
+    def begin(self, uid: str) -> None:
+        """Count one more request to `uid`."""
+        if uid not in self._counts:
+            self._counts[uid] = 0
+            self._idle[uid] = asyncio.Event()
+        self._counts[uid] += 1
+
+    def end(self, uid: str) -> None:
+        """Count one request to `uid` less."""
+        self._counts[uid] -= 1
+        if self._counts[uid] == 0:
+            del self._counts[uid]
+            self._ended[uid] = time.monotonic()
+            self._idle.pop(uid).set()
+
+    def idle_seconds(self, uid: str) -> float | None:
+        """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""
+        if uid in self._counts:
+            return 0.0
+        return time.monotonic() - self._ended[uid] if uid in self._ended else None
+
+    def forget_others(self, uids: Collection[str]) -> None:
+        """Forget when the last request ended for every backend that is not in `uids`."""
+        self._ended = {uid: ended for uid, ended in self._ended.items() if uid in uids}
+
+    async def wait_idle(self, uid: str) -> None:
+        """Wait until `uid` has no request in flight; return at once if it never had one."""
+        if uid in self._idle:
+            await self._idle[uid].wait()
+
+
+def pick_backend(
+    backends: Iterable[Backend], in_flight: Mapping[str, int], tried: Collection[str] = (), *, only_free: bool = False
+) -> Backend | None:
+    """Return the backend with the fewest requests in flight, the first of equals; None if no backend is eligible.
+
+    A backend that is draining or in `tried` is not eligible; with `only_free`, neither is one without a free slot.
+    """
+    eligible = [
+        backend
+        for backend in backends
+        if not backend.draining
+        and backend.uid not in tried
+        and not (only_free and backend.concurrency and in_flight.get(backend.uid, 0) >= backend.concurrency)
+    ]
+    return min(eligible, key=lambda backend: in_flight.get(backend.uid, 0), default=None)

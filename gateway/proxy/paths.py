@@ -1,0 +1,29 @@
+"""The URL paths that clients may use. No other path of an engine can be reached: no loading, pulling or settings."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+HEALTH: Final = "/health"
+MODELS: Final = "/v1/models"
+
+INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "/v1/chat/completions": "chat",
+        "/v1/completions": "completions",
+        "/v1/embeddings": "embeddings",
+        "/v1/rerank": "rerank",
+        "/rerank": "rerank",
+        "/v1/responses": "responses",
+        "/v1/messages": "messages",
+    }
+)
+"""Paths to which clients POST a JSON body that names the model, with their name in metrics and log."""
+
+SERVED: Final = ", ".join((MODELS, *INFERENCE))
+"""The list for an error message."""
+
+
+def route_name(path: str) -> str:
+    """Return the label of `path` in metrics and log; never the path itself, which a client may fill with anything."""
+    return INFERENCE.get(path, "models" if path == MODELS else "other")

@@ -1,0 +1,104 @@
+"""A bounded FIFO queue per service: requests take the free slots of its backends, and the others wait here.
+
+They wait in the proxy and not in the engine, so that a client that hangs up leaves the queue at once, that the queue
+has a limit, and that a refused client learns when to try again.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_LONGEST_RETRY_SECONDS = 60
+_NEWEST_WEIGHT = 0.2
+
+S = TypeVar("S")
+
+
+class QueueFullError(Exception):
+    """The queue is full; a slot is likely to be free in `retry_seconds`."""
+
+    def __init__(self, retry_seconds: int) -> None:
+        super().__init__(f"the queue is full, try again in {retry_seconds} s")
+        self.retry_seconds = retry_seconds
+
+
+class NoBackendError(Exception):
+    """No backend is left to serve the requests that wait."""
+
+
+class RequestQueue(Generic[S]):
+    """The requests of one service that hold a slot, and those that wait for one; first come, first served.
+
+    Args:
+        take_slot: takes a free slot; returns None when there is none.
+        return_slot: gives back a slot whose request has left.
+        limit: how many requests may wait.
+    """
+
+    def __init__(self, take_slot: Callable[[], S | None], return_slot: Callable[[S], None], limit: int) -> None:
+        self.limit = limit
+        self.in_flight = 0
+        self._take_slot = take_slot
+        self._return_slot = return_slot
+        self._waiting: deque[asyncio.Future[S]] = deque()
+        self._mean_seconds = 0.0
+
+    @property
+    def queued(self) -> int:
+        """The number of requests that wait."""
+        return len(self._waiting)
+
+    async def acquire(self) -> S:
+        """Wait for a slot and return it; the caller gives it back before it calls `release`.
+
+        Raises QueueFullError and NoBackendError.
+        """
+        if not self._waiting and (slot := self._take_slot()) is not None:
+            self.in_flight += 1
+            return slot
+        if len(self._waiting) >= self.limit:
+            raise QueueFullError(self._retry_seconds())
+        waiter: asyncio.Future[S] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif not waiter.cancelled() and waiter.exception() is None:  # it got a slot in the moment in which it left
+                self._return_slot(waiter.result())
+                self.in_flight -= 1
+                self.admit_waiting()
+            raise
+
+    def release(self, seconds: float) -> None:
+        """Count a request as ended, which held its slot for `seconds`, and admit those that wait."""
+        self.in_flight -= 1
+        weight = _NEWEST_WEIGHT if self._mean_seconds else 1
+        self._mean_seconds += weight * (seconds - self._mean_seconds)
+        self.admit_waiting()
+
+    def admit_waiting(self) -> None:
+        """Give the free slots to those that wait."""
+        while self._waiting:
+            if self._waiting[0].done():  # its client hung up in this moment
+                self._waiting.popleft()
+            elif (slot := self._take_slot()) is not None:
+                self.in_flight += 1
+                self._waiting.popleft().set_result(slot)
+            else:
+                return
+
+    def refuse_waiting(self) -> None:
+        """Refuse all that wait, because no backend is left to serve them."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_exception(NoBackendError())
+
+    def _retry_seconds(self) -> int:
+        """Estimate when a slot will be free, from how long requests took lately."""
+        seconds = math.ceil(self._mean_seconds / max(1, self.in_flight))
+        return max(1, min(seconds, _LONGEST_RETRY_SECONDS))

@@ -1,0 +1,153 @@
+"""Rewrite an engine's response: its name for the model becomes the service's, its tokens are counted, the rest stays.
+
+Streams are handled line by line, and a chunk that needs no change is passed on as it came. A quotation mark inside a
+JSON string is always escaped, so the bytes `"model":` occur only where they are a key.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+_LONGEST_LINE_BYTES: Final = 1 << 20
+"""A longer line is passed on in pieces, unchanged."""
+
+_CONTENT_FIELDS = frozenset({"choices", "data", "results", "output", "content"})
+
+_MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
+# A field with generated text, in each form in which the APIs stream it.
+_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|delta|thinking|partial_json|arguments)"\s*:\s*"[^"]')
+
+
+class TokenCount(msgspec.Struct):
+    """The tokens of a prompt and of the generated text, as the engine reports them; None: not reported."""
+
+    prompt: int | None = None
+    generated: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Timings(msgspec.Struct):
+    """llama.cpp's own report, in the last event of every stream."""
+
+    prompt_n: int = 0
+    cache_n: int = 0
+    predicted_n: int = 0
+
+
+class _Envelope(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    response: _Envelope | None = None
+    """Only in events of /v1/responses."""
+    message: _Envelope | None = None
+    """Only in events of /v1/messages."""
+
+
+_event = msgspec.json.Decoder(_Event)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class TokenStream:
+    """A stream of server-sent events, rewritten for a client that knows the model as `model`."""
+
+    def __init__(self, model: str) -> None:
+        self._name = msgspec.json.encode(model)
+        self._right_field = b'"model":' + self._name
+        self._incomplete_line = b""
+        self._reported = TokenCount()
+        self.text_events = 0
+        """Events with text so far; an engine sends about one for each token."""
+
+    @property
+    def tokens(self) -> TokenCount:
+        """The engine's report so far; without one, the generated tokens are the events with text."""
+        generated = self.text_events if self._reported.generated is None else self._reported.generated
+        return TokenCount(self._reported.prompt, generated)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take a chunk from the engine and return what goes to the client now: the complete lines."""
+        if self._incomplete_line:
+            chunk = self._incomplete_line + chunk
+        end = chunk.rfind(b"\n") + 1
+        if end == len(chunk):
+            self._incomplete_line = b""
+        elif len(chunk) - end > _LONGEST_LINE_BYTES:
+            self._incomplete_line, end = b"", len(chunk)
+        else:
+            self._incomplete_line = chunk[end:]
+            chunk = chunk[:end]
+        return self._rewrite(chunk) if chunk else b""
+
+    def finish(self) -> bytes:
+        """Return the incomplete line with which the stream has ended."""
+        rest, self._incomplete_line = self._incomplete_line, b""
+        return self._rewrite(rest) if rest else b""
+
+    def _rewrite(self, lines: bytes) -> bytes:
+        self.text_events += len(_TEXT.findall(lines))
+        if b'"usage"' in lines or b'"timings"' in lines:
+            for line in lines.splitlines():
+                if line.startswith(b"data:"):
+                    _add_report(self._reported, line[5:])
+        if lines.count(b'"model"') != lines.count(self._right_field):
+            return _MODEL.sub(lambda found: found[1] + self._name, lines)
+        return lines
+
+
+class JsonResponse(NamedTuple):
+    """A response that is one JSON object."""
+
+    body: bytes
+    tokens: TokenCount
+    failed: bool
+    """It is an error, which some engines send under status 200 when they fail late."""
+
+
+def rewrite_json(body: bytes, model: str) -> JsonResponse:
+    """Return a response that is not a stream, with `model` as its model; unchanged if it is not a JSON object."""
+    tokens = TokenCount()
+    try:
+        fields = _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return JsonResponse(body, tokens, failed=False)
+    _add_report(tokens, body)
+    name = msgspec.json.encode(model)
+    if "model" in fields and bytes(fields["model"]) != name:
+        fields["model"] = msgspec.Raw(name)
+        body = msgspec.json.encode(fields)
+    failed = bytes(fields.get("error", b"null")) != b"null" and not fields.keys() & _CONTENT_FIELDS
+    return JsonResponse(body, tokens, failed)
+
+
+def _add_report(tokens: TokenCount, body: bytes) -> None:
+    """Take over the token counts that an event or a response reports."""
+    try:
+        event = _event.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    nested = event.response or event.message or _Envelope()
+    for usage in (event.usage, nested.usage):
+        if usage:
+            tokens.prompt = _latest(tokens.prompt, (usage.prompt_tokens, usage.input_tokens))
+            tokens.generated = _latest(tokens.generated, (usage.completion_tokens, usage.output_tokens))
+    if event.timings and not event.usage:
+        tokens.prompt = event.timings.prompt_n + event.timings.cache_n
+        tokens.generated = event.timings.predicted_n
+
+
+def _latest(known: int | None, reported: Iterable[int | None]) -> int | None:
+    for value in reported:
+        known = known if value is None else value
+    return known

@@ -1,0 +1,83 @@
+"""Find the service for a request: the port of a service leads to that one, the port of the router to all of them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.proxy import errors
+from gateway.proxy.service import Service
+
+
+class Router(Protocol):
+    """The services behind a listener."""
+
+    @property
+    def name(self) -> str:
+        """The name in errors and log."""
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token that clients need; None admits programs of this machine only."""
+
+    def services(self) -> Mapping[str, Service]:
+        """Return the services that can be reached here, by the model name that clients use."""
+
+    def find_service(self, model: str | None) -> Service:
+        """Return the service for a request that names `model`. Raises RequestError."""
+
+
+class SingleServiceRouter:
+    """The port of one service: whatever model a request names, that service answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return f"service {self._service.config.name}"
+
+    @property
+    def token(self) -> str | None:
+        """The service's token."""
+        return self._service.config.token
+
+    def services(self) -> Mapping[str, Service]:
+        """Return the one service."""
+        return {self._service.config.model: self._service}
+
+    def find_service(self, model: str | None) -> Service:
+        """Return the one service."""
+        del model
+        return self._service
+
+
+class ModelRouter:
+    """The port of all services: the model that a request names decides."""
+
+    name = "the router"
+
+    def __init__(self, services: Mapping[str, Service]) -> None:
+        self.token: str | None = None
+        """The router's own token, which opens every service."""
+        self._services = services
+
+    def services(self) -> Mapping[str, Service]:
+        """Return all services; those of one name in two namespaces both have their full `<namespace>/<service>`."""
+        by_model: dict[str, list[Service]] = {}
+        for service in self._services.values():
+            by_model.setdefault(service.config.model, []).append(service)
+        return {
+            model if len(services) == 1 else service.config.name: service
+            for model, services in by_model.items()
+            for service in services
+        }
+
+    def find_service(self, model: str | None) -> Service:
+        """Return the service of that name, with or without its namespace. Raises RequestError."""
+        services = self.services()
+        if model is None:
+            raise errors.missing_model(services)
+        found = services.get(model) or self._services.get(model)
+        if found is None:
+            raise errors.model_not_found(model, services)
+        return found

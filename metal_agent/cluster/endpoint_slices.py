@@ -1,0 +1,190 @@
+"""This host's EndpointSlices: one for each service that it serves, whose one endpoint is the proxy's port for it.
+
+The controller may have declared this host lost while it had no contact, deleted its slices and started its processes
+elsewhere. So an endpoint is made ready only while the Lease is fresh, and after a gap only for what a fresh list still
+assigns to this host. Making an endpoint not ready is always allowed.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
+
+from crds.meta import (
+    API_VERSION,
+    HTTPS,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+    SLICE_MANAGED_BY,
+    slice_name,
+    split_slice_name,
+)
+from kube.client import Client, Obj
+from kube.errors import Invalid, NotFound
+from kube.resources import ENDPOINT_SLICES, ObjectKey
+
+FIELD_MANAGER: Final = "pomona-metal-agent"
+RENEW_SECONDS: Final = 10.0
+LEASE_SECONDS: Final = 40
+_GAP_SECONDS: Final = 25.0
+"""More than two renewals were missed. Well below LEASE_SECONDS, after which the controller declares a host lost."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """One moment, in seconds of both clocks."""
+
+    monotonic: float
+    wall: float
+
+    def since(self, earlier: "Clocks") -> float:
+        """Return the seconds since `earlier`, by the clock that has advanced more."""
+        return max(self.monotonic - earlier.monotonic, abs(self.wall - earlier.wall))
+
+
+@dataclass(slots=True)
+class Freshness:
+    """Decides whether an endpoint may be made ready: the Lease is fresh and the assignments were listed since a gap.
+
+    Both clocks count: a Mac's monotonic clock stands still in sleep, and a wall clock can be set.
+    """
+
+    renewed_at: Clocks | None = None
+    confirmed: bool = False
+    """A fresh list was read since the last gap."""
+
+    def note_renewal(self, now: Clocks) -> bool:
+        """Note a renewal; return True if the assignments have to be listed anew."""
+        if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
+            self.confirmed = False
+        self.renewed_at = now
+        return not self.confirmed
+
+    def may_serve(self, now: Clocks) -> bool:
+        """Return True if an endpoint may be made ready."""
+        return self.confirmed and self.renewed_at is not None and now.since(self.renewed_at) < LEASE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMember:
+    """One process of a service on this host, as its endpoint is built from it."""
+
+    uid: str
+    name: str
+    ready: bool
+    stopping: bool = False
+    """It ends after the requests in progress."""
+
+
+def find_service(slice_: Obj, host: str) -> ObjectKey | None:
+    """Return the service of a slice, or None if the slice is not of `host`."""
+    service, owner = split_slice_name(slice_["metadata"]["name"])
+    return ObjectKey(slice_["metadata"]["namespace"], service) if owner == host else None
+
+
+def build_slice(
+    service: ObjectKey, host: str, address: str, port: int | None, members: Sequence[SliceMember], *, tls: bool = False
+) -> Obj | None:
+    """Return the slice of `service` on `host`; None if it has no process or no port here."""
+    if not members or port is None:
+        return None
+    namespace, name = service
+    ready = any(member.ready for member in members)
+    stopping = not ready and any(member.stopping for member in members)
+    return {
+        "metadata": {
+            "name": slice_name(name, host),
+            "namespace": namespace,
+            "labels": {
+                LABEL_SERVICE_NAME: name,
+                LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
+                LABEL_MANAGED_BY: MANAGED_BY,
+            },
+            "ownerReferences": [
+                {"apiVersion": API_VERSION, "kind": "MetalProcess", "name": member.name, "uid": member.uid}
+                for member in members
+            ],
+        },
+        "addressType": f"IPv{ipaddress.ip_address(address).version}",
+        # The name must be that of the Service's port, with a certificate or without: Kubernetes joins them by it.
+        "ports": [{"name": "http", "port": port, "protocol": "TCP"} | ({"appProtocol": HTTPS} if tls else {})],
+        "endpoints": [
+            {
+                "addresses": [address],
+                "conditions": {"ready": ready, "serving": ready or stopping, "terminating": stopping},
+            }
+        ],
+    }
+
+
+class Endpoints:
+    """Writes the slices of `host`; `wanted` returns the desired slice of a service at the time of a write."""
+
+    def __init__(self, client: Client, host: str, wanted: Callable[[ObjectKey], Obj | None]) -> None:
+        self._client = client
+        self._host = host
+        self._wanted = wanted
+        self._applied: dict[ObjectKey, Obj | None] = {}
+        # A withdrawal must never be overtaken by an earlier write of a ready endpoint.
+        self._locks: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
+
+    def forget(self) -> None:
+        """Assume nothing about the slices in the API: the controller may have deleted ours."""
+        self._applied.clear()
+
+    async def list_services(self) -> set[ObjectKey]:
+        """Return the services of which the API has slices of this host. Raises ApiError and Unreachable."""
+        listed = await self._client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
+        return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
+
+    async def find_outdated(self) -> set[ObjectKey]:
+        """Return the services whose slice was deleted or left behind, and assume nothing about these slices any more.
+
+        A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
+        Raises ApiError and Unreachable.
+        """
+        found = await self.list_services()
+        missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
+        for service in missed:
+            del self._applied[service]
+        return missed
+
+    async def publish(self, service: ObjectKey) -> None:
+        """Write or delete the slice of `service` as desired. Raises ApiError and Unreachable."""
+        async with self._locks.setdefault(service, asyncio.Lock()):
+            wanted = self._wanted(service)
+            if service in self._applied and self._applied[service] == wanted:
+                return
+            self._applied.pop(service, None)
+            if wanted is None:
+                await self._remove(service)
+            else:
+                await self._apply(service, wanted)
+                log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
+            self._applied[service] = wanted
+
+    async def _apply(self, service: ObjectKey, wanted: Obj) -> None:
+        try:
+            await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
+        except Invalid as error:
+            # The address type of a slice cannot change: a host that moves between IPv4 and IPv6 needs a new one.
+            if all(field != "addressType" for field, _ in error.causes):
+                raise
+            await self._remove(service)
+            await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
+
+    async def _remove(self, service: ObjectKey) -> None:
+        namespace, name = service
+        try:
+            await self._client.delete(ENDPOINT_SLICES, slice_name(name, self._host), namespace)
+        except NotFound:
+            return
+        log.info("endpoint_removed", service=str(service))

@@ -1,0 +1,64 @@
+"""Sends an Event for each step against memory pressure, about the process that it concerns or about the host."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.events import EventRecorder, EventType
+from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from metal_agent.memory.pressure_policy import (
+    CancelDisplacement,
+    Displace,
+    Evict,
+    Hold,
+    PressureAction,
+    Release,
+    Return,
+)
+from metal_agent.supervise.runner import Runner
+
+_REASONS: Final[dict[type[PressureAction], tuple[EventType, str]]] = {
+    Hold: ("Warning", "MemoryPressure"),
+    Displace: ("Warning", "Displacing"),
+    CancelDisplacement: ("Normal", "Staying"),
+    Evict: ("Warning", "Evicted"),
+    Release: ("Normal", "MemoryPressureOver"),
+    Return: ("Normal", "Returning"),
+}
+
+
+class PressureEvents:
+    """The Events of `host` that are still to be sent; `runners` are its processes by uid."""
+
+    def __init__(self, client: Client, recorder: EventRecorder, host: str, runners: Mapping[str, Runner]) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._host = host
+        self._runners = runners
+        self._unsent: deque[tuple[PressureAction, str]] = deque(maxlen=100)
+
+    def add(self, step: PressureAction, note: str) -> None:
+        """Send an Event for `step` with the message `note`; while the API takes none, the last 100 are kept."""
+        self._unsent.append((step, note))
+
+    async def send(self) -> None:
+        """Send the Events that are left. Raises ApiError and Unreachable, after which it is to be called again."""
+        while self._unsent:
+            step, note = self._unsent[0]
+            kind, reason = _REASONS[type(step)]
+            about = await self._find_object(step)
+            self._unsent.popleft()
+            if about:
+                await self._recorder.event(about, kind, reason, note, "RelievePressure")
+
+    async def _find_object(self, step: PressureAction) -> Obj | None:
+        uid = getattr(step, "uid", None)
+        runner = self._runners.get(uid) if uid else None
+        try:
+            if runner:
+                return await self._client.get(METAL_PROCESSES, runner.assignment.name, runner.assignment.namespace)
+            return None if uid else await self._client.get(METAL_HOSTS, self._host)
+        except NotFound:
+            return None

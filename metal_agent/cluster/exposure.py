@@ -1,0 +1,231 @@
+"""Exposes this host's services to the cluster: a port of the proxy for each, and the EndpointSlice that leads there.
+
+An endpoint is ready only when all of this is true at once: the engine generated a token, the proxy listens and has the
+engine and the service's token, and the cluster takes this host for alive. What stops is withdrawn first.
+
+A service keeps its port over restarts, because EndpointSlices and firewalls name it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from artifacts import durable
+from gateway.proxy.config import Tls
+from kube.client import Client, Obj
+from kube.errors import ApiError, Unreachable
+from kube.resources import ObjectKey
+from metal_agent.assignments import Assignment
+from metal_agent.cluster.endpoint_slices import Clocks, Endpoints, Freshness, SliceMember, build_slice
+from metal_agent.supervise.runner import Runner
+from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
+from metal_agent.traffic.proxy_process import Proxy
+
+WITHDRAW_SECONDS: Final = 5.0
+"""For the API server to take a withdrawal; then the process stops without it, and requests fail at the proxy."""
+LINGER_SECONDS: Final = 2.0
+"""For clients to learn of the withdrawal; kube-proxy takes changes at most once a second."""
+_PORTS_TRIED: Final = 8
+"""In one go; a service whose ports are all taken is tried again later, and others need not wait for it."""
+
+log = structlog.get_logger()
+
+
+class NoPortError(Exception):
+    """Every port of the range is given away or taken by other programs."""
+
+
+class ServicePorts:
+    """The ports `first` to `last`, by service as `<namespace>/<service>`, kept in the file `path`."""
+
+    def __init__(self, path: Path, first: int, last: int) -> None:
+        self._path = path
+        self._range = range(first, last + 1)
+        kept = durable.read(path, dict[str, int]) or {}
+        self._given = {service: port for service, port in kept.items() if port in self._range}
+        self._foreign: set[int] = set()
+        """Ports that other programs hold."""
+
+    def get(self, service: str) -> int | None:
+        """Return the port that `service` has."""
+        return self._given.get(service)
+
+    def assign(self, service: str) -> int:
+        """Return the port of `service`; a new one is written to disk first. Raises NoPortError and OSError."""
+        if service not in self._given:
+            unavailable = self._foreign | set(self._given.values())
+            port = next((port for port in self._range if port not in unavailable), None)
+            if port is None:
+                ports = f"{self._range.start}-{self._range.stop - 1}"
+                raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
+            durable.write(self._path, {**self._given, service: port})
+            self._given[service] = port
+        return self._given[service]
+
+    def refuse(self, service: str) -> None:
+        """Take its port from `service` and give it to no other: another program holds it."""
+        if (port := self._given.pop(service, None)) is not None:
+            self._foreign.add(port)
+
+    def keep(self, services: set[str]) -> None:
+        """Forget every service that is not in `services`. Raises OSError."""
+        if not self._given.keys() <= services:
+            self._given = {service: port for service, port in self._given.items() if service in services}
+            durable.write(self._path, self._given)
+
+
+class ClusterExposure(ProxyExposure):
+    """Exposes the processes in `runners` at `address`, through `proxy` and the EndpointSlices of `host`.
+
+    Args:
+        client: writes the slices.
+        host: the name of this host.
+        address: where the proxy listens and the slices point to.
+        proxy: the proxy of this host.
+        ports: the ports that services have.
+        runners: the processes by uid.
+        secret: returns the token in a Secret by namespace and name; None where it is not known.
+        tls: certificate and key of the listeners, which serve plain HTTP without.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        host: str,
+        address: str,
+        proxy: Proxy,
+        ports: ServicePorts,
+        runners: Mapping[str, Runner],
+        secret: Callable[[str, str], str | None],
+        tls: Tls | None = None,
+    ) -> None:
+        super().__init__(proxy, runners)
+        self.freshness = Freshness()
+        self.suspended: frozenset[str] = frozenset()
+        """Uids that run here and are missing in the fresh list: about to be removed, and served elsewhere."""
+        self.accepted: frozenset[str] | None = None
+        """Uids that the proxy serves; None before its first answer: until then slices stay as they were found."""
+        self.address = address
+        self.endpoints = Endpoints(client, host, self._slice)
+        self._problems: dict[ObjectKey, str] = {}
+        self._host = host
+        self._ports = ports
+        self._secret = secret
+        self._tls = tls
+
+    def move(self, address: str) -> None:
+        """Serve at another address from now on; nothing is ready before the proxy listens there."""
+        self.address = address
+        self.accepted = frozenset()
+
+    def port(self, service: ObjectKey) -> int | None:
+        """Return the port of `service` on the host's address."""
+        return self._ports.get(str(service))
+
+    def problem(self, service: ObjectKey) -> str:
+        """Return why `service` cannot be reached on this host although its engine is ready; empty when it can."""
+        if self.accepted is not None and not self._proxy.answers:
+            return "the proxy of this host does not run; it is started again"
+        return self._problems.get(service, "")
+
+    @property
+    def complete(self) -> bool:
+        """True if the proxy serves everything that runs here, as far as that is known."""
+        return not self._problems
+
+    async def publish(self, service: ObjectKey) -> None:
+        """Write the slice of `service`, once it is known what it should be. Raises ApiError and Unreachable."""
+        if self.accepted is not None and self.freshness.may_serve(clocks()):
+            await self.endpoints.publish(service)
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Route no new request to the process; the API server has a bounded time to take the change."""
+        if assignment.service is None:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_SECONDS):
+                await self.endpoints.publish(assignment.service)
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("endpoint_not_withdrawn", service=str(assignment.service), error=str(error) or "time-out")
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        """Send the process no new request and wait until it answers none, for a bounded time.
+
+        Where no other process of the service is ready here, it takes requests until clients know of the withdrawal.
+        """
+        service = self._runners[uid].assignment.service
+        if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ObjectKey("", ""), ())):
+            await asyncio.sleep(LINGER_SECONDS)
+        await super().drain(uid, timeout_seconds)
+
+    def _is_served(self, runner: Runner) -> bool:
+        # A standalone process that the cluster has not claimed serves no service of the cluster.
+        return super()._is_served(runner) and not runner.assignment.is_standalone
+
+    async def _configure(self) -> bool:
+        before = self.accepted, self._problems
+        for _ in range(_PORTS_TRIED):
+            grouped = self.services()
+            ports, problems = self._assign_ports(grouped)
+            config = proxy_config(self.address, grouped, ports, self._draining, self._tls)
+            state = await self._proxy.client.configure(config)
+            taken = [service.name for service in state.services if service.port_taken]
+            # A port that another program holds is given up for the next one of the range.
+            for name in taken:
+                log.warning("port_taken", service=name)
+                self._ports.refuse(name)
+            if not taken:
+                break
+        self.accepted = reachable_uids(state, self.address)
+        errors = {listener.name: listener.error for listener in state.services if listener.error}
+        unbound = {service: errors[str(service)] for service in ports if str(service) in errors}
+        self._problems = problems | unbound
+        return (self.accepted, self._problems) != before
+
+    def _assign_ports(
+        self, grouped: Mapping[ObjectKey, Collection[Runner]]
+    ) -> tuple[dict[ObjectKey, ServicePort], dict[ObjectKey, str]]:
+        """Return port and token of each service, and for the other services why they have none."""
+        ports, problems = {}, {}
+        for service, runners in grouped.items():
+            try:
+                port = self._ports.assign(str(service))
+            except (NoPortError, OSError) as error:
+                problems[service] = str(error)
+                continue
+            secret = next(runner.assignment.spec.token_secret for runner in runners if runner.assignment.spec)
+            token = self._secret(service.namespace, secret)
+            if token:
+                ports[service] = ServicePort(port, token)
+            else:
+                problems[service] = f"the token in Secret {service.namespace}/{secret} has not arrived on this host"
+        return ports, problems
+
+    def _slice(self, service: ObjectKey) -> Obj | None:
+        serving = (self.accepted or frozenset()) - self.suspended if self.freshness.may_serve(clocks()) else frozenset()
+        runners = self.services().get(service, [])
+        ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
+        if ready - serving:
+            # The proxy does not know the successor yet. Until it does, it sends requests to the predecessor, although
+            # that is to stop: the endpoint is the same for both, and was not ready for some milliseconds.
+            ready |= {runner.assignment.uid for runner in runners if runner.state.phase == "Stopping"}
+        members = [
+            SliceMember(
+                uid=runner.assignment.uid,
+                name=runner.assignment.name,
+                ready=runner.assignment.uid in ready & serving,
+                stopping=runner.state.phase == "Stopping",
+            )
+            for runner in runners
+        ]
+        return build_slice(service, self._host, self.address, self.port(service), members, tls=self._tls is not None)
+
+
+def clocks() -> Clocks:
+    """Read both clocks."""
+    return Clocks(time.monotonic(), time.time())

@@ -1,0 +1,114 @@
+"""Writes the MetalHost of this host: its facts, memory budget and reservations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any, Final
+
+import msgspec
+
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from crds.metalhost import CoreLevel, HostProcess, MetalHostStatus
+from crds.size import size_text
+from devices.facts import HostFacts
+from devices.host import HostState
+from kube.apply import apply_status, merge_conditions
+from kube.client import Client, Obj
+from kube.errors import Conflict, NotFound
+from kube.resources import METAL_HOSTS
+from kube.time import rfc3339
+from metal_agent.assignments import Assignment
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
+from metal_agent.memory.ledger import Ledger
+
+_GIB: Final = 2**30
+_STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
+"""Fields of the status that change all the time, and the change from which each is written."""
+
+
+def build_status(
+    facts: HostFacts,
+    state: HostState,
+    address: str,
+    ledger: Ledger,
+    assignments: Iterable[Assignment],
+    *,
+    runtimes: Iterable[str] = (),
+) -> MetalHostStatus:
+    """Return the status of this host; `processes` lists exactly the reservations that reduce `available_bytes`.
+
+    `runtimes` are those that can serve here.
+    """
+    booted_at = facts.booted_at_seconds
+    assigned = [each for each in assignments if each.uid in ledger.reserved]
+    # Engines that `pomona up` left running are stopped if the cluster needs their memory.
+    unclaimed_bytes = sum(ledger.reserved[each.uid] for each in assigned if each.is_standalone)
+    available_bytes = min(ledger.budget_bytes, ledger.available_bytes + unclaimed_bytes)
+    return MetalHostStatus(
+        address=address,
+        chip=facts.chip or "",
+        machine=facts.machine or "",
+        cpu_cores=facts.cpu_cores,
+        core_levels=[CoreLevel(name=each.name, cores=each.cores) for each in facts.core_levels],
+        gpu_cores=facts.gpu_cores,
+        os=facts.os or "",
+        architecture=facts.architecture or "",
+        memory_bytes=facts.memory_bytes,
+        memory_bandwidth_bytes_per_second=facts.memory_bandwidth_bytes_per_second,
+        working_set_bytes=facts.working_set_bytes,
+        wired_limit_bytes=facts.wired_limit_bytes,
+        boot_id=facts.boot_id or "",
+        booted_at=None if booted_at is None else rfc3339(datetime.fromtimestamp(booted_at, UTC)),
+        memory_pressure=state.pressure.level or "",
+        swap_used_bytes=state.pressure.swap_used_bytes,
+        gpu_used_bytes=state.gpu.used_bytes,
+        thermal_level=state.thermal or "",
+        power_source=state.power.source or "",
+        battery_percent=state.power.battery_percent,
+        budget_bytes=ledger.budget_bytes,
+        available_bytes=available_bytes,
+        available=size_text(available_bytes),
+        agent_version=metadata.version("pomona"),
+        runtimes=list(runtimes),
+        processes=[
+            HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
+            for each in assigned
+            if not each.is_standalone
+        ],
+    )
+
+
+async def report_host(client: Client, host: str, wanted: MetalHostStatus, conditions: Sequence[Obj] = ()) -> Obj:
+    """Create the MetalHost if it is missing, and write its status if that differs; return the object.
+
+    `conditions` are those of the agent, without lastTransitionTime; the conditions of others are kept.
+
+    Raises ApiError and Unreachable.
+    """
+    observed = await _get_or_create(client, host)
+    written = observed.get("status") or {}
+    body = skip_small_changes(msgspec.to_builtins(wanted), written)
+    body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
+    return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
+
+
+def skip_small_changes(wanted: dict[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the written value of each field that changes all the time, until it has changed by its step."""
+    kept = {}
+    for field, step in _STEPS.items():
+        now, before = wanted.get(field), written.get(field)
+        if isinstance(now, int) and isinstance(before, int) and abs(now - before) < step:
+            kept[field] = before
+    return wanted | kept
+
+
+async def _get_or_create(client: Client, host: str) -> Obj:
+    try:
+        return await client.get(METAL_HOSTS, host)
+    except NotFound:
+        pass
+    body = {"metadata": {"name": host, "labels": {LABEL_MANAGED_BY: MANAGED_BY}}, "spec": {}}
+    try:
+        return await client.create(METAL_HOSTS, body)
+    except Conflict:
+        return await client.get(METAL_HOSTS, host)

@@ -1,0 +1,77 @@
+"""Writes the status of a MetalProcess, and an Event for each outcome: Ready, Stopped, Failed, Rejected."""
+
+import contextlib
+from datetime import UTC, datetime
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from kube.apply import apply_status, merge_conditions
+from kube.client import Client, Obj
+from kube.errors import Conflict, NotFound
+from kube.events import EventRecorder, EventType
+from kube.resources import METAL_PROCESSES
+from kube.store import Store
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
+from metal_agent.cluster.exposure import ClusterExposure
+from metal_agent.supervise.runner import Runner
+
+_EVENT_TYPES: Final[dict[str, EventType]] = {
+    "Ready": "Normal",
+    "Stopped": "Normal",
+    "Failed": "Warning",
+    "Rejected": "Warning",
+}
+
+
+class ProcessReporter:
+    """Reports the processes of `host` to the API; `store` has their objects as they were last seen."""
+
+    def __init__(
+        self, client: Client, store: Store, events: EventRecorder, host: str, exposure: ClusterExposure
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._events = events
+        self._host = host
+        self._exposure = exposure
+        self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
+        """The outcome of each runner for which there is an Event."""
+
+    async def report(self, runner: Runner, disruption: Obj | None) -> None:
+        """Write the status of one process, with its condition DisruptionTarget, if the object is still there.
+
+        Raises ApiError and Unreachable.
+        """
+        assignment = runner.assignment
+        observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
+        if observed is None or observed["metadata"]["uid"] != assignment.uid:
+            return
+        body = self._status(runner)
+        if disruption:
+            before = observed.get("status", {}).get("conditions", [])
+            body["conditions"] = merge_conditions(before, [disruption], datetime.now(UTC))
+        with contextlib.suppress(NotFound, Conflict):
+            self._store.put(
+                METAL_PROCESSES, await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
+            )
+        await self._record_outcome(runner, observed)
+
+    def _status(self, runner: Runner) -> dict[str, Any]:
+        service = runner.assignment.service
+        status = runner.status(self._exposure.port(service) if service else None)
+        problem = self._exposure.problem(service) if service else ""
+        if problem and status.phase == "Ready":
+            status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
+        body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
+        return body
+
+    async def _record_outcome(self, runner: Runner, observed: Obj) -> None:
+        state = runner.state
+        outcome = f"{state.phase} {state.reason} {state.failures}"
+        event_type = _EVENT_TYPES.get(state.phase)
+        if event_type and self._recorded.get(runner) != outcome:
+            note = state.message or f"{state.phase} on host {self._host}"
+            await self._events.event(observed, event_type, state.reason or state.phase, note, "Serving")
+            self._recorded[runner] = outcome

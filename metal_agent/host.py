@@ -1,0 +1,134 @@
+"""Builds one host: the supervisor of its processes, and the memory accounting, daemons and weights that they share.
+
+The agent, `pomona up` and tests build it here alike. They differ in how its processes are exposed, where tokens come
+from, and what follows from a change.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+
+from devices import pressure
+from devices.pressure import PressureReading
+from metal_agent import daemons
+from metal_agent.daemons import Daemons
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.monitor import MemoryMonitor
+from metal_agent.memory.peaks import Peaks
+from metal_agent.memory.pressure_policy import PressureAction
+from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+from metal_agent.supervise.records import Records
+from metal_agent.supervise.runner import Exposure, Runner, RunnerContext
+from metal_agent.supervise.supervisor import Supervisor
+from metal_agent.traffic.proxy_process import Proxy
+from metal_agent.weights import HostWeights
+
+
+class HostExposure(Exposure, Protocol):
+    """Exposes the processes of a host and knows which of them are idle."""
+
+    async def idle_seconds(self) -> Mapping[str, float | None]:
+        """Return by uid for how long each process has answered no request; None: it never had one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCallbacks:
+    """Called on changes of a host; each returns at once."""
+
+    process_changed: Callable[[Runner], None]
+    """After each change of a process's state or progress."""
+    memory_changed: Callable[[], None]
+    """More or less memory is free than before."""
+    pressure_handled: Callable[[PressureAction, str], None]
+    """After each step against memory pressure, with a message for the user."""
+
+
+@dataclass(slots=True)
+class Host:
+    """The parts of one host."""
+
+    runners: dict[str, Runner]
+    """The processes by uid."""
+    ledger: Ledger
+    daemons: Daemons
+    watchdog: PressureWatchdog
+    monitor: MemoryMonitor
+    context: RunnerContext
+    proxy: Proxy | None
+    supervisor: Supervisor = field(init=False)
+    """Made by `recover`."""
+
+    async def recover(self, group: asyncio.TaskGroup) -> None:
+        """Adopt the proxy and the engines that an earlier agent left running; processes run in `group`.
+
+        Raises OSError when it cannot be found out what runs: starting all the same could run it twice.
+        """
+        if self.proxy:
+            self.proxy.adopt()
+        self.supervisor = Supervisor(self.context, self.runners, group)
+        await self.supervisor.recover([self.proxy.process.pid] if self.proxy and self.proxy.process else [])
+
+    def start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Keep the proxy running, and watch memory pressure and memory in use, until the tasks are cancelled."""
+        loops = [self.proxy.run()] if self.proxy else []
+        return [group.create_task(each) for each in (*loops, self.watchdog.run(), self.monitor.run())]
+
+
+def build_host(
+    folder: Path,
+    *,
+    ledger: Ledger,
+    runners: dict[str, Runner],
+    exposure: HostExposure,
+    callbacks: HostCallbacks,
+    session: aiohttp.ClientSession,
+    secret: Callable[[str, str], str | None],
+    file_root: Path | None,
+    proxy: Proxy | None = None,
+    shared_daemons: Daemons | None = None,
+    read_pressure: Callable[[], PressureReading] = pressure.read,
+) -> Host:
+    """Build the host whose state is in `folder`.
+
+    Args:
+        folder: the state folder; the caller owns it.
+        ledger: the memory budget and its reservations.
+        runners: empty; the supervisor fills it, and `exposure` reads it.
+        exposure: brings requests to the processes.
+        callbacks: called on changes.
+        session: for questions to engines.
+        secret: returns the token in a Secret by namespace and name; None where it is not known.
+        file_root: the folder below which file:// sources are allowed.
+        proxy: the proxy of this host; None where nothing is served.
+        shared_daemons: those of this machine where it is None.
+        read_pressure: reads how short of memory the host is; blocks for a moment.
+
+    Raises:
+        OSError: a file in `folder` cannot be read.
+    """
+    inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
+    watchdog = PressureWatchdog(folder / "pressure.json", runners, inputs, callbacks.pressure_handled)
+    peaks = Peaks(folder / "peaks.json")
+    shared = shared_daemons or daemons.build_daemons(folder)
+    monitor = MemoryMonitor(
+        runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=shared.loaded
+    )
+    context = RunnerContext(
+        folder=folder,
+        records=Records(folder / "processes"),
+        weights=HostWeights(folder / "weights", file_root),
+        ledger=ledger,
+        session=session,
+        exposure=exposure,
+        secret=secret,
+        changed=callbacks.process_changed,
+        hold=watchdog.hold_for,
+        daemons=shared,
+        peaks=peaks,
+        measure_memory=monitor.measure,
+    )
+    return Host(runners, ledger, shared, watchdog, monitor, context, proxy)

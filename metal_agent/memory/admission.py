@@ -1,0 +1,75 @@
+"""Admission of a process to this host, before anything is fetched; an admitted process has its memory reserved."""
+
+import asyncio
+from collections.abc import Collection
+
+from artifacts.errors import ArtifactError
+from crds.size import size_text
+from fitness.memory import Workload, estimate, way_out
+from metal_agent.assignments import Assignment
+from metal_agent.lifecycle import Admitted, Failed, Refused
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.peaks import Peaks
+from metal_agent.native import engine_command
+from metal_agent.weights import HostWeights
+from runtimes.registry import RUNTIMES
+
+_FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
+
+
+async def admit(
+    assignment: Assignment, weights: HostWeights, ledger: Ledger, peaks: Peaks, daemons: Collection[str] = ()
+) -> Admitted | Refused | Failed:
+    """Decide whether this host can run the assignment; on Admitted its memory is reserved under its uid.
+
+    The reservation is the larger of spec.memoryBytes and the peak that was measured here for the same serving.
+    `daemons` are the runtimes whose shared daemon runs here.
+    """
+    spec = assignment.spec
+    if spec is None:
+        return Refused("Unsupported", assignment.problem)
+    runtimes = [*await asyncio.to_thread(engine_command.list_installed), *daemons]
+    if spec.runtime not in runtimes:
+        has = ", ".join(runtimes) or "none"
+        hint = RUNTIMES[spec.runtime].install_hint if spec.runtime in RUNTIMES else "a newer pomona may know it"
+        message = f"spec.runtime {spec.runtime!r} is not installed on this host, which has {has}: {hint}"
+        return Refused("Unsupported", message)
+    try:
+        unable = engine_command.find_obstacle(spec)
+        if unable:
+            return Refused("Unsupported", unable)
+        layout = await weights.read_layout(spec.artifact)
+    except ArtifactError as error:
+        return refusal(spec.artifact.source, error)
+    workload = Workload(layout, spec.runtime)
+    needed = estimate(workload, spec)
+    if needed is not None and needed.total_bytes > spec.memory_bytes:
+        return Refused(
+            "MemoryUnderstated",
+            f"by the file's header, serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but "
+            f"only {size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
+            f"{needed.total_bytes} or lower the context",
+        )
+    needed_bytes = peaks.needed_bytes(spec)
+    problem = ledger.reserve(assignment.uid, needed_bytes)
+    if not problem:
+        return Admitted()
+    seen = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
+    # What was measured beyond the estimate would come on top of any other context, too.
+    limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
+    if needed is not None and needed.total_bytes <= limit_bytes and not spec.further_artifacts:
+        # spec.memoryBytes was stated higher than needed: no other context and no other weights would help.
+        way = (
+            f"by the file's header {size_text(needed.total_bytes)} are enough: lower spec.memoryBytes of Model "
+            f"{spec.model_name}"
+        )
+    else:
+        way = way_out(workload, spec, limit_bytes)
+    return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory on this host", needed_bytes)
+
+
+def refusal(source: str, error: ArtifactError) -> Refused | Failed:
+    """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
+    if source.startswith("file:") and error.reason in _FILE_REASONS:
+        return Refused(_FILE_REASONS[error.reason], error.message)
+    return Failed(error.reason, error.message, permanent=not error.retryable)

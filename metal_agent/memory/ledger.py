@@ -1,0 +1,113 @@
+"""The ledger of memory reserved for processes, so that a host is never over-committed: that panics Macs.
+
+An engine counts with the larger of its reservation and its measured use; other programs count with what they use beyond
+the share that the budget leaves them. Only free memory is reserved. If use grows afterwards, less is left for the next
+process, and the pressure watchdog relieves the host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from crds.size import size_text
+from devices.facts import HostFacts
+
+_GIB: Final = 2**30
+_METAL_MARGIN_BYTES: Final = _GIB
+"""Left below Metal's limit for what Metal allocates beside an engine's buffers; at the limit commands fail."""
+_SYSTEM_BYTES: Final = 4 * _GIB
+_SYSTEM_SHARE: Final = 0.08
+_SMALL_SYSTEM_SHARE: Final = 0.25
+"""Left to the system and the owner's programs: 4 GiB or 8 %, but of a small host no more than a quarter."""
+_STEP_BYTES: Final = _GIB // 4
+"""The use of other programs is updated in steps of this size, since it always moves a little."""
+_GROWTH_BYTES: Final = _GIB // 16
+"""An engine that exceeds its reservation is counted in steps of this size, since each is a write to the API."""
+
+
+def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
+    """Return the memory that all models may use; None if this host's memory is unknown and the owner sets no budget.
+
+    `owner_bytes` is the owner's budget. It cannot exceed Metal's limit, which only `iogpu.wired_limit_mb` changes.
+    """
+    metal = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
+    if owner_bytes is not None:
+        return owner_bytes if metal is None else min(owner_bytes, metal)
+    limits = [] if metal is None else [metal]
+    if facts.model_memory_bytes is not None and metal is None:
+        limits.append(facts.model_memory_bytes)
+    if facts.memory_bytes is not None:
+        system = max(min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE), facts.memory_bytes * _SYSTEM_SHARE)
+        limits.append(int(facts.memory_bytes - system))
+    return min(limits) if facts.model_memory_bytes is not None and limits else None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Reservations against a budget in bytes, by uid."""
+
+    budget_bytes: int
+    reserved: dict[str, int] = field(default_factory=dict)
+    others_bytes: int = 0
+    """Use of other programs beyond the share that the budget leaves them."""
+    memory_bytes: int | None = None
+    """Memory of the host; if unknown, the use of other programs is not counted."""
+    freed: Callable[[], None] = lambda: None
+    """Called when more memory is available than before."""
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory that can still be reserved; never below 0, even if measured use exceeds the budget."""
+        return max(0, self.budget_bytes - self.others_bytes - sum(self.reserved.values()))
+
+    def reserve(self, uid: str, memory_bytes: int) -> str:
+        """Reserve memory for `uid` once; returns a message if it does not fit, else an empty string."""
+        if uid in self.reserved:
+            return ""
+        available = self.available_bytes
+        if memory_bytes > available:
+            others = f", {size_text(self.others_bytes)} of it in use by other programs" if self.others_bytes else ""
+            return (
+                f"it needs {size_text(memory_bytes)}, {size_text(memory_bytes - available)} more than the "
+                f"{size_text(available)} that are free of this host's budget of {size_text(self.budget_bytes)}{others}"
+            )
+        self.reserved[uid] = memory_bytes
+        return ""
+
+    def take_over(self, uid: str, memory_bytes: int) -> None:
+        """Reserve memory for an engine that already runs, whatever is available: it is in use."""
+        self.reserved[uid] = memory_bytes
+
+    def observe(self, uid: str, used_bytes: int) -> None:
+        """Raise the reservation of `uid`, in whole steps, to its measured use if that is more."""
+        if used_bytes > self.reserved.get(uid, used_bytes):
+            self.reserved[uid] = -(-used_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
+
+    def observe_others(self, excess_bytes: int) -> None:
+        """Update the use of other programs beyond their share, if it has changed by a step."""
+        before = self.others_bytes
+        if abs(excess_bytes - before) >= _STEP_BYTES or not excess_bytes:
+            self.others_bytes = excess_bytes
+        if self.others_bytes < before:
+            self.freed()
+
+    def release(self, uid: str) -> None:
+        """Release the reservation of `uid`, if it has one."""
+        if self.reserved.pop(uid, None) is not None:
+            self.freed()
+
+
+def excess_bytes(
+    *, memory_bytes: int, available_bytes: int, own_bytes: int, budget_bytes: int, loaded_bytes: int = 0
+) -> int:
+    """Return the memory that other programs use beyond the share that the budget leaves them.
+
+    Args:
+        memory_bytes: of the host.
+        available_bytes: memory that the system could hand out now.
+        own_bytes: of the rest, the part of our engines.
+        budget_bytes: memory that all models may use.
+        loaded_bytes: models that the owner has loaded in daemons, which the system may count as available.
+    """
+    others = max(memory_bytes - available_bytes - own_bytes, loaded_bytes)
+    return max(0, others - max(0, memory_bytes - budget_bytes))

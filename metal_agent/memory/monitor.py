@@ -1,0 +1,129 @@
+"""Measures the memory that engines and other programs use, and updates ledger and peaks.
+
+The system has no event for it, so it is measured at intervals and before each admission. An unknown value changes
+nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from crds.metalprocess import MetalProcessSpec
+from devices.footprint import Footprint, footprint
+from devices.pressure import PressureReading
+from metal_agent.lifecycle import ProcessState
+from metal_agent.memory.ledger import Ledger, excess_bytes
+from metal_agent.memory.peaks import Peaks
+from metal_agent.periodic import run_periodically
+from runtimes.daemon import LoadedModel
+
+MEASURE_SECONDS: Final = 10.0
+
+
+class EngineRecord(Protocol):
+    """The spec that an engine was started with, and when that was."""
+
+    @property
+    def spec(self) -> MetalProcessSpec:
+        """The spec of its MetalProcess."""
+
+    @property
+    def started_at(self) -> str:
+        """The time of its start, which tells its runs apart."""
+
+
+class MeasuredProcess(Protocol):
+    """A process whose memory is measured; a runner is one."""
+
+    @property
+    def record(self) -> EngineRecord | None:
+        """Its engine, once it was started."""
+
+    @property
+    def state(self) -> ProcessState:
+        """Its state, with the process id of the engine."""
+
+    @property
+    def model(self) -> str | None:
+        """The name by which a shared daemon knows its model."""
+
+
+class MemoryMonitor:
+    """Measures the memory of one host.
+
+    Args:
+        runners: by uid of their MetalProcess.
+        ledger: gets the measured use.
+        peaks: get the peaks of engines.
+        read: reads the host's memory; blocks for a moment.
+        changed: called when the available memory has changed.
+        loaded: lists the models in shared daemons, ours and those of the owner of this host.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[str, MeasuredProcess],
+        ledger: Ledger,
+        peaks: Peaks,
+        *,
+        read: Callable[[], PressureReading],
+        changed: Callable[[], None],
+        loaded: Callable[[], list[LoadedModel]] = list,
+    ) -> None:
+        self._runners = runners
+        self._ledger = ledger
+        self._peaks = peaks
+        self._read = read
+        self._changed = changed
+        self._loaded = loaded
+        self._measuring = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Measure at intervals until cancelled."""
+        await run_periodically(self.measure, MEASURE_SECONDS, name="memory measurement")
+
+    async def measure(self) -> None:
+        """Measure once; the measurement of an engine that ended meanwhile is dropped."""
+        async with self._measuring:  # the peaks are written in a thread
+            await self._measure_all()
+
+    async def _measure_all(self) -> None:
+        available_bytes = self._ledger.available_bytes
+        before = {uid: (runner.record, runner.state.pid) for uid, runner in self._runners.items()}
+        pids = {uid: pid for uid, (_, pid) in before.items() if pid is not None}
+        reading, seen = await asyncio.to_thread(self._read_footprints, pids)
+        ours = 0
+        runs = {}
+        in_daemons = self._loaded()
+        reported = {model.name: model.memory_bytes for model in in_daemons if model.memory_bytes is not None}
+        for uid, runner in self._runners.items():
+            record, found = runner.record, seen.get(uid)
+            if not runner.state.exists:
+                continue
+            if found is None or record is None or before.get(uid) != (record, runner.state.pid):
+                # It has no process of its own, or one that is not known yet: it counts with what its daemon
+                # reports, or with its reservation.
+                if (daemon_bytes := reported.get(runner.model or "")) is not None:
+                    self._ledger.observe(uid, daemon_bytes)
+                ours += self._ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
+                continue
+            ours += found.unavailable_bytes
+            self._ledger.observe(uid, found.bytes)
+            runs[f"{uid}/{record.started_at}"] = (record.spec, found.bytes)
+        memory_bytes = self._ledger.memory_bytes
+        if memory_bytes is not None and reading.available_bytes is not None:
+            excess = excess_bytes(
+                memory_bytes=memory_bytes,
+                available_bytes=reading.available_bytes,
+                own_bytes=ours,
+                budget_bytes=self._ledger.budget_bytes,
+                loaded_bytes=sum(model.memory_bytes or 0 for model in in_daemons if not model.ours),
+            )
+            self._ledger.observe_others(excess)
+        if self._ledger.available_bytes != available_bytes:
+            self._changed()
+        await asyncio.to_thread(self._peaks.observe, runs)
+
+    def _read_footprints(self, pids: Mapping[str, int]) -> tuple[PressureReading, dict[str, Footprint]]:
+        found = {uid: footprint(pid) for uid, pid in pids.items()}
+        return self._read(), {uid: measured for uid, measured in found.items() if measured}

@@ -1,0 +1,102 @@
+"""Peak memory of earlier runs, by artifacts, runtime and arguments, for the next admission.
+
+The reservation is the larger of the estimate and the highest peak of the last runs. It is never below the estimate, so
+a run that was short, idle or measured badly does no harm; a run that leaked is forgotten after as many better ones.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from artifacts import durable
+from crds.metalprocess import Artifact, MetalProcessSpec
+from crds.serving import ServingOptions, stated_options
+
+RUNS: Final = 5
+"""Runs that are kept for each key."""
+_MAX_ENTRIES: Final = 256
+_FIRST_OPTIONS: Final = ("mode", "context_length", "parallel", "cache_type_k", "cache_type_v", "extra_args")
+"""In the order in which the keys of the file have always had them. An option that was added later is in a key where it
+differs from its default, so that the keys of earlier versions stay valid."""
+_FREE_OPTIONS: Final = frozenset({"chat_template"})
+"""Options that take no memory."""
+_GROWTH: Final = 1.01
+"""A peak that rises by less than this factor is not written."""
+
+log = structlog.get_logger()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The peak of one run of an engine; `started` is unique among runs."""
+
+    started: str
+    bytes: int
+
+
+class PeaksFile(msgspec.Struct, frozen=True):
+    """The state file `peaks.json`."""
+
+    runs: dict[str, list[Run]] = {}
+    """By key of `identify_serving`, the latest last."""
+
+
+class Peaks:
+    """Peaks of earlier runs, kept in the file `path`, or only in memory if that is None.
+
+    Raises OSError if it cannot be read.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        remembered = durable.read(path, PeaksFile) if path else None
+        self._runs = dict(remembered.runs) if remembered else {}
+
+    def needed_bytes(self, spec: MetalProcessSpec) -> int:
+        """Return the memory to reserve for `spec`."""
+        seen = self._runs.get(identify_serving(spec), ())
+        return max(spec.memory_bytes, max((run.bytes for run in seen), default=0))
+
+    def observe(self, seen: Mapping[str, tuple[MetalProcessSpec, int]]) -> None:
+        """Note the memory in use by engines, by the unique name of their run; blocks while the file is written."""
+        changed = [self._note(started, identify_serving(spec), used) for started, (spec, used) in seen.items()]
+        if not any(changed) or self._path is None:
+            return
+        while len(self._runs) > _MAX_ENTRIES:
+            self._runs.pop(next(iter(self._runs)))
+        try:
+            durable.write(self._path, PeaksFile(self._runs))
+        except OSError as error:
+            log.warning("peaks_not_written", error=str(error))
+
+    def _note(self, started: str, key: str, used_bytes: int) -> bool:
+        runs = self._runs.get(key, [])
+        known = next((run for run in runs if run.started == started), None)
+        if known and used_bytes < known.bytes * _GROWTH:
+            return False
+        others = [run for run in runs if run is not known]
+        # The key that was used last is the last to be forgotten.
+        self._runs.pop(key, None)
+        self._runs[key] = [*others, Run(started, used_bytes)][-RUNS:]
+        return True
+
+
+def identify_serving(spec: MetalProcessSpec) -> str:
+    """Return the key of all that memory use depends on: artifacts, runtime and options, but not the service."""
+    artifacts = [spec.artifact, *(each.artifact for each in spec.further_artifacts)]
+    options = stated_options(spec)
+    decides = [
+        [_digest(artifact) for artifact in artifacts],
+        spec.runtime,
+        *(options.pop(name) for name in _FIRST_OPTIONS),
+    ]
+    defaults = stated_options(ServingOptions())
+    later = {name: value for name, value in options.items() if name not in _FREE_OPTIONS and value != defaults[name]}
+    return hashlib.sha256(msgspec.json.encode([*decides, later] if later else decides, order="sorted")).hexdigest()
+
+
+def _digest(artifact: Artifact) -> str:
+    return artifact.sha256 or f"{artifact.source}@{artifact.revision}/{artifact.size_bytes}"

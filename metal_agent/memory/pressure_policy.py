@@ -1,0 +1,286 @@
+"""Decides what this host does while it is short of memory, as a pure function of state, sample and time.
+
+The machine belongs to its owner, whose programs count as much as ours: whatever causes the pressure, models give way.
+First no engine is started any more. Then the least important process is displaced: it serves on until its replacement
+on another host answers, so no request fails. Only under critical pressure is a process evicted that found no other
+host, one at a time, and the level is sampled again before the next. Processes of priority critical go last, and only
+under critical pressure: a Mac that is over-committed panics, and then serves nothing at all. When the level has been
+normal for a while, evicted processes return one after the other, the last one first. An unknown level (None) changes
+nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from crds.meta import PRIORITY_RANK, Priority
+from devices.pressure import PressureLevel
+
+SAMPLE_SECONDS: Final = 1.0
+_LONGEST_STEP_SECONDS: Final = 5.0
+"""Counted at most between two samples: a busy machine samples late, and one that slept saw nothing."""
+WARN_SECONDS: Final = 5.0
+"""Seconds of warn or worse in a row until no engine is started: while Metal computes, moments of warn are normal."""
+CRITICAL_SECONDS: Final = 2.0
+"""Seconds of critical in a row until it counts: longer than a spike, much shorter than the time until a Mac hangs."""
+DISPLACE_AFTER_SECONDS: Final = 30.0
+"""Seconds of warn in a row until a process is displaced; the cause is often over by then."""
+DISPLACEMENT_SECONDS: Final = 1800.0
+"""Time for a displacement below critical; after it the next process is displaced, which may fit elsewhere.
+
+Large weights may take as long to be fetched and loaded on the other host; requests are answered meanwhile.
+"""
+CRITICAL_DISPLACEMENT_SECONDS: Final = 15.0
+"""The same while the pressure is critical; after it the process is evicted, with or without a replacement."""
+SETTLE_SECONDS: Final = 15.0
+"""Between the end of one engine and the choice of the next: memory is freed, and the level follows, with a delay."""
+ENDING_SECONDS: Final = 300.0
+"""Longest wait for an ending engine: many times what withdrawal, drain and SIGKILL take (50 s).
+
+A process that waits in the kernel, as for a GPU that hangs, ignores every signal, and may stay until the next boot.
+"""
+CALM_SECONDS: Final = 60.0
+"""Seconds of normal in a row until the pressure is over."""
+MAX_CALM_SECONDS: Final = 960.0
+RELAPSE_SECONDS: Final = 600.0
+"""Pressure that comes back so soon after its end, or after a return, doubles the calm needed each time."""
+RETURN_SECONDS: Final = 60.0
+"""Between two returns: each engine must have shown how much memory it takes."""
+
+MemoryStage = Literal["absent", "loading", "serving", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """A process of this host at the time of a sample."""
+
+    uid: str
+    priority: Priority
+    stage: MemoryStage
+    """absent: it has no engine. ending: its engine is being stopped, for whatever reason."""
+    memory_bytes: int
+    idle_seconds: float | None = None
+    """Since its last request; None if unknown, which counts as busy."""
+
+    @property
+    def is_running(self) -> bool:
+        """True if it uses memory that it would not free by itself."""
+        return self.stage in {"loading", "serving"}
+
+    @property
+    def is_protected(self) -> bool:
+        """True if it goes last, and only under critical pressure."""
+        return self.priority == "critical"
+
+    @property
+    def displacement_order(self) -> tuple[bool, int, float, int]:
+        """Sort key, the least loss last; an engine that still loads answers no request, so it counts as idle."""
+        idle = math.inf if self.stage == "loading" else self.idle_seconds or 0.0
+        return not self.is_protected, PRIORITY_RANK[self.priority], idle, self.memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Start no engine until Release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Displace:
+    """Request a replacement of this process on another host; it serves on meanwhile."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelDisplacement:
+    """Withdraw Displace: the process stays."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Stop this process's engine, drained first, and hold it until Return."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Allow engines to be started again, except those of evicted processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Allow this process, which was evicted, to start again."""
+
+    uid: str
+
+
+PressureAction = Hold | Displace | CancelDisplacement | Evict | Release | Return
+STEP_LABELS: Final[dict[type[PressureAction], str]] = {
+    Hold: "hold",
+    Displace: "ask",
+    CancelDisplacement: "keep",
+    Evict: "evict",
+    Release: "release",
+    Return: "return",
+}
+"""Value of the label `step` of the metric pomona_agent_pressure_steps_total; these names are API."""
+
+
+@dataclass(frozen=True, slots=True)
+class PressureState:
+    """Samples and decisions so far. Seconds count sampled time only; None: the last sample had another level."""
+
+    is_under_pressure: bool = False
+    """The host starts no engine: the condition MemoryPressure."""
+    displacing: str | None = None
+    """Uid of the process that is being displaced."""
+    evicted: tuple[str, ...] = ()
+    """Uids of evicted processes, in the order of their eviction."""
+    needed_calm_seconds: float = CALM_SECONDS
+    """Seconds of normal until the present pressure is over."""
+    passed_over: frozenset[str] = frozenset()
+    """Processes that were displaced during this pressure and found no other host in time."""
+    sampled_at: float | None = None
+    """Time of the last sample, of a monotonic clock."""
+    warn_seconds: float | None = None
+    """Seconds of warn or worse in a row."""
+    critical_seconds: float | None = None
+    normal_seconds: float | None = None
+    displacing_seconds: float = 0.0
+    since_ending_seconds: float = math.inf
+    """Since an engine was last seen ending, unless it has been ending for too long."""
+    ending_seconds: float = 0.0
+    """In a row, with an ending engine."""
+    since_return_seconds: float = math.inf
+    """Since an evicted process last returned."""
+    since_over_seconds: float = math.inf
+    """Since the last pressure ended."""
+
+    @property
+    def is_critical(self) -> bool:
+        """True if the pressure has been critical for longer than a spike."""
+        return self.critical_seconds is not None and self.critical_seconds >= CRITICAL_SECONDS
+
+
+PressureStep = tuple[PressureState, tuple[PressureAction, ...]]
+
+
+def step(
+    state: PressureState, level: PressureLevel | None, candidates: Sequence[EvictionCandidate], now: float
+) -> PressureStep:
+    """Decide the actions that follow from one sample of memory and processes; a level of None changes nothing."""
+    gap = 0.0 if state.sampled_at is None else max(0.0, now - state.sampled_at)
+    state = replace(state, sampled_at=now)
+    if level is None:
+        return state, ()
+    state = _advance_clocks(state, level, min(gap, _LONGEST_STEP_SECONDS), candidates)
+    if not state.is_under_pressure:
+        return _begin_pressure(state) if _is_due(state) else _return_evicted(state, candidates)
+    if state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds:
+        return _end_pressure(state)
+    return _relieve(state, candidates)
+
+
+def _advance_clocks(
+    state: PressureState, level: PressureLevel, seconds: float, candidates: Sequence[EvictionCandidate]
+) -> PressureState:
+    """Add the time since the last sample to every clock of the state."""
+
+    def run(before: float | None, *, goes_on: bool) -> float | None:
+        if not goes_on:
+            return None
+        return 0.0 if before is None else before + seconds
+
+    is_ending = any(each.stage == "ending" for each in candidates)
+    ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
+    is_quiet = not is_ending or ending_seconds > ENDING_SECONDS
+    return replace(
+        state,
+        warn_seconds=run(state.warn_seconds, goes_on=level != "normal"),
+        critical_seconds=run(state.critical_seconds, goes_on=level == "critical"),
+        normal_seconds=run(state.normal_seconds, goes_on=level == "normal"),
+        displacing_seconds=state.displacing_seconds + seconds,
+        since_ending_seconds=state.since_ending_seconds + seconds if is_quiet else 0.0,
+        ending_seconds=ending_seconds,
+        since_return_seconds=state.since_return_seconds + seconds,
+        since_over_seconds=state.since_over_seconds + seconds,
+    )
+
+
+def _is_due(state: PressureState) -> bool:
+    return state.is_critical or (state.warn_seconds is not None and state.warn_seconds >= WARN_SECONDS)
+
+
+def _begin_pressure(state: PressureState) -> PressureStep:
+    relapse = min(state.since_over_seconds, state.since_return_seconds) < RELAPSE_SECONDS
+    calm = min(MAX_CALM_SECONDS, 2 * state.needed_calm_seconds) if relapse else CALM_SECONDS
+    return replace(state, is_under_pressure=True, needed_calm_seconds=calm), (Hold(),)
+
+
+def _end_pressure(state: PressureState) -> PressureStep:
+    actions: tuple[PressureAction, ...] = (
+        (CancelDisplacement(state.displacing), Release()) if state.displacing else (Release(),)
+    )
+    return replace(
+        state, is_under_pressure=False, displacing=None, passed_over=frozenset(), since_over_seconds=0.0
+    ), actions
+
+
+def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
+    """Decide the next action against the pressure, if it is time for one."""
+    running = {each.uid: each for each in candidates if each.is_running}
+    if state.displacing is not None and state.displacing not in running:
+        # It runs elsewhere now, or ended by itself.
+        state = replace(state, displacing=None)
+    unfinished = next((uid for uid in state.evicted if uid in running), None)
+    if unfinished is not None:
+        # An earlier agent recorded the eviction and did not get to it.
+        return state, (Evict(unfinished),)
+    if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
+        return state, ()
+    if state.displacing is not None:
+        return _follow_up_displacement(state, running[state.displacing])
+    return _pick_for_displacement(state, list(running.values()))
+
+
+def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) -> PressureStep:
+    """Decide whether the process that is being displaced is evicted, stays, or gets more time."""
+    if state.is_critical and (
+        candidate.stage == "loading" or state.displacing_seconds >= CRITICAL_DISPLACEMENT_SECONDS
+    ):
+        return replace(state, displacing=None, evicted=(*state.evicted, candidate.uid)), (Evict(candidate.uid),)
+    if state.critical_seconds is None and state.displacing_seconds >= DISPLACEMENT_SECONDS:
+        return replace(state, displacing=None, passed_over=state.passed_over | {candidate.uid}), (
+            CancelDisplacement(candidate.uid),
+        )
+    return state, ()
+
+
+def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandidate]) -> PressureStep:
+    """Pick the process that is the least loss, and displace it."""
+    if state.is_critical:
+        eligible = running
+    elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
+        eligible = [each for each in running if not each.is_protected and each.uid not in state.passed_over]
+    else:
+        return state, ()
+    chosen = max(eligible, key=lambda each: (each.displacement_order, each.uid), default=None)
+    if chosen is None:
+        return state, ()
+    return replace(state, displacing=chosen.uid, displacing_seconds=0.0), (Displace(chosen.uid),)
+
+
+def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
+    """Return evicted processes, the last one first, each after the one before it has loaded."""
+    stages = {each.uid: each.stage for each in candidates}
+    back = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
+    settled = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
+    is_busy = "loading" in stages.values() or not state.since_ending_seconds
+    if back is None or not settled or is_busy:
+        return state, ()
+    evicted = tuple(uid for uid in state.evicted if uid != back)
+    return replace(state, evicted=evicted, since_return_seconds=0.0), (Return(back),)

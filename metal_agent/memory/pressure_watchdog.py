@@ -1,0 +1,245 @@
+"""Samples the memory pressure of this host and performs what `pressure_policy.step` decides.
+
+The state is written to disk before an action is performed, so that a process that was evicted stays evicted over a
+restart of the agent, and returns. A sample is taken each second, which is cheap; idle times, which the proxy has to be
+asked for, are read only while there is pressure.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from artifacts import durable
+from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE
+from devices.pressure import PressureLevel, PressureReading
+from kube.client import Obj
+from metal_agent import lifecycle
+from metal_agent.assignments import Assignment
+from metal_agent.memory import pressure_policy
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.pressure_policy import (
+    CancelDisplacement,
+    Displace,
+    Evict,
+    EvictionCandidate,
+    Hold,
+    MemoryStage,
+    PressureAction,
+    PressureState,
+    Release,
+    Return,
+)
+from metal_agent.periodic import run_periodically
+
+_HOLD: Final = "this host is short of memory: no engine is started here until the pressure is over"
+_EVICTED: Final = "this host is short of memory: the engine was stopped, and is started again when the pressure is over"
+_DISPLACED: Final = "this host is short of memory: the process serves on until its replacement on another host answers"
+_MESSAGES: Final[dict[type[PressureAction], str]] = {
+    Hold: _HOLD,
+    Displace: _DISPLACED,
+    CancelDisplacement: "the process stays on this host: the pressure is over, or no other host has room for it",
+    Evict: _EVICTED,
+    Release: "this host has memory again: held processes are started, evicted ones return one after the other",
+    Return: "this host has memory again: the evicted process is started",
+}
+
+log = structlog.get_logger()
+
+
+class EvictableProcess(Protocol):
+    """A process that may be held or evicted; a runner is one."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """The MetalProcess that it runs."""
+
+    @property
+    def state(self) -> lifecycle.ProcessState:
+        """Its state."""
+
+    def notify(self, event: lifecycle.Held | lifecycle.Evicted | lifecycle.Released) -> None:
+        """Send the event that it is held, evicted or released."""
+
+
+class PressureRecord(msgspec.Struct, frozen=True):
+    """The state file `pressure.json`: what the next agent must know of a pressure that this one saw."""
+
+    is_under_pressure: bool = msgspec.field(default=False, name="pressed")
+    displacing: str | None = msgspec.field(default=None, name="asking")
+    evicted: tuple[str, ...] = ()
+    needed_calm_seconds: float = pressure_policy.CALM_SECONDS
+
+    @classmethod
+    def of(cls, state: PressureState) -> "PressureRecord":
+        """Return the record of `state`."""
+        return cls(state.is_under_pressure, state.displacing, state.evicted, state.needed_calm_seconds)
+
+    @property
+    def state(self) -> PressureState:
+        """The state to go on from, with no sample taken yet."""
+        return PressureState(
+            is_under_pressure=self.is_under_pressure,
+            displacing=self.displacing,
+            evicted=self.evicted,
+            needed_calm_seconds=self.needed_calm_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogInputs:
+    """Readings of a watchdog: memory level, idle times and reservations."""
+
+    read: Callable[[], PressureReading]
+    """Reads level and free memory; blocks for a moment, so it is called in a thread."""
+    idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]]
+    """Returns by uid the time since the last request: None if there was none; unknown processes are left out."""
+    ledger: Ledger
+
+
+class PressureWatchdog:
+    """The memory pressure of one host.
+
+    Args:
+        path: the state file.
+        runners: the processes of this host, by uid of their MetalProcess.
+        inputs: readings.
+        on_action: called with each action after it was begun, and with a message for the user.
+
+    Raises OSError when the state file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        runners: Mapping[str, EvictableProcess],
+        inputs: WatchdogInputs,
+        on_action: Callable[[PressureAction, str], None],
+    ) -> None:
+        self._path = path
+        self._runners = runners
+        self._inputs = inputs
+        self._on_action = on_action
+        self._written = durable.read(path, PressureRecord) or PressureRecord()
+        self.state = self._written.state
+        self.level: PressureLevel | None = None
+        """The level of the last sample; None if the system reports none."""
+        self._has_level = False
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        await run_periodically(self.sample, pressure_policy.SAMPLE_SECONDS, name="pressure sample")
+
+    async def sample(self) -> None:
+        """Take one sample and perform the actions that follow from it."""
+        reading = await asyncio.to_thread(self._inputs.read)
+        if reading.level != self.level:
+            log.info("pressure_level_changed", pressure=reading.level, available_bytes=reading.available_bytes)
+        self.level = reading.level
+        self._has_level = self._has_level or reading.level is not None
+        calm = reading.level in {None, "normal"}
+        idle = {} if calm else await self._inputs.idle_seconds()
+        now = time.monotonic()
+        candidates = [self._candidate(uid, runner, idle, now) for uid, runner in self._runners.items()]
+        self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
+        await self._write_record()
+        for action in actions:
+            self._perform(action)
+
+    def hold_for(self, uid: str) -> lifecycle.Held | None:
+        """Return why the process must not start an engine now, or None if it may."""
+        if uid in self.state.evicted:
+            return lifecycle.Held(MEMORY_PRESSURE, _EVICTED)
+        return lifecycle.Held(MEMORY_PRESSURE, _HOLD) if self.state.is_under_pressure else None
+
+    def retain(self, uids: set[str]) -> None:
+        """Forget evicted processes that are not among `uids`, which are all that are assigned to this host."""
+        gone = set(self.state.evicted) - uids
+        if gone:
+            evicted = tuple(uid for uid in self.state.evicted if uid in uids)
+            self.state = replace(self.state, evicted=evicted)
+
+    def pressure_condition(self) -> Obj:
+        """Return the MetalHost's condition MemoryPressure, without lastTransitionTime."""
+        if self.state.is_under_pressure:
+            status, reason, message = (
+                "True",
+                MEMORY_PRESSURE,
+                f"{_HOLD}; {len(self.state.evicted)} processes were stopped",
+            )
+        elif self._has_level:
+            status, reason, message = "False", "MemorySuffices", "engines are started as they are assigned"
+        else:
+            status, reason, message = "Unknown", "LevelUnknown", "the operating system reports no memory pressure level"
+        return {"type": MEMORY_PRESSURE, "status": status, "reason": reason, "message": message}
+
+    def displacement_condition(self, runner: EvictableProcess) -> Obj | None:
+        """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
+        uid, state = runner.assignment.uid, runner.state
+        if uid != self.state.displacing and uid not in self.state.evicted and not state.awaits_release:
+            return None
+        message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HOLD
+        return {"type": DISRUPTION_TARGET, "status": "True", "reason": MEMORY_PRESSURE, "message": message}
+
+    def _candidate(
+        self, uid: str, runner: EvictableProcess, idle: Mapping[str, float | None], now: float
+    ) -> EvictionCandidate:
+        idle_seconds = idle.get(uid)
+        if idle_seconds is None and uid in idle and runner.state.ready_since is not None:
+            idle_seconds = now - runner.state.ready_since
+        spec = runner.assignment.spec
+        return EvictionCandidate(
+            uid=uid,
+            priority=spec.priority if spec else "normal",
+            stage=memory_stage(runner.state),
+            memory_bytes=self._inputs.ledger.reserved.get(uid, 0),
+            idle_seconds=idle_seconds,
+        )
+
+    async def _write_record(self) -> None:
+        wanted = PressureRecord.of(self.state)
+        if wanted == self._written:
+            return
+        try:
+            await asyncio.to_thread(durable.write, self._path, wanted)
+        except OSError as error:
+            # To free memory matters more than to remember it; the next sample tries to write again.
+            log.warning("pressure_record_not_written", path=str(self._path), error=str(error))
+        else:
+            self._written = wanted
+
+    def _perform(self, action: PressureAction) -> None:
+        match action:
+            case Hold():
+                for runner in self._runners.values():
+                    runner.notify(lifecycle.Held(MEMORY_PRESSURE, _HOLD))
+            case Release():
+                for uid, runner in self._runners.items():
+                    if uid not in self.state.evicted:
+                        runner.notify(lifecycle.Released())
+            case Evict(uid):
+                self._runners[uid].notify(lifecycle.Evicted(MEMORY_PRESSURE, _EVICTED))
+            case Return(uid):
+                self._runners[uid].notify(lifecycle.Released())
+            case Displace() | CancelDisplacement():
+                pass  # only the condition DisruptionTarget changes
+        log.warning(
+            "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
+        )
+        self._on_action(action, _MESSAGES[type(action)])
+
+
+def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
+    """Return the stage of a process as the pressure policy sees it."""
+    if state.phase == "Stopping":
+        return "ending"
+    if not state.exists:
+        return "absent"
+    if state.phase == "Starting":
+        return "ending" if state.reason else "loading"
+    return "serving"

@@ -1,0 +1,1 @@
+"""Native processes: starting, adopting and ending them, their command lines and their log files."""

@@ -1,0 +1,85 @@
+"""Engines that this host can run, and the command and environment of each for a MetalProcess."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from artifacts.source import parse
+from crds.metalprocess import MetalProcessSpec
+from devices.sockets import LOOPBACK
+from devices.vendors import VENDORS
+from runtimes.registry import RUNTIMES
+from runtimes.serving import CompanionFile, Listen, Process, RuntimeDemand, Serving, build_serving, refusal
+
+_LISTEN = Listen(LOOPBACK, 0)
+
+
+def list_installed() -> list[str]:
+    """Return the runtimes with processes of their own that are installed. It reads files, so it blocks."""
+    return [name for name, runtime in RUNTIMES.items() if runtime.process and runtime.installed()]
+
+
+def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -> list[str]:
+    """Return the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
+
+    Args:
+        spec: what is to be served, by a runtime with a process of its own.
+        model: the weights on this host.
+        further: for each of `spec.further_artifacts` where it is on this host.
+
+    Raises:
+        ValueError: the runtime is no longer installed.
+    """
+    command = _process(spec).command()
+    if command is None:
+        raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
+    return [*command, *_process(spec).arguments(serving_of(spec, str(model), further), _LISTEN)]
+
+
+def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
+    """Return what the engine of this process serves: `model` is a path, or a source that its daemon fetches."""
+    companions = [
+        CompanionFile(each.role, str(path), each.scale)
+        for each, path in zip(spec.further_artifacts, further, strict=True)
+    ]
+    gpu_layers = VENDORS["metal"].gpu_layers if sys.platform == "darwin" else None
+    return build_serving(
+        spec.service_name, model, spec, companions, draft_max_tokens=spec.draft_max_tokens, gpu_layers=gpu_layers
+    )
+
+
+def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
+    """Return the engine's environment: ours, without variables that would configure it, and without tokens."""
+    return _process(spec).environment(os.environ)
+
+
+def find_served_name(spec: MetalProcessSpec) -> str | None:
+    """Return the name of the model in requests to the engine, or None if that is the service's name."""
+    runtime = RUNTIMES[spec.runtime]
+    return runtime.process.served_name if runtime.process else None
+
+
+def find_obstacle(spec: MetalProcessSpec) -> str | None:
+    """Return why the runtime cannot serve `spec`, and what to do; None if it can. Raises SourceError."""
+    further = spec.further_artifacts
+    demand = RuntimeDemand(
+        format="mlx" if parse(spec.artifact.source).is_folder else "gguf",
+        accelerator="metal",
+        in_pods=False,
+        # The API server holds which arguments there are; a newer one may know more, and the engine here too.
+        options=structs.replace(spec, extra_args=[]),
+        draft=any(each.role == "draft" for each in further),
+        projector=any(each.role == "projector" for each in further),
+        adapter_scales=[each.scale for each in further if each.role == "adapter"],
+    )
+    return refusal(RUNTIMES[spec.runtime], demand)
+
+
+def _process(spec: MetalProcessSpec) -> Process:
+    runtime = RUNTIMES[spec.runtime]
+    if runtime.process is None:
+        raise ValueError(f"{spec.runtime} is a daemon, which is not started for one process")
+    return runtime.process

@@ -1,0 +1,59 @@
+"""The handle of a running engine, which is a process of its own or a model in a shared daemon.
+
+Both have the same lifecycle: an engine is started, generates its first token, ends by itself or on request, and is
+adopted by the next agent. Only how that is done differs, and the handle hides it from the runner.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """Identity of a process among all others, earlier and later: a pid is not used twice with the same start time."""
+
+    pid: int
+    start_time: str
+    boot_id: str
+
+
+class EngineExit(msgspec.Struct, frozen=True):
+    """The exit of an engine; empty for an adopted process, whose exit status the system does not report to us."""
+
+    code: int | None = None
+    signal: str | None = None
+    reason: str = ""
+    """CamelCase reason, if an engine without a process of its own reports one; `message` says what to do."""
+    message: str = ""
+
+
+class EngineHandle(Protocol):
+    """A running engine, started or adopted. Needs a running event loop."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, if it has a process of its own."""
+
+    @property
+    def identity(self) -> ProcessIdentity | None:
+        """Identity of its process; None if it has none of its own, or that ended at once."""
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model in requests to the engine; None if that is the service's name."""
+
+    @property
+    def token(self) -> str | None:
+        """Bearer token that the engine itself requires. Never logged, never in a status."""
+
+    def url(self) -> str | None:
+        """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""
+
+    async def wait(self) -> EngineExit:
+        """Wait until it has ended, for whatever reason."""
+
+    async def end(self, grace_seconds: float) -> None:
+        """Stop it, by force after the grace if possible, and wait until it is gone."""
+
+    def release(self) -> None:
+        """Stop watching it; the engine goes on."""

@@ -1,0 +1,75 @@
+"""Rotates logs of engines and proxy, and the agent's own, while they are written.
+
+An engine keeps its log file open and outlives the agent, so neither a pipe nor a new file name is possible: the end of
+the log is copied and the file truncated in place, which programs that append do not notice. Lines written between the
+two are lost, and a log grows while no agent runs.
+"""
+
+import fcntl
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+PROXY_LOG: Final = "proxy.log"
+"""The name of the proxy's log, beside those of engines."""
+LOOK_SECONDS: Final = 10.0
+"""Between two checks of the sizes; a log may exceed its limit by what is written meanwhile."""
+MAX_BYTES: Final = 16 << 20
+KEPT_BYTES: Final = 4 << 20
+"""The end of a log that is kept when it is truncated."""
+KEPT_LOGS: Final = 32
+"""The number of logs that are kept of engines that are gone."""
+
+log = structlog.get_logger()
+
+
+def previous_log_path(path: Path) -> Path:
+    """Return the path of the earlier part of a log, from before it was truncated or its engine was started again."""
+    return path.with_suffix(".previous.log")
+
+
+def trim_logs(folder: Path, written: Collection[Path]) -> None:
+    """Truncate logs that are too large, and delete the oldest of engines that are gone. Blocks.
+
+    Args:
+        folder: the folder of the logs.
+        written: paths of logs that a live process has open.
+    """
+    for path in written:
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                _trim(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("log_not_truncated", path=str(path), error=str(error))
+    needed = {*written, *map(previous_log_path, written)}
+    try:
+        old = [path for path in folder.glob("*.log") if path not in needed]
+        for path in sorted(old, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("old_logs_not_deleted", folder=str(folder), error=str(error))
+
+
+def trim_own_log(descriptor: int) -> None:
+    """Truncate the agent's own log, if `descriptor` is a file opened for appending, as launchd does."""
+    status = os.fstat(descriptor)
+    appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+    if stat.S_ISREG(status.st_mode) and appends and status.st_size > MAX_BYTES:
+        os.ftruncate(descriptor, 0)
+        log.info("own_log_truncated", bytes=status.st_size)
+
+
+def _trim(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        end = file.read()
+        # Before the copy is written, so that it works on a full disk.
+        file.truncate(0)
+    previous_log_path(path).write_bytes(end)
+    log.info("log_truncated", path=str(path), kept_bytes=len(end))

@@ -1,0 +1,298 @@
+"""Native processes that outlive the agent: started, adopted, watched to their end and stopped.
+
+Each leads a session of its own, writes to a log file rather than to a pipe that would break when the agent ends, and
+has the agent's state folder in its environment, so that an agent that lost its record still finds and kills it. It is
+started by posix_spawn and not by subprocess, which forks for a new session: a fork of a macOS process with threads
+crashes before exec.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+
+from devices import processes
+from devices.sockets import LOOPBACK, loopback_port
+from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
+
+OWNER_VARIABLE: Final = "POMONA_AGENT_STATE"
+"""Environment variable of every process that the agent starts; its value is the agent's state folder."""
+_LOG_LINES = 40
+_LOG_TAIL_BYTES = 8192
+_KILL_SECONDS: Final = 10.0
+_REAP_SECONDS: Final = 0.005
+_NO_PROCESS: Final = frozenset({errno.ESRCH, errno.ENOENT, errno.EINVAL})
+"""Errors for a pid that is no process; the latter two if it is the id of a thread now."""
+
+log = structlog.get_logger()
+
+
+def identify_process(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the live process `pid`, or None if there is none. Raises OSError if that is unknown."""
+    started = processes.start_time(pid)
+    return ProcessIdentity(pid, started, processes.boot_id()) if started is not None else None
+
+
+class NativeProcess:
+    """A running process of this agent, started or adopted: an `EngineHandle`. Needs a running event loop.
+
+    Args:
+        pid: the process id.
+        child: True for a child that was not waited for: its pid is valid even after it has ended.
+
+    Raises OSError, and ProcessLookupError if there is no process `pid`.
+    """
+
+    model: None = None
+    token: None = None
+
+    def __init__(self, pid: int, *, child: bool = False) -> None:
+        self.pid = pid
+        self._watch = _watch(pid, child=child)
+        try:
+            # Now, as the watch holds this very process, even if the pid is reused a moment later.
+            self.identity = identify_process(pid)
+        except BaseException:
+            if self._watch is not None:
+                os.close(self._watch)
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[EngineExit] = self._loop.create_future()
+        if self._watch is None:
+            self._loop.call_soon(self._ended)
+        else:
+            self._loop.add_reader(self._watch, self._ended)
+
+    def url(self) -> str | None:
+        """Return the URL at which it listens on loopback, as the kernel reports it; None if it does not listen."""
+        port = loopback_port(self.pid)
+        return f"http://{LOOPBACK}:{port}" if port else None
+
+    async def wait(self) -> EngineExit:
+        """Wait for its end."""
+        return await asyncio.shield(self._exit)
+
+    async def end(self, grace_seconds: float) -> None:
+        """Send SIGTERM to the group, SIGKILL after the grace, and wait until the leader is gone."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self.wait()
+                return
+        log.warning("process_ignores_sigterm", pid=self.pid, grace_seconds=grace_seconds)
+        self._signal(signal.SIGKILL)
+        await self.wait()
+
+    def release(self) -> None:
+        """Stop watching it; the process goes on."""
+        if not self._exit.done():
+            self._exit.cancel()
+            self._close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._exit.done():
+            _signal_group(self.pid, number)
+
+    def _ended(self) -> None:
+        self._close()
+        # The pid of a child is not reused before it is waited for, so the rest of its group can still be killed.
+        _signal_group(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self) -> None:
+        try:
+            waited, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            how = EngineExit()
+        else:
+            if waited == 0:
+                # macOS reports an end a moment before the process can be waited for.
+                self._loop.call_later(_REAP_SECONDS, self._reap)
+                return
+            how = _exit(status)
+        if not self._exit.done():
+            self._exit.set_result(how)
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._loop.remove_reader(self._watch)
+            os.close(self._watch)
+            self._watch = None
+
+
+def spawn_process(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log_path: Path,
+    owner: Path,
+    inherited: Sequence[int] = (),
+) -> NativeProcess:
+    """Start `argv` in a session of its own, output appended to `log_path`, owned by the agent of folder `owner`.
+
+    The descriptors `inherited` stay open in it: a lock on weights holds as long as a process has them open.
+
+    Raises:
+        OSError: the program is missing or cannot run.
+    """
+    program = shutil.which(argv[0])
+    if program is None:
+        raise FileNotFoundError(f"cannot run {argv[0]!r}: no such program on PATH")
+    # Copies, since ours close on exec; numbered after all others, so that none is overwritten before it is copied.
+    first_free = max(inherited, default=2) + 1
+    pid = os.posix_spawn(
+        program,
+        list(argv),
+        {**environment, OWNER_VARIABLE: str(owner)},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, _writable(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_DUP2, each, first_free + index) for index, each in enumerate(inherited)),
+        ],
+        setsid=True,
+        setsigmask=[],
+        # Python ignores these signals, and a child would inherit that.
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+    )
+    try:
+        return NativeProcess(pid, child=True)
+    except BaseException:
+        # It could not be watched, and a retry would start a second one.
+        _signal_group(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _writable(log_path: Path) -> str:
+    """Return a path that can be written, or /dev/null: on a full disk an engine without a log is better than none."""
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch(mode=0o600)
+    except OSError as error:
+        log.warning("log_not_writable", path=str(log_path), error=str(error))
+        return os.devnull
+    return str(log_path)
+
+
+def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
+    """Adopt the process of `identity`; None if it is gone, or its pid belongs to another process now.
+
+    Raises OSError if that cannot be found out.
+    """
+    if identity.boot_id != processes.boot_id():
+        return None
+    try:
+        process = NativeProcess(identity.pid)
+    except OSError as error:
+        if error.errno in _NO_PROCESS:
+            return None
+        raise
+    if process.identity == identity:
+        return process
+    process.release()
+    return None
+
+
+async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
+    """Kill processes of `owner` outside the sessions that `known` pids lead; returns their pids.
+
+    They are left if an agent died between the start of a process and its record, or if a record was damaged. Nothing
+    else would stop them, and a second engine for the same model would take its memory twice; so this returns when they
+    are gone, or after some seconds.
+    """
+    strays = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(OWNER_VARIABLE) != str(owner) or os.getsid(process.pid) in known:
+                continue
+            if process.pid == os.getpid():
+                continue
+            stray = NativeProcess(process.pid)
+        except (psutil.Error, OSError):
+            continue
+        log.warning("unrecorded_process_killed", pid=stray.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stray.pid, signal.SIGKILL)
+        strays.append(stray)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_KILL_SECONDS):
+            for stray in strays:
+                await stray.wait()
+    for stray in strays:
+        stray.release()
+    return [stray.pid for stray in strays]
+
+
+def read_last_log_lines(log_path: Path) -> str:
+    """Return the end of a log for a status: printable text, a few lines, at most 4 KiB."""
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = "\n".join(text.splitlines()[-_LOG_LINES:])
+    return "".join(character for character in lines if character.isprintable() or character == "\n")[-4096:]
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    # No such group, or one of zombies, which macOS reports as a lack of permission: there is nothing to signal.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _watch(pid: int, *, child: bool) -> int | None:
+    """Watch `pid`; None for a child that has ended, which macOS does not watch. Raises OSError."""
+    try:
+        return watch_exit(pid)
+    except ProcessLookupError:
+        if child:
+            return None
+        raise
+
+
+def _exit(status: int) -> EngineExit:
+    code = os.waitstatus_to_exitcode(status)
+    return EngineExit(code=code) if code >= 0 else EngineExit(signal=_signal_name(-code))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals have no name.
+        return f"signal {number}"
+
+
+def watch_exit(pid: int) -> int:
+    """Return a descriptor that becomes readable when `pid` has ended, for the caller to close.
+
+    Nothing is polled: it is a pidfd on Linux, a kqueue on macOS. Both work for processes that are no children of ours,
+    so an engine that an earlier agent started is watched too.
+
+    Raises:
+        OSError: it cannot be watched; ProcessLookupError where there is no such process.
+    """
+    if sys.platform == "darwin":
+        queue = select.kqueue()
+        end = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD | select.KQ_EV_ONESHOT, select.KQ_NOTE_EXIT)
+        try:
+            queue.control([end], 0)
+        except OSError:
+            queue.close()
+            raise
+        # The object would close the queue when it is collected: the caller owns the duplicate.
+        descriptor = os.dup(queue.fileno())
+        queue.close()
+        return descriptor
+    return os.pidfd_open(pid)

@@ -1,0 +1,27 @@
+"""The options of an agent, and the error for an agent that cannot start with them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.proxy.config import Tls
+
+
+class StartError(Exception):
+    """The agent cannot start with its options; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """The owner's options. `address` and `memory_budget_bytes` are determined by the agent if they are None."""
+
+    name: str
+    folder: Path
+    address: str | None = None
+    first_port: int = 18000
+    last_port: int = 18999
+    file_root: Path | None = None
+    memory_budget_bytes: int | None = None
+    metrics_place: tuple[str, int] | None = None
+    """Address and port at which the agent serves its metrics; None: nowhere."""
+    tls: Tls | None = None
+    """Certificate and key of the listeners; None: they serve plain HTTP."""

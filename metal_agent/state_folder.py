@@ -1,0 +1,153 @@
+"""Ownership of a state folder by one agent or one `pomona up`, hand-over to an agent, and the identity of its agent.
+
+The lock is one of the operating system, which releases it however its owner ends. The lock file only names the process
+to signal: a `pomona up` that gets the signal leaves its engines running, so that a host that joins a cluster does not
+load its models again.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import structlog
+
+from artifacts import durable
+from kube.errors import ApiError, Unreachable
+from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.native.process import identify_process
+from metal_agent.options import StartError
+
+HAND_OVER: Final = signal.SIGUSR1
+"""Signal to a `pomona up`: leave everything running, and end."""
+HAND_OVER_SECONDS: Final = 20.0
+_PAUSE_SECONDS: Final = 0.05
+
+log = structlog.get_logger()
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The content of the lock file: the process that owns the state folder."""
+
+    identity: ProcessIdentity
+    standalone: bool = False
+    """The owner is a `pomona up`, which can hand over."""
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
+    """Own the state folder while the context lasts; the system releases it however its owner ends.
+
+    Raises:
+        StartError: another process owns it, or it cannot be made.
+    """
+    with _open_lock(folder) as lock:
+        if not _try_lock(lock, folder):
+            owner = _read_owner(lock)
+            who = "`pomona up`" if owner and owner.standalone else "agent"
+            pid = f" (process {owner.identity.pid})" if owner else ""
+            raise StartError(f"another {who}{pid} uses --state-dir {folder}: stop it, or give another folder")
+        # It only names the owner: a full disk, or a system that hides processes, must not keep the agent from starting.
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock.fileno(), 0)
+            if identity := identify_process(os.getpid()):
+                os.write(lock.fileno(), msgspec.json.encode(Owner(identity, standalone)))
+        yield
+
+
+async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
+    """Make a `pomona up` that owns the folder hand it over; any other owner is left to `own_folder`, which refuses.
+
+    `prove` checks first that the caller can serve in its place, and raises the error of the API server if not.
+
+    Raises:
+        StartError: the folder cannot be used, the API server refuses this host, or the `pomona up` does not
+            release the folder.
+    """
+    with _open_lock(folder) as lock:
+        if _try_lock(lock, folder):
+            return
+        owner = _read_owner(lock)
+        if owner is None or not owner.standalone or not _is_alive(owner):
+            return
+        try:
+            await prove()
+        except (ApiError, Unreachable) as error:
+            raise StartError(
+                f"the API server refuses this host: {error}; `pomona up` (process {owner.identity.pid}) goes on "
+                "serving: correct that, then start the agent again"
+            ) from error
+        log.info("hand_over_requested", pid=owner.identity.pid)
+        try:
+            os.kill(owner.identity.pid, HAND_OVER)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            raise StartError(
+                f"`pomona up` (process {owner.identity.pid}) of another user uses --state-dir {folder}: end it with "
+                "Ctrl-C, or give another folder"
+            ) from error
+        try:
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                while not _try_lock(lock, folder):  # noqa: ASYNC110 - the system has no event for a lock that is free
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        except TimeoutError as error:
+            raise StartError(
+                f"`pomona up` (process {owner.identity.pid}) did not hand over --state-dir {folder} within "
+                f"{HAND_OVER_SECONDS:.0f} s: end it with Ctrl-C"
+            ) from error
+
+
+def load_identity(folder: Path) -> str:
+    """Return the identity of this agent among all that may have its name; it is kept in the state folder.
+
+    Raises OSError if it cannot be read or written.
+    """
+    path = folder / "identity.json"
+    known = durable.read(path, str)
+    if known is None:
+        known = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        durable.write(path, known)
+    return known
+
+
+def _open_lock(folder: Path) -> IO[bytes]:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (folder / "agent.lock").open("a+b")
+    except OSError as error:
+        raise StartError(f"cannot use --state-dir {folder}: {error}") from error
+
+
+def _try_lock(lock: IO[bytes], folder: Path) -> bool:
+    """Try to take the lock, which closing the file releases. Raises StartError if the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StartError(f"cannot lock --state-dir {folder}: {error}: use a local disk") from error
+    return True
+
+
+def _is_alive(owner: Owner) -> bool:
+    """Decide whether the pid is certainly still that process: the file may name an earlier owner for a moment."""
+    try:
+        return identify_process(owner.identity.pid) == owner.identity
+    except OSError:
+        return False
+
+
+def _read_owner(lock: IO[bytes]) -> Owner | None:
+    lock.seek(0)
+    try:
+        return msgspec.json.decode(lock.read(), type=Owner)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,1 @@
+"""Supervision of each process, from assignment to Stopped: state machine, runner, supervisor."""

@@ -1,0 +1,73 @@
+"""Matches engines that `pomona up` left running with MetalProcesses of the cluster, so that no model is loaded twice.
+
+An engine is identified by the digest of its weights, its runtime and everything that decides its arguments, not by uid
+or name, since the cluster assigns its own. An engine that no MetalProcess claims for a while is stopped; until then its
+memory is reported to the cluster as free, and is freed if another process needs it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import structs
+
+from crds.metalprocess import Artifact, MetalProcessSpec
+from metal_agent.assignments import Assignment
+
+CLAIM_SECONDS: Final = 600.0
+"""Time, from the first full list of MetalProcesses, for the owner to apply to the cluster what ran without it."""
+
+
+def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
+    """Return the identity of an engine: its spec without names, place and priority. A new field counts.
+
+    Compare the specs, not what they encode to: msgspec leaves out a default by its identity, so equal specs may differ.
+    """
+    further = [
+        structs.replace(each, artifact=_name_weights(each.artifact), source_secret=None)
+        for each in spec.further_artifacts
+    ]
+    return structs.replace(
+        spec,
+        service_name="",
+        model_name="",
+        memory_bytes=1,
+        token_secret="",
+        source_secret=None,
+        host_name=None,
+        priority="normal",
+        artifact=_name_weights(spec.artifact),
+        further_artifacts=further,
+    )
+
+
+def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Return, by uid of a running engine, the assignment that takes it over; each engine is taken over once.
+
+    Args:
+        unclaimed: specs of running engines, by uid.
+        wanted: assignments without an engine.
+    """
+    free = {uid: (fingerprint_engine(spec), spec.service_name) for uid, spec in unclaimed.items()}
+    claimed: dict[str, Assignment] = {}
+    for assignment in wanted:
+        if assignment.spec is None or assignment.deleted:
+            continue
+        mark, name = fingerprint_engine(assignment.spec), assignment.spec.service_name
+        alike = [uid for uid, (known, _) in free.items() if known == mark]
+        # Of equal engines the one of the same service is preferred: it was started with the name of its service.
+        if uid := min(alike, key=lambda uid: (free[uid][1] != name, uid), default=None):
+            del free[uid]
+            claimed[uid] = assignment
+    return claimed
+
+
+def needs_room(wanted: Iterable[Assignment], available_bytes: int) -> bool:
+    """Decide whether the assignments, none of which runs yet, need more memory than is available."""
+    return sum(each.spec.memory_bytes for each in wanted if each.spec and not each.deleted) > available_bytes
+
+
+def _name_weights(artifact: Artifact) -> Artifact:
+    """Return the identity of weights: their digest if it is known, else their source and revision."""
+    if artifact.sha256:
+        return Artifact(source="", sha256=artifact.sha256)
+    return Artifact(source=artifact.source, revision=artifact.revision)

@@ -1,0 +1,104 @@
+"""Liveness checks of a Ready engine: decides whether it hangs or works hard.
+
+A long prompt keeps an engine silent for minutes, so silence alone never ends an engine: it must also use no processor
+time, in several checks in a row. An engine that answers requests is not probed. An idle engine is probed at its pulse
+endpoint if it has one, else for a token: with a single slot, a token would evict the cached prompt of the last
+conversation.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+
+from crds.serving import Mode
+from devices import processes
+from runtimes.probe import generate_token
+
+CHECK_SECONDS: Final = 10.0
+"""Between two checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
+TOKEN_CHECK_SECONDS: Final = 60.0
+"""The same for an engine without a pulse endpoint, where each check generates a token and wakes the processor."""
+ANSWER_SECONDS: Final = 20.0
+HUNG_CHECKS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessAnswer:
+    """The engine's reaction to a probe; `silent` if none came in time."""
+
+    problem: str = ""
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessCheck:
+    """One check of an engine.
+
+    Attributes:
+        answer: its reaction to the probe; None if it was not probed.
+        before: its processor time, in seconds, at the previous check; None if unknown.
+        after: its processor time now.
+    """
+
+    answer: LivenessAnswer | None
+    before: float | None
+    after: float | None
+
+    @property
+    def used_processor(self) -> bool:
+        """True if it used the processor since the previous check, or if that is unknown: then it must not be ended."""
+        return self.before is None or self.after is None or self.after > self.before
+
+    @property
+    def problem(self) -> str:
+        """The problem of an engine that is not alive, as a message."""
+        return self.answer.problem if self.answer else "it has requests to answer and uses no processor time"
+
+    @property
+    def alive(self) -> bool:
+        """True if it answered, or is silent and busy."""
+        if self.answer is None or self.answer.silent:
+            return self.used_processor
+        return not self.answer.problem
+
+
+def count_failures(so_far: int, check: LivenessCheck) -> int:
+    """Return how many checks in a row, `check` included, found the engine not alive."""
+    return 0 if check.alive else so_far + 1
+
+
+def pause_seconds(pulse: str | None, so_far: int) -> float:
+    """Return the pause before the next check, after `so_far` failed ones in a row."""
+    return CHECK_SECONDS if pulse or so_far else TOKEN_CHECK_SECONDS
+
+
+def should_probe(requests: int | None, before: float | None, after: float | None) -> bool:
+    """Decide whether to probe the engine: not while it has `requests` and visibly works on them."""
+    return not requests or before is None or after is None or after <= before
+
+
+async def probe_liveness(
+    session: aiohttp.ClientSession, url: str, *, pulse: str | None, model: str, mode: Mode = "chat"
+) -> LivenessAnswer:
+    """Probe the pulse endpoint of the engine at `url`, or request a token if it has none. A failure is no exception."""
+    if pulse is None:
+        found = await generate_token(session, url, model=model, token=None, timeout_seconds=ANSWER_SECONDS, mode=mode)
+        return LivenessAnswer("" if found.ok else found.message, silent=found.reason == "TimedOut")
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS), session.get(f"{url}{pulse}", allow_redirects=False) as response:
+            await response.read()
+            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                return LivenessAnswer(f"{url}{pulse} answered {response.status:d}")
+    except TimeoutError:
+        return LivenessAnswer(f"{url}{pulse} did not answer within {ANSWER_SECONDS:g} s", silent=True)
+    except (aiohttp.ClientError, OSError) as error:
+        return LivenessAnswer(f"{url}{pulse}: {error}")
+    return LivenessAnswer()
+
+
+async def read_cpu_seconds(pid: int) -> float | None:
+    """Return the processor time that the process `pid` has used, or None if unknown."""
+    return await asyncio.to_thread(processes.cpu_seconds, pid)

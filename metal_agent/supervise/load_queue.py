@@ -1,0 +1,85 @@
+"""The load slot of a host: one engine loads at a time, by priority, since memory peaks and the disk are shared.
+
+An engine holds the slot from its start to its first token. After a time limit the next engine gets it too: memory is
+reserved for each, so a slow engine costs only time.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+SLOT_SECONDS: Final = 300.0
+"""To read 100 GiB at 0.5 GB/s takes 3.5 minutes; a Mac's own disk is ten times as fast."""
+
+
+class _Waiting(NamedTuple):
+    rank: int
+    number: int
+    uid: str
+    granted: asyncio.Event
+
+
+class LoadQueue:
+    """Engines that load and processes that wait for the slot, by uid of the MetalProcess."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._loading: dict[str, float] = {}
+        """Start times by the clock; more than one if engines were adopted, or one exceeded its time."""
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+
+    def try_acquire(self, uid: str) -> bool:
+        """Acquire the slot if it is free and no process waits for it, or if `uid` has it already."""
+        if uid not in self._loading and (self._busy_until() is not None or self._waiting):
+            return False
+        self.occupy(uid)
+        return True
+
+    def occupy(self, uid: str) -> None:
+        """Record that the engine of `uid` loads, whether or not the slot is free."""
+        self._loading.setdefault(uid, self._clock())
+
+    def release(self, uid: str) -> None:
+        """Release the slot if `uid` has it."""
+        if self._loading.pop(uid, None) is not None:
+            self._grant_next()
+
+    def rename(self, uid: str, successor: str) -> None:
+        """Pass the slot of `uid`, if it has it, to `successor`."""
+        if uid in self._loading:
+            self._loading[successor] = self._loading.pop(uid)
+
+    async def acquire(self, uid: str, rank: int) -> None:
+        """Wait for the slot and acquire it: lowest rank first, then first come, first served."""
+        waiting = _Waiting(rank, next(self._numbers), uid, asyncio.Event())
+        self._waiting.append(waiting)
+        try:
+            while not waiting.granted.is_set():
+                self._grant_next()
+                until = self._busy_until()
+                try:
+                    async with asyncio.timeout(None if until is None else max(0.0, until - self._clock())):
+                        await waiting.granted.wait()
+                except TimeoutError:
+                    continue
+        except asyncio.CancelledError:
+            self.release(uid)
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def _busy_until(self) -> float | None:
+        """Return when the slot is free at the latest, or None if it is free now."""
+        until = max(self._loading.values(), default=0.0) + SLOT_SECONDS
+        return until if self._loading and until > self._clock() else None
+
+    def _grant_next(self) -> None:
+        if self._waiting and self._busy_until() is None:
+            chosen = min(self._waiting)
+            self._waiting.remove(chosen)
+            self.occupy(chosen.uid)
+            chosen.granted.set()

@@ -1,0 +1,491 @@
+"""The runner of one process: performs the actions that `lifecycle.step` decides, and feeds back their outcome."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import aiohttp
+import structlog
+from msgspec import structs
+
+from artifacts.errors import ArtifactError
+from artifacts.source import parse
+from crds.meta import PRIORITY_RANK
+from crds.metalprocess import FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus
+from kube.time import rfc3339
+from metal_agent import lifecycle
+from metal_agent.assignments import Assignment
+from metal_agent.daemons import Daemons, SharedDaemon
+from metal_agent.lifecycle import Evicted, Held, MemoryFreed, ProcessEvent, ProcessState, Released, step
+from metal_agent.memory.admission import admit, refusal
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.peaks import Peaks
+from metal_agent.native import engine_command, log_files
+from metal_agent.native.engine_handle import EngineHandle
+from metal_agent.native.process import read_last_log_lines, spawn_process
+from metal_agent.supervise import liveness
+from metal_agent.supervise.liveness import LivenessCheck, read_cpu_seconds
+from metal_agent.supervise.load_queue import LoadQueue
+from metal_agent.supervise.records import Record, Records
+from metal_agent.weights import HostWeights, PinnedWeights
+from runtimes.daemon import UNKNOWN_MODEL, DaemonError
+from runtimes.probe import generate_token
+from runtimes.registry import RUNTIMES
+
+GRACE_SECONDS: Final = 10.0
+"""Between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
+DRAIN_SECONDS: Final = 30.0
+PROGRESS_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 60.0
+_END_AGAIN_SECONDS: Final = 5.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LAST_PAUSE_SECONDS: Final = 0.2
+"""Bounds how late it is noticed that an engine is ready."""
+
+log = structlog.get_logger()
+
+
+class Exposure(Protocol):
+    """The way of requests to a process."""
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Route no new request to the process; bounded, and never raises for what the API server does."""
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        """Wait until the process answers no request, for a bounded time."""
+
+    def requests(self, uid: str) -> int | None:
+        """Return how many requests the process answered when the proxy was last asked, or None if unknown."""
+
+
+async def _do_nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerContext:
+    """The parts of the host that all its runners share."""
+
+    folder: Path
+    records: Records
+    weights: HostWeights
+    ledger: Ledger
+    session: aiohttp.ClientSession
+    exposure: Exposure
+    secret: Callable[[str, str], str | None]
+    """Returns the token in a Secret by namespace and name, or None if unknown."""
+    changed: Callable[["Runner"], None]
+    """Called after each change of state or progress."""
+    daemons: Daemons = field(default_factory=lambda: Daemons(Path(), ()))
+    loads: LoadQueue = field(default_factory=LoadQueue)
+    peaks: Peaks = field(default_factory=Peaks)
+    measure_memory: Callable[[], Awaitable[None]] = _do_nothing
+    """Updates the ledger with the memory in use now."""
+    hold: Callable[[str], Held | None] = lambda _uid: None
+    """Returns by uid why a new runner may not start an engine, or None; later changes are events."""
+
+
+class Runner:
+    """Runs one MetalProcess on this host, from assignment (or adoption of the engine of `record`) to Stopped."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        host: RunnerContext,
+        record: Record | None = None,
+        adopted: EngineHandle | None = None,
+    ) -> None:
+        self.assignment = assignment
+        self.record = record
+        self._record_written = True
+        self.progress: FetchProgress | None = None
+        self.removed = False
+        """The process is no longer assigned to this host."""
+        self.is_answering = True
+        """False from a call of `check_liveness` until the engine has answered; a new Ready engine has answered."""
+        self._host = host
+        self._engine = adopted
+        self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
+        self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
+        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._work: asyncio.Task[None] | None = None
+        self.log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
+        self._progress_reported_at = 0.0
+        self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
+        hold = host.hold(assignment.uid)
+        self.state, self._first = lifecycle.start_lifecycle(hold)
+        if record and adopted:
+            self.state, self._first = lifecycle.resume_lifecycle(
+                adopted.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic(), hold=hold
+            )
+            self._log.info("engine_adopted", pid=adopted.pid, model=adopted.model, phase=self.state.phase)
+
+    @property
+    def url(self) -> str | None:
+        """URL of the engine, once it has generated a token."""
+        return self.record.url if self.record and self.state.phase in {"Ready", "Stopping"} else None
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model in requests to the engine, if it is not the service's name."""
+        spec = self.assignment.spec
+        if self._engine is None or spec is None:
+            return None
+        return self._engine.model or engine_command.find_served_name(spec)
+
+    @property
+    def api_key(self) -> str | None:
+        """Bearer token that the engine itself requires. Never logged."""
+        return self._engine.token if self._engine else None
+
+    def remove(self) -> None:
+        """Stop the process for good: it is no longer assigned to this host."""
+        self.removed = True
+        if not self.state.leaving:
+            self._events.put_nowait(lifecycle.Removed())
+
+    def try_again(self) -> None:
+        """End the back-off now: the cause of the failure may be gone."""
+        self._events.put_nowait(lifecycle.BackoffElapsed())
+
+    @property
+    def priority_rank(self) -> int:
+        """Position in the order of importance; 0 is the most important."""
+        return PRIORITY_RANK[self.assignment.spec.priority] if self.assignment.spec else len(PRIORITY_RANK)
+
+    def notify(self, event: Held | Evicted | Released | MemoryFreed) -> None:
+        """Send an event about the host's memory."""
+        self._events.put_nowait(event)
+
+    async def check_liveness(self) -> None:
+        """Check the Ready engine now, as after a sleep of the machine; until it answers it gets no new requests."""
+        if self.state.phase == "Ready" and self.state.pid is not None:
+            self.is_answering = False
+            await self._check_once(await read_cpu_seconds(self.state.pid))
+
+    async def run(self) -> None:
+        """Run until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._engine:
+                    group.create_task(self._watch_exit(self._engine))
+                self._enter_state(group, self.state, self._first)
+                while self.state.phase != "Stopped":
+                    event = await self._events.get()
+                    self._enter_state(group, *step(self.state, event, time.monotonic()))
+        finally:
+            self._hold_weights(None)
+            if self._engine:
+                self._engine.release()
+
+    def status(self, port: int | None) -> MetalProcessStatus:
+        """Return the status; `port` is the service's port on the host's address."""
+        state, record = self.state, self.record if self.state.exists else None
+        return MetalProcessStatus(
+            phase=state.phase,
+            reason=state.reason,
+            message=state.message[:4096],
+            progress=self.progress if state.phase == "Fetching" else None,
+            pid=state.pid,
+            port=port,
+            restarts=state.restarts or None,
+            started_at=record.started_at if record else None,
+            ready_at=record.ready_at if record else None,
+            last_exit=state.last_exit,
+        )
+
+    def write_record(self) -> None:
+        """Write the record that the next agent needs to adopt the engine, unless it is written.
+
+        It is called again until it succeeds: without a record, an agent that restarts would start another engine.
+        """
+        if self.record is None or self._record_written:
+            return
+        try:
+            self._host.records.write(self.record)
+        except OSError as error:
+            self._log.error("record_not_written", error=str(error))
+        else:
+            self._record_written = True
+
+    def _enter_state(
+        self, group: asyncio.TaskGroup, state: ProcessState, actions: tuple[lifecycle.ProcessAction, ...]
+    ) -> None:
+        """Enter a state and start its actions, in place of those that still run."""
+        self._apply_state(state)
+        while lifecycle.Spawn() in actions:
+            # At once, so that no event is handled between the start of an engine and the state that has it.
+            state, actions = step(self.state, self._spawn(group), time.monotonic())
+            self._apply_state(state)
+        if self._work and (actions or self.state.phase in {"Stopped", "Rejected"}):
+            self._work.cancel()
+        if actions:
+            self._work = group.create_task(self._perform_all(actions))
+
+    def _apply_state(self, state: ProcessState) -> None:
+        before, self.state = self.state, state
+        if state.exists and state.phase == "Starting" and not state.reason:
+            self._host.loads.occupy(self.assignment.uid)
+        elif state.phase != "Starting" and not state.queued:
+            self._host.loads.release(self.assignment.uid)
+        if state.phase in {"Rejected", "Stopped"}:
+            self._host.ledger.release(self.assignment.uid)
+            self._hold_weights(None)
+        if state.needed_bytes is not None and state.needed_bytes <= self._host.ledger.available_bytes:
+            self.notify(MemoryFreed())  # the memory came free before the refusal arrived
+        if state.phase == "Ready" and before.phase != "Ready":
+            self.is_answering = True
+            self._record_ready()
+        if (state.phase, state.reason, state.pid) != (before.phase, before.reason, before.pid):
+            self._log.info(
+                "phase_changed", phase=state.phase, reason=state.reason, message=state.message, pid=state.pid
+            )
+        self._host.changed(self)
+
+    async def _perform_all(self, actions: tuple[lifecycle.ProcessAction, ...]) -> None:
+        for action in actions:
+            try:
+                event = await self._perform(action)
+            except Exception as error:  # noqa: BLE001 - a defect in one action must not end the host's other processes
+                self._log.exception("action_failed", action=action)
+                event = lifecycle.Failed("InternalError", f"{type(action).__name__}: {error}")
+            if event:
+                self._events.put_nowait(event)
+
+    async def _perform(self, action: lifecycle.ProcessAction) -> ProcessEvent | None:
+        match action:
+            case lifecycle.CheckAdmission():
+                return await self._check_admission()
+            case lifecycle.Fetch():
+                return await self._fetch()
+            case lifecycle.AwaitLoadSlot():
+                await self._host.loads.acquire(self.assignment.uid, self.priority_rank)
+                return lifecycle.LoadSlotGranted()
+            case lifecycle.ProbeEngine():
+                return await self._probe(action.timeout_seconds)
+            case lifecycle.WatchLiveness():
+                return await self._attend()
+            case lifecycle.BackOff():
+                await asyncio.sleep(action.seconds)
+                return lifecycle.BackoffElapsed()
+            case lifecycle.Withdraw():
+                await self._host.exposure.withdraw(self.assignment)
+            case lifecycle.Drain():
+                await self._host.exposure.drain(self.assignment.uid, DRAIN_SECONDS)
+            case lifecycle.End() if self._engine:
+                await self._end(self._engine)
+        return None
+
+    async def _end(self, running: EngineHandle) -> None:
+        """End the engine, and retry whatever goes wrong: nothing else would end it, and its memory stays reserved."""
+        while True:
+            try:
+                return await running.end(GRACE_SECONDS)
+            except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
+                self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
+                await asyncio.sleep(_END_AGAIN_SECONDS)
+
+    async def _check_admission(self) -> ProcessEvent:
+        if self._daemon:
+            await self._daemon.look()
+            if self._daemon.problem and self._daemon.daemon.installed():
+                return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
+        host = self._host
+        await host.measure_memory()
+        return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
+
+    async def _fetch(self) -> ProcessEvent:
+        assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
+        spec = self.assignment.spec
+        names = [spec.source_secret, *(each.source_secret for each in spec.further_artifacts)]
+        tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
+        for name, token in zip(names, tokens, strict=True):
+            if name and token is None:
+                return lifecycle.Failed(
+                    "SecretUnknown", f"waiting for the token of Secret {name}, which the controller copies to this host"
+                )
+        try:
+            if self._daemon and parse(spec.artifact.source).is_library:
+                await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
+            else:
+                self._hold_weights(await self._host.weights.fetch(spec, tokens, self._on_progress))
+                if self._daemon and self._weights:
+                    await self._provide_to_daemon(self._daemon, spec, str(self._weights.model))
+        except ArtifactError as error:
+            self._hold_weights(
+                self._host.weights.pin(spec)
+            )  # else files on disk could be deleted to make room, and fetched again
+            return refusal(spec.artifact.source, error)
+        except DaemonError as error:
+            return lifecycle.Failed(error.reason, str(error))
+        return lifecycle.Fetched()
+
+    async def _provide_to_daemon(self, shared: SharedDaemon, spec: MetalProcessSpec, model: str) -> None:
+        """Make `model`, a path or a name in the daemon's library, known to the daemon. Raises DaemonError."""
+        serving = engine_command.serving_of(spec, model)
+        await shared.bring(shared.name(spec), serving, self._on_progress)
+        if shared.daemon.copies:
+            self._hold_weights(None)
+
+    def _hold_weights(self, weights: PinnedWeights | None) -> None:
+        """Hold a lock on these weights in place of the earlier ones; an engine that runs has its own lock."""
+        if self._weights:
+            self._weights.release()
+        self._weights = weights
+
+    def _on_progress(self, here_bytes: int, total_bytes: int | None) -> None:
+        self.progress = FetchProgress(bytes=here_bytes, total_bytes=total_bytes)
+        if time.monotonic() - self._progress_reported_at >= PROGRESS_SECONDS:
+            self._progress_reported_at = time.monotonic()
+            self._host.changed(self)
+
+    def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:
+        """Start the engine and write its record; without one the next agent finds and kills it."""
+        spec = self.assignment.spec
+        there = self._daemon or (self._weights and self._weights.exists)
+        if spec is None or not there:
+            return lifecycle.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
+        if not self._host.loads.try_acquire(self.assignment.uid):
+            return lifecycle.LoadSlotBusy()
+        try:
+            started = self._start_engine(spec)
+        except (OSError, ValueError) as error:
+            # ValueError: an argument that no process can have, such as one with a NUL.
+            return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
+        self._engine = started
+        group.create_task(self._watch_exit(started))
+        if started.identity or started.model:
+            self._set_record(
+                Record(
+                    uid=self.assignment.uid,
+                    namespace=self.assignment.namespace,
+                    name=self.assignment.name,
+                    spec=spec,
+                    identity=started.identity,
+                    model=started.model or "",
+                    started_at=rfc3339(datetime.now(UTC)),
+                    restarts=self.state.restarts,
+                )
+            )
+        return lifecycle.Spawned(started.pid)
+
+    def _start_engine(self, spec: MetalProcessSpec) -> EngineHandle:
+        """Start a process, or load the model in the daemon. Raises OSError and ValueError."""
+        if self._daemon:
+            return self._daemon.start(self._daemon.name(spec))
+        weights = self._weights
+        assert weights, "no process is started without weights"  # noqa: S101 - for the type checker
+        if self.log_path.exists():
+            self.log_path.replace(log_files.previous_log_path(self.log_path))
+        argv = engine_command.build_argv(spec, weights.model, weights.further)
+        return spawn_process(
+            argv, engine_command.build_environment(spec), self.log_path, self._host.folder, weights.descriptors
+        )
+
+    async def _watch_exit(self, running: EngineHandle) -> None:
+        ended = await running.wait()
+        self._engine = self.record = None
+        self._host.records.remove(self.assignment.uid)
+        self._events.put_nowait(
+            lifecycle.Exited(
+                LastExit(
+                    code=ended.code,
+                    signal=ended.signal or "",
+                    time=rfc3339(datetime.now(UTC)),
+                    log=read_last_log_lines(self.log_path),
+                ),
+                ended.reason,
+                ended.message,
+                fetched=ended.reason != UNKNOWN_MODEL,
+            )
+        )
+
+    async def _probe(self, timeout_seconds: float) -> ProcessEvent:
+        """Request a token until the engine generates one; the kernel says where it listens."""
+        problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
+        spec = self.assignment.spec
+        assert spec, "only what was admitted is started"  # noqa: S101 - for the type checker
+        url: str | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    # Kept once found: to ask the kernel again takes longer than to ask the engine.
+                    url = url or (await asyncio.to_thread(self._engine.url) if self._engine else None)
+                    if self._engine and url:
+                        found = await generate_token(
+                            self._host.session,
+                            url,
+                            model=self.model or spec.service_name,
+                            token=self._engine.token,
+                            timeout_seconds=_PROBE_SECONDS,
+                            mode=spec.mode,
+                        )
+                        if found.ok:
+                            self._record_url(url)
+                            return lifecycle.Answered()
+                        # A process that listens and does not know the path never will; a daemon may still be loading.
+                        if found.reason == "Broken" or (found.reason == "NotFound" and self.state.pid is not None):
+                            return lifecycle.Failed("EngineBroken", found.message)
+                        problem = found.message
+                        if found.reason == "Unreachable":
+                            url = None
+                    await asyncio.sleep(pause)
+                    pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
+        except TimeoutError:
+            return lifecycle.Failed(
+                "StartTimeout", f"the engine generated no token within {timeout_seconds:.0f} s: {problem}"
+            )
+
+    async def _attend(self) -> ProcessEvent | None:
+        """Check the Ready engine at intervals, until it is found to hang."""
+        spec = self.assignment.spec
+        if self.state.pid is None or spec is None:
+            return None  # the handle of a model in a shared daemon watches it
+        failures, before = 0, await read_cpu_seconds(self.state.pid)
+        while True:
+            await asyncio.sleep(liveness.pause_seconds(RUNTIMES[spec.runtime].pulse, failures))
+            try:
+                check = await self._check_once(before)
+            except Exception:  # noqa: BLE001 - a defect in the check is no reason to end an engine
+                self._log.exception("liveness_check_failed")
+                continue
+            failures, before = liveness.count_failures(failures, check), check.after
+            if check.alive:
+                continue
+            self._log.warning("engine_not_alive", pid=self.state.pid, checks=failures, problem=check.problem)
+            if failures >= liveness.HUNG_CHECKS:
+                return lifecycle.Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
+
+    async def _check_once(self, before: float | None) -> LivenessCheck:
+        """Look once at the Ready engine; `before` is its processor time at the last check."""
+        url, pid, spec = self.url, self.state.pid, self.assignment.spec
+        assert url and pid and spec, "only a Ready engine is checked"  # noqa: S101, PT018 - for the type checker
+        requests = self._host.exposure.requests(self.assignment.uid)
+        answer, after = None, await read_cpu_seconds(pid) if requests else None
+        if liveness.should_probe(requests, before, after):
+            pulse = RUNTIMES[spec.runtime].pulse
+            model = self.model or spec.service_name
+            answer = await liveness.probe_liveness(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
+            # Not needed for an idle engine that answered, which is the case in most checks.
+            after = await read_cpu_seconds(pid) if answer.silent or requests else None
+        check = LivenessCheck(answer, before, after)
+        if check.alive and not self.is_answering:
+            self.is_answering = True
+            self._host.changed(self)
+        return check
+
+    def _record_url(self, url: str) -> None:
+        if self.record:
+            self.record = structs.replace(self.record, url=url)
+
+    def _record_ready(self) -> None:
+        if self.record and not self.record.ready_at:
+            self._set_record(structs.replace(self.record, ready_at=rfc3339(datetime.now(UTC))))
+
+    def _set_record(self, record: Record) -> None:
+        self.record, self._record_written = record, False
+        self.write_record()

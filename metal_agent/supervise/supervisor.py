@@ -1,0 +1,239 @@
+"""Keeps a runner for each process assigned to this host, and adopts engines that an earlier agent left running."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import structlog
+from msgspec import structs
+
+from crds.metalprocess import MetalProcessSpec
+from metal_agent.assignments import Assignment
+from metal_agent.lifecycle import STABLE_SECONDS, MemoryFreed, restart_backoff_seconds
+from metal_agent.memory.pressure_watchdog import memory_stage
+from metal_agent.native import log_files
+from metal_agent.native.engine_handle import EngineHandle
+from metal_agent.native.process import adopt_process, kill_strays
+from metal_agent.periodic import run_periodically
+from metal_agent.supervise import handover
+from metal_agent.supervise.records import Record
+from metal_agent.supervise.runner import Runner, RunnerContext
+
+_STANDARD_ERROR = 2
+
+log = structlog.get_logger()
+
+
+class Supervisor:
+    """The processes of one host: `runners` by uid of their MetalProcess, changed only here; they run in `group`."""
+
+    def __init__(self, host: RunnerContext, runners: dict[str, Runner], group: asyncio.TaskGroup) -> None:
+        self.runners = runners
+        self._host = host
+        self._group = group
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._assigned = False
+        """True once a full list of assignments was seen; before, a process without a runner may still be assigned."""
+        host.ledger.freed = self._recheck_rejected
+
+    async def recover(self, others: Iterable[int] = ()) -> None:
+        """Adopt every recorded engine that still runs; kill processes of this agent without a record.
+
+        `others` are pids of processes of this agent that are no engines. It is called once, before any start.
+
+        Raises OSError if it cannot be found out which engines run.
+        """
+        daemons = self._host.daemons
+        daemons.subscribe(self._daemon_changed)
+        await daemons.look()
+        self._group.create_task(daemons.run())
+        taken = set()
+        records = self._host.records.load()
+        # An engine that was handed over may have two records: the cluster's is the later one.
+        for uid, record in sorted(records.items(), key=lambda each: each[1].assignment.is_standalone):
+            engine_key = (record.identity, record.spec.runtime, record.model)
+            # One model in a daemon can serve several MetalProcesses, each with a record of its own.
+            is_second = engine_key in taken and (record.identity is not None or record.assignment.is_standalone)
+            engine = None if is_second else self._adopt(record)
+            taken.add(engine_key)
+            if engine is None:
+                log.info("recorded_engine_is_gone", process=f"{record.namespace}/{record.name}")
+                self._host.records.remove(uid)
+                continue
+            self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
+            self._start(Runner(record.assignment, self._host, record, engine))
+        adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
+        await kill_strays(self._host.folder, adopted | set(others))
+        self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))
+
+    def add(self, assignments: Iterable[Assignment]) -> None:
+        """Start the assignments that have no runner, and stop those that are marked as deleted.
+
+        An engine that `pomona up` left running is handed over to an assignment of the same engine.
+        """
+        assignments = list(assignments)
+        self._hand_over_unclaimed(assignments)
+        for assignment in assignments:
+            if assignment.uid not in self.runners:
+                self._start(Runner(assignment, self._host))
+            if assignment.deleted:
+                self.runners[assignment.uid].remove()
+
+    def assign(self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False) -> None:
+        """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
+
+        An engine that `pomona up` left running is handed over to an assignment of the same engine. With
+        `keep_unclaimed` its other engines stay, unless an assignment needs their memory and waits for it.
+        """
+        wanted = {assignment.uid: assignment for assignment in assignments}
+        self._hand_over_unclaimed(wanted.values())
+        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
+        if left and keep_unclaimed and handover.needs_room(new, self._host.ledger.available_bytes):
+            keep_unclaimed = False
+            for assignment in new:
+                del wanted[assignment.uid]
+        for uid, runner in list(self.runners.items()):
+            asked = wanted.get(uid)
+            if runner.state.phase == "Stopped" and not (asked and asked.deleted):
+                del self.runners[uid]  # also if it is assigned again: an outdated list had left it out
+            elif asked is None and not (keep_unclaimed and uid in left):
+                runner.remove()
+        self.add(wanted.values())
+        self._assigned = True
+        self._unload_unwanted()
+
+    def unclaimed(self) -> dict[str, MetalProcessSpec]:
+        """Return, by uid, the specs of engines that `pomona up` runs or left running here and that are not ending."""
+        return {
+            uid: runner.assignment.spec
+            for uid, runner in self.runners.items()
+            if runner.assignment.is_standalone
+            and runner.record
+            and runner.assignment.spec
+            and memory_stage(runner.state) in {"loading", "serving"}
+        }
+
+    def _hand_over_unclaimed(self, assignments: Collection[Assignment]) -> None:
+        """Hand over engines that `pomona up` left running to new assignments of the same engine."""
+        wanted = {assignment.uid for assignment in assignments}
+        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        new = [assignment for assignment in assignments if assignment.uid not in self.runners]
+        for uid, assignment in handover.match_engines(left, new).items():
+            self._hand_over_engine(uid, assignment)
+
+    def _hand_over_engine(self, uid: str, assignment: Assignment) -> bool:
+        """Hand over the engine of `uid` to `assignment`; False if it is gone, or its record cannot be written."""
+        runner = self.runners[uid]
+        if runner.record is None or assignment.spec is None:
+            return False
+        record = structs.replace(
+            runner.record,
+            uid=assignment.uid,
+            namespace=assignment.namespace,
+            name=assignment.name,
+            spec=assignment.spec,
+        )
+        engine = None
+        try:
+            engine = self._adopt(record)
+            if engine is None:
+                return False
+            # Two records of one engine are better than none: `recover` adopts the first of them.
+            self._host.records.write(record)
+        except OSError as error:
+            log.warning("handover_failed", process=f"{record.namespace}/{record.name}", error=str(error))
+            if engine:
+                engine.release()
+            return False
+        self._tasks[uid].cancel()
+        self._host.loads.rename(uid, assignment.uid)
+        del self.runners[uid]
+        successor = Runner(assignment, self._host, record, engine)
+        with contextlib.suppress(OSError):
+            runner.log_path.rename(successor.log_path)  # the engine has it open
+        self._host.records.remove(uid)
+        self._host.ledger.take_over(assignment.uid, self._host.peaks.needed_bytes(assignment.spec))
+        self._host.ledger.release(uid)
+        log.info("engine_handed_over", process=f"{record.namespace}/{record.name}", of=uid, pid=engine.pid)
+        self._start(successor)
+        return True
+
+    def _recheck_rejected(self) -> None:
+        """Check again processes that were rejected for lack of memory, by priority, as far as they fit now."""
+        free_bytes = self._host.ledger.available_bytes
+        for runner in sorted(self.runners.values(), key=lambda each: each.priority_rank):
+            needed_bytes = runner.state.needed_bytes
+            if runner.state.phase == "Rejected" and needed_bytes is not None and needed_bytes <= free_bytes:
+                free_bytes -= needed_bytes
+                runner.notify(MemoryFreed())
+
+    def _daemon_changed(self, runtime: str) -> None:
+        """Retry at once what waits for a daemon that is back, and unload models that it should no longer have."""
+        if runtime not in self._host.daemons.usable():
+            return
+        for runner in self.runners.values():
+            if runner.assignment.spec and runner.assignment.spec.runtime == runtime:
+                runner.try_again()
+        self._unload_unwanted()
+
+    def _unload_unwanted(self) -> None:
+        if self._assigned:
+            self._group.create_task(self._host.daemons.remove_unwanted(self._list_wanted))
+
+    def _list_wanted(self) -> list[MetalProcessSpec]:
+        """List the specs that are served here, or will be once they can."""
+        runners = [runner for runner in self.runners.values() if runner.state.phase not in {"Stopped", "Rejected"}]
+        return [runner.assignment.spec for runner in runners if runner.assignment.spec]
+
+    async def _trim_logs(self) -> None:
+        folder = self._host.folder / "logs"
+        written = [folder / log_files.PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
+        await asyncio.to_thread(log_files.trim_logs, folder, written)
+        log_files.trim_own_log(_STANDARD_ERROR)
+
+    def _start(self, runner: Runner) -> None:
+        uid = runner.assignment.uid
+        self.runners[uid] = runner
+        task = self._tasks[uid] = self._group.create_task(self._supervise(runner))
+        task.add_done_callback(lambda ended: self._tasks.pop(uid) if self._tasks.get(uid) is ended else None)
+
+    async def _supervise(self, runner: Runner) -> None:
+        """Run `runner` to its end. A defect ends no other process and no engine: the next runner adopts the engine."""
+        loop, crashes = asyncio.get_running_loop(), 0
+        while True:
+            started = loop.time()
+            try:
+                if crashes:
+                    runner = self._successor(runner)
+                await runner.run()
+            except Exception as error:
+                log.exception("runner_crashed", uid=runner.assignment.uid)
+                crashes = 1 if loop.time() - started >= STABLE_SECONDS else crashes + 1
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                return
+            seconds = restart_backoff_seconds(crashes)
+            message = f"internal error of the agent: {problem}; next try in {seconds:.0f} s"
+            runner.state = replace(runner.state, reason="InternalError", message=message)
+            self._host.changed(runner)
+            await asyncio.sleep(seconds)
+
+    def _successor(self, crashed: Runner) -> Runner:
+        """Replace the runner `crashed`, with its engine if that still runs."""
+        record = crashed.record
+        engine = self._adopt(record) if record else None
+        runner = Runner(crashed.assignment, self._host, record if engine else None, engine)
+        if crashed.removed:
+            runner.remove()
+        self.runners[crashed.assignment.uid] = runner
+        self._host.changed(runner)
+        return runner
+
+    def _adopt(self, record: Record) -> EngineHandle | None:
+        """Adopt the engine of `record`; None if it is gone. Raises OSError if that cannot be found out."""
+        daemon = self._host.daemons.get(record.spec.runtime) if record.model else None
+        if daemon:
+            return daemon.adopt(record.model)
+        return adopt_process(record.identity) if record.identity else None

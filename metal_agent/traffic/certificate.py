@@ -1,0 +1,75 @@
+"""Checks the owner's certificate before the agent starts, as a client of the services will check it.
+
+The proxy would report a file that it cannot read only once there is a service, and the controller a certificate that it
+does not trust only once an engine runs; the owner should see a mistake at once. The check is a handshake in memory that
+trusts only this certificate, so that the TLS library itself checks dates, names and use.
+"""
+
+import contextlib
+import ssl
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gateway.proxy.config import Tls
+from gateway.proxy.tls import load_certificate
+from metal_agent.options import StartError
+
+_OTHER_NAME: Final = frozenset({62, 64})
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h."""
+
+log = structlog.get_logger()
+
+
+def check_certificate(tls: Tls, address: str) -> None:
+    """Check that services can be served at `address` with `tls`. Blocks. Raises StartError.
+
+    A certificate for another address only logs a warning: an address may change, and clients may use a name.
+    """
+    for option, path in (("--tls-certificate", tls.certificate), ("--tls-key", tls.key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise StartError(f"cannot read {option} {path}: {error.strerror}") from error
+    try:
+        server = load_certificate(tls)
+        problem = _verify_certificate(server, tls.certificate, address)
+        if problem and problem.verify_code in _OTHER_NAME:
+            log.warning(
+                "certificate_not_for_this_address",
+                address=address,
+                hint="the controller will not trust it: give one that names this address",
+            )
+            problem = _verify_certificate(server, tls.certificate, None)
+    except ssl.SSLError as error:
+        raise StartError(
+            f"cannot use --tls-certificate {tls.certificate} with --tls-key {tls.key} ({error}): both have to be in "
+            "PEM form, the certificate before those of its chain, and the key its own and without a password"
+        ) from error
+    if problem:
+        raise StartError(
+            f"--tls-certificate {tls.certificate} is trusted by no client ({problem.verify_message}): renew it"
+        )
+
+
+def _verify_certificate(
+    server: ssl.SSLContext, certificate: str, address: str | None
+) -> ssl.SSLCertVerificationError | None:
+    """Return the error that a client of `address`, or of any name if None, has in a handshake. Raises ssl.SSLError."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(certificate)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its certificate authority is not known here
+    client.check_hostname = address is not None
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_tls = client.wrap_bio(to_client, to_server, server_hostname=address)
+    server_tls = server.wrap_bio(to_server, to_client, server_side=True)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client_tls.do_handshake()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        server_tls.do_handshake()
+    try:
+        client_tls.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error
+    return None

@@ -1,0 +1,156 @@
+"""Brings requests to the processes of a host and keeps them away, by the configuration of its proxy.
+
+`ProxyExposure` has what every host needs: which processes are served, draining, and the proxy's counts. Its subclasses
+decide the listeners: a port for each service and EndpointSlices in a cluster, one endpoint for all services on a
+machine alone.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls
+from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
+from kube.resources import ObjectKey
+from metal_agent.assignments import Assignment
+from metal_agent.supervise.runner import Runner
+from metal_agent.traffic.proxy_process import Proxy
+
+_NOT_SERVED: Final = frozenset({"Rejected", "Stopped"})
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """The port of one service on this host, and the token that its clients send."""
+
+    port: int
+    token: str
+
+
+class ProxyExposure:
+    """Serves the processes in `runners`, by uid, through `proxy`."""
+
+    def __init__(self, proxy: Proxy, runners: Mapping[str, Runner]) -> None:
+        self._proxy = proxy
+        self._runners = runners
+        self._draining: set[str] = set()
+        """The uids of processes that get no new request."""
+        self._configuring = asyncio.Lock()
+
+    def services(self) -> dict[ObjectKey, list[Runner]]:
+        """Group the processes by the service that they serve."""
+        grouped: defaultdict[ObjectKey, list[Runner]] = defaultdict(list)
+        for runner in self._runners.values():
+            service = runner.assignment.service
+            if service and self._is_served(runner):
+                grouped[service].append(runner)
+        return grouped
+
+    async def configure(self) -> bool:
+        """Send the proxy its whole configuration; return whether what it serves has changed.
+
+        Raises ProxyUnreachableError and ProxyRefusedError.
+        """
+        async with self._configuring:
+            # A process that was evicted may be back: only one that is Stopping still drains.
+            self._draining &= {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
+            return await self._configure()
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Route no new request to the process; where only the proxy leads to it, `drain` does that."""
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        """Send the process no new request and wait until it answers none, for a bounded time."""
+        self._draining.add(uid)
+        try:
+            await self.configure()
+            if not await self._wait_idle(uid, timeout_seconds):
+                log.warning("requests_aborted", uid=uid, after_seconds=timeout_seconds)
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
+            log.warning("drain_failed", uid=uid, error=str(error))
+
+    async def idle_seconds(self) -> dict[str, float | None]:
+        """Return by uid for how long each process has answered no request; None: it never had one.
+
+        Empty when the proxy does not answer.
+        """
+        try:
+            state = await self._proxy.client.state()
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
+            log.warning("idle_seconds_unknown", error=str(error))
+            return {}
+        return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
+
+    def requests(self, uid: str) -> int | None:
+        """Count the requests that the process answered when the proxy was last asked; None: not known."""
+        state = self._proxy.state
+        backends = [backend for service in state.services for backend in service.backends] if state else []
+        return next((backend.in_flight for backend in backends if backend.uid == uid), None)
+
+    def _is_served(self, runner: Runner) -> bool:
+        return runner.state.phase not in _NOT_SERVED
+
+    async def _configure(self) -> bool:
+        raise NotImplementedError
+
+    async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
+        return await self._proxy.client.wait_idle(uid, timeout_seconds)
+
+
+def proxy_config(
+    address: str,
+    grouped: Mapping[ObjectKey, Collection[Runner]],
+    ports: Mapping[ObjectKey, ServicePort],
+    draining: Collection[str] = (),
+    tls: Tls | None = None,
+) -> ProxyConfig:
+    """Return the whole configuration of the proxy.
+
+    Args:
+        address: where it listens.
+        grouped: the processes of each service; a service without a port or a token is not in `ports` and not served.
+        ports: the port and the token of each service.
+        draining: uids of processes that get no new request.
+        tls: certificate and key of all listeners.
+    """
+    return ProxyConfig(
+        tuple(
+            ServiceListener(
+                name=str(service),
+                address=address,
+                port=place.port,
+                token=place.token,
+                backends=tuple(
+                    Backend(
+                        runner.assignment.uid,
+                        runner.url,
+                        draining=runner.assignment.uid in draining,
+                        concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
+                        model=runner.model,
+                        api_key=runner.api_key,
+                    )
+                    for runner in grouped[service]
+                    if runner.url
+                ),
+            )
+            for service, place in sorted(ports.items())
+        ),
+        tls=tls,
+    )
+
+
+def reachable_uids(state: ProxyState, address: str) -> frozenset[str]:
+    """Return the uids of the processes to which the proxy sends new requests that come to `address`."""
+    return frozenset(
+        backend.uid
+        for service in state.services
+        if not service.error and service.address == address
+        for backend in service.backends
+        if not backend.draining
+    )

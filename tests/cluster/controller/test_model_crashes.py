@@ -1,0 +1,147 @@
+"""The controller dies, or an answer is lost, at every single write of a Model's life: it ends in the same state."""
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.models.reconciler import model_reconciler
+from controller.reconcile.executor import Executor
+from controller.reconcile.indexes import index_by_owner
+from crds.model import Model
+from kube import credentials
+from kube.client import Client, Obj
+from kube.errors import ApiError, Unreachable
+from kube.events import EventRecorder
+from kube.resources import EVENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey
+from kube.store import Store
+from kube.transport import AiohttpTransport
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane
+from tests.support.api_faults import Crash, Fault, FaultyTransport, nth
+
+ANSWERS = {
+    "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
+    "fetch": {"file": "tiny.gguf", "sizeBytes": 1000},
+}
+KIND = model_reconciler("pomona:test", {})
+
+
+class ControllerLife:
+    """The controller's shell on one Model, started anew after each death; what Jobs answer is put into its store."""
+
+    def __init__(self, transport: FaultyTransport, namespace: str, name: str) -> None:
+        self.transport = transport
+        self.key = ObjectKey(namespace, name)
+        self.ahead = timedelta()
+        """How much time has passed in the test's world and not in ours."""
+
+    async def settle(self) -> None:
+        """Reconcile until nothing is written any more, and nothing waits for a later time."""
+        for _ in range(30):
+            store = await self._load()
+            before = len(self.transport.sent)
+            executor = Executor(
+                client := Client(self.transport),
+                store,
+                EventRecorder(client, "test", "test"),
+                lambda: datetime.now(UTC) + self.ahead,
+            )
+            try:
+                again_seconds = await executor.reconcile(KIND, self.key)
+            except (Crash, ApiError, Unreachable):
+                continue
+            if again_seconds is not None:
+                self.ahead += timedelta(seconds=again_seconds)
+            elif not any(request.method != "GET" for request in self.transport.sent[before:]):
+                return
+        raise AssertionError("writes for ever")
+
+    async def _load(self) -> Store:
+        store = Store()
+        index_by_owner(store, (JOBS, PODS, PVCS))
+        client = Client(self.transport)
+        for resource in (MODELS, INFERENCE_SERVICES, JOBS, PVCS):
+            store.replace(resource, (await client.list(resource, self.key.namespace)).items)
+        for job in store.list(JOBS):
+            store.put(PODS, _ended_pod(job))
+        return store
+
+
+def _ended_pod(job: Obj) -> Obj:
+    """Return a pod as a Job has it that did its work at once."""
+    metadata = job["metadata"]
+    verb = job["spec"]["template"]["spec"]["containers"][0]["name"]
+    ended = {"exitCode": 0, "message": json.dumps(ANSWERS[verb]), "finishedAt": "2026-11-21T12:00:00Z"}
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    return {
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": f"pod-of-{metadata['uid']}",
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-11-21T12:00:00Z",
+            "ownerReferences": [owner],
+        },
+        "status": {"containerStatuses": [{"state": {"terminated": ended}}]},
+    }
+
+
+async def outcome(client: Client, key: ObjectKey) -> dict[str, Any]:
+    """Return all that may not depend on what happened on the way."""
+    status = msgspec.convert(await client.get(MODELS, key.name, key.namespace), Model).status
+    owned = {
+        str(resource): sorted(obj["metadata"]["name"] for obj in (await client.list(resource, key.namespace)).items)
+        for resource in (JOBS, PVCS)
+    }
+    return {
+        "phase": status.phase,
+        "file": status.file,
+        "conditions": sorted((each.type, each.status, each.reason) for each in status.conditions),
+        "children": {kind: len([name for name in names if name.startswith(key.name)]) for kind, names in owned.items()},
+    }
+
+
+EXPECTED = {
+    "phase": "Ready",
+    "file": "tiny.gguf",
+    "conditions": [("Cached", "True", "Fetched"), ("Ready", "True", "Inspected")],
+    "children": {"jobs.batch": 2, "persistentvolumeclaims": 1},
+}
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CUT, Fault.TWICE])
+async def test_a_fault_at_any_write_changes_nothing_in_the_end(
+    plane: ControlPlane, client: Client, namespace: str, fault: Fault
+) -> None:
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    transport = FaultyTransport(AiohttpTransport(credentials.load(kubeconfig)))
+    try:
+        for number in itertools.count():
+            name = f"m{number:02}"
+            source = {"source": f"http://models.example/{name}.gguf"}
+            await client.create(MODELS, {"metadata": {"name": name, "namespace": namespace}, "spec": source})
+            service = {"metadata": {"name": f"c-{name}", "namespace": namespace}, "spec": {"modelRef": name}}
+            await client.create(INFERENCE_SERVICES, service)
+            transport.sent.clear()
+            transport.plan = nth(number, fault)
+            life = ControllerLife(transport, namespace, name)
+            await life.settle()
+            assert await outcome(client, life.key) == EXPECTED, number
+            writes = [request for request in transport.sent if request.method != "GET"]
+            if number >= len(writes):
+                break
+    finally:
+        await transport.close()
+    assert number >= 6, "claim, two Jobs, and the status after each"
+    events = await client.list(EVENTS, namespace)
+    assert {"Inspected", "Fetched"} <= {event["reason"] for event in events.items}

@@ -1,0 +1,237 @@
+"""Models on a real control plane: the controller as its own ServiceAccount, real Jobs, real sources."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from controller.reconcile.conditions import find
+from crds.meta import LABEL_MODEL, Condition
+from crds.model import Model
+from kube.client import Client, Obj
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, SECRETS, Resource
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("node", "controller")
+
+WRONG = "0" * 64
+
+
+@pytest_asyncio.fixture
+async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
+    """A file server with tiny.gguf and other.gguf, where pods reach it."""
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    tiny_gguf.write(root / "other.gguf", n_embd=32, name="other")
+    async with FileServer(root, address=ADDRESS) as server:
+        yield server
+
+
+class ModelNamespace:
+    """One namespace, as a user handles it."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+
+    async def make(self, resource: Resource, name: str, **body: Any) -> Obj:
+        return await self.client.create(resource, {"metadata": {"name": name, "namespace": self.namespace}, **body})
+
+    async def make_model(self, source: str, **spec: Any) -> None:
+        await self.make(MODELS, "tiny", spec={"source": source, **spec})
+
+    async def make_consumer(self) -> None:
+        await self.make(INFERENCE_SERVICES, "chat", spec={"modelRef": "tiny", "replicas": 0})
+
+    async def edit(self, resource: Resource, name: str, path: str, value: object) -> None:
+        await self.client.patch_json(resource, name, self.namespace, [{"op": "add", "path": path, "value": value}])
+
+    async def model(self) -> Model:
+        return msgspec.convert(await self.client.get(MODELS, "tiny", self.namespace), Model)
+
+    async def phase(self, phase: str) -> Model:
+        """Wait until the model is in this phase, decided for its present spec."""
+
+        async def reached() -> Model:
+            model = await self.model()
+            assert model.status.observed_generation == model.metadata.generation
+            assert model.status.phase == phase, model.status
+            return model
+
+        return await eventually(reached)
+
+    async def cached(self) -> Model:
+        async def reached() -> Model:
+            model = await self.model()
+            assert condition(model, "Cached").status == "True", model.status
+            return model
+
+        return await eventually(reached)
+
+    async def jobs(self) -> list[str]:
+        return [job["metadata"]["name"] for job in (await self.client.list(JOBS, self.namespace)).items]
+
+    async def versions(self) -> dict[str, str]:
+        """Return the resourceVersion of all that a Model makes."""
+        return {
+            f"{resource} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"]
+            for resource in (MODELS, JOBS, PODS, PVCS)
+            for obj in (await self.client.list(resource, self.namespace)).items
+        }
+
+
+@pytest.fixture
+def cluster(client: Client, namespace: str) -> ModelNamespace:
+    return ModelNamespace(client, namespace)
+
+
+def condition(model: Model, kind: str) -> Condition:
+    found = find(model.status.conditions, kind)
+    assert found is not None, model.status
+    return found
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def test_a_model_is_inspected_and_fetched_only_when_pods_need_it(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    weights = files.root / "tiny.gguf"
+    await cluster.make_model(f"{files.url}/tiny.gguf", sha256=sha256(weights))
+    model = await cluster.phase("Ready")
+    assert condition(model, "Ready").reason == "Inspected"
+    assert condition(model, "Cached").reason == "NoConsumers"
+    assert model.status.gguf is not None
+    assert model.status.gguf.architecture == "llama"
+    assert model.status.size_bytes == weights.stat().st_size
+    assert (await cluster.client.list(PVCS, cluster.namespace)).items == []
+
+    await cluster.make_consumer()
+    model = await cluster.cached()
+    assert model.status.phase == "Ready"
+    assert await fetched(cluster, model) == weights.read_bytes()
+
+
+async def fetched(cluster: ModelNamespace, model: Model) -> bytes:
+    """Return the file that the volume has where the condition says."""
+    claim = await cluster.client.get(PVCS, "tiny-cache", cluster.namespace)
+    volume = await cluster.client.get(VOLUMES, claim["spec"]["volumeName"])
+    path = condition(model, "Cached").message.partition(",")[0].rpartition("/models/")[2]
+    return (Path(volume["spec"]["hostPath"]["path"]) / path).read_bytes()
+
+
+VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
+
+
+async def test_a_wrong_checksum_is_never_cached_and_an_edit_heals_it(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    await cluster.make_model(f"{files.url}/tiny.gguf", sha256=WRONG)
+    await cluster.make_consumer()
+    model = await cluster.phase("Failed")
+    assert condition(model, "Cached").reason == "ChecksumMismatch"
+    assert WRONG in condition(model, "Cached").message
+
+    await cluster.edit(MODELS, "tiny", "/spec/sha256", sha256(files.root / "tiny.gguf"))
+    await cluster.cached()
+    assert len(await cluster.jobs()) == 2, "the Jobs of the old spec are pruned"
+
+
+async def test_a_source_that_is_not_there_fails_with_the_way_out(cluster: ModelNamespace, files: FileServer) -> None:
+    await cluster.make_model(f"{files.url}/absent.gguf")
+    model = await cluster.phase("Failed")
+    assert condition(model, "Ready").reason == "SourceNotFound"
+    assert "edit the Model" in condition(model, "Ready").message
+
+    await cluster.edit(MODELS, "tiny", "/spec/source", f"{files.url}/other.gguf")
+    model = await cluster.phase("Ready")
+    assert model.status.file == "other.gguf"
+    assert model.status.gguf is not None
+    assert model.status.gguf.embedding_size == 32
+
+
+async def test_a_hostile_header_is_named_and_ends_nothing(cluster: ModelNamespace, files: FileServer) -> None:
+    # Ends in the claim of 2**62 metadata entries.
+    (files.root / "hostile.gguf").write_bytes(
+        b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little")
+    )
+    await cluster.make_model(f"{files.url}/hostile.gguf")
+    model = await cluster.phase("Failed")
+    assert condition(model, "Ready").reason == "HeaderInvalid"
+
+
+async def test_a_missing_secret_is_named_and_heals_when_it_is_made(cluster: ModelNamespace, files: FileServer) -> None:
+    files.token = "open-sesame"
+    await cluster.make_model(f"{files.url}/tiny.gguf", sourceSecretRef={"name": "hub"})
+
+    async def told() -> bool:
+        return condition(await cluster.model(), "Ready").reason == "SecretNotFound"
+
+    await eventually(told)
+    await cluster.make(SECRETS, "hub", stringData={"token": "open-sesame"})
+    await cluster.phase("Ready")
+
+
+async def test_a_killed_controller_goes_on_where_it_was(
+    cluster: ModelNamespace, files: FileServer, controller: Process
+) -> None:
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+    await eventually(cluster.jobs)
+    await controller.kill()
+    await cluster.make_consumer()
+    controller.start()
+    await cluster.cached()
+    assert sorted(name.split("-")[1] for name in await cluster.jobs()) == ["fetch", "inspect"]
+
+
+async def test_at_rest_and_after_a_restart_nothing_is_written(
+    cluster: ModelNamespace, files: FileServer, controller: Process
+) -> None:
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+    await cluster.make_consumer()
+    await cluster.cached()
+    await eventually(lambda: settled(cluster))
+    for job in await cluster.jobs():
+        await cluster.client.delete(JOBS, job, cluster.namespace, propagation="Foreground")
+    await eventually(lambda: gone(cluster))
+    before, requests = await cluster.versions(), len(files.requests)
+
+    await controller.stop()
+    controller.start()
+    # The queue is in order: when a new Model is decided, the one that was there is, too.
+    await cluster.make(MODELS, "later", spec={"source": "hf://broken"})
+    await eventually(lambda: decided(cluster, "later"))
+    await cluster.client.delete(MODELS, "later", cluster.namespace)
+    await eventually(lambda: only_tiny(cluster))
+    assert await cluster.versions() == before
+    assert len(files.requests) == requests
+
+
+async def settled(cluster: ModelNamespace) -> bool:
+    jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
+    return all(job.get("status", {}).get("succeeded") == 1 for job in jobs)
+
+
+async def gone(cluster: ModelNamespace) -> bool:
+    pods = await cluster.client.list(PODS, cluster.namespace, label_selector=LABEL_MODEL)
+    return not pods.items and not await cluster.jobs()
+
+
+async def decided(cluster: ModelNamespace, name: str) -> bool:
+    model = await cluster.client.get(MODELS, name, cluster.namespace)
+    return bool(model["status"]["conditions"])
+
+
+async def only_tiny(cluster: ModelNamespace) -> bool:
+    return len((await cluster.client.list(MODELS, cluster.namespace)).items) == 1

@@ -1,0 +1,147 @@
+"""The controller's frame on a real control plane: its source, its leadership, and what it says when it may not."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from controller.reconcile.kopf_feed import Watched, follow
+from kube import credentials
+from kube.client import Client, Obj, connect
+from kube.credentials import Credentials
+from kube.resources import MODELS, SERVICES, Resource
+from kube.store import Store
+from tests.controlplane import members
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+
+LOCAL = {"source": "file:///models/big.gguf", "memoryBytes": 5}
+"""A Model that the controller decides without any Job."""
+SELECTOR = "pomona-test=yes"
+
+
+async def make(client: Client, resource: Resource, namespace: str, name: str, **body: Any) -> Obj:
+    labels = {"pomona-test": "yes"} if resource == SERVICES else {}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return await client.create(resource, {"metadata": metadata, **body})
+
+
+@contextlib.asynccontextmanager
+async def following(client: Client, store: Store, login: Credentials) -> AsyncIterator[asyncio.Event]:
+    synced = asyncio.Event()
+    watched = (Watched(MODELS), Watched(SERVICES, SELECTOR))
+    task = asyncio.create_task(follow(client, store, watched, lambda: login, synced))
+    yield synced
+    assert not task.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_the_source_follows_creation_change_and_deletion(
+    plane: ControlPlane, client: Client, namespace: str
+) -> None:
+    store = Store()
+    await make(client, MODELS, namespace, "old", spec=LOCAL)
+    async with following(client, store, credentials.load(plane.kubeconfig())) as synced:
+        await synced.wait()
+        assert store.get(MODELS, "old", namespace), "complete when it says so"
+        await make(client, MODELS, namespace, "new", spec=LOCAL)
+        await make(client, SERVICES, namespace, "selected", spec={"ports": [{"port": 1}]})
+        await client.create(
+            SERVICES, {"metadata": {"name": "foreign", "namespace": namespace}, "spec": {"ports": [{"port": 1}]}}
+        )
+        await eventually(lambda: store.get(MODELS, "new", namespace) and store.get(SERVICES, "selected", namespace))
+        change = [{"op": "add", "path": "/spec/memoryBytes", "value": 6}]
+        await client.patch_json(MODELS, "new", namespace, change)
+        await eventually(lambda: (store.get(MODELS, "new", namespace) or {})["spec"]["memoryBytes"] == 6)
+        await client.delete(MODELS, "old", namespace)
+        await eventually(lambda: store.get(MODELS, "old", namespace) is None)
+        assert store.get(SERVICES, "foreign", namespace) is None
+        model = await client.get(MODELS, "new", namespace)
+        assert "annotations" not in model["metadata"]
+        assert "finalizers" not in model["metadata"]
+
+
+async def test_the_source_outlives_an_outage_and_misses_nothing(
+    plane: ControlPlane, client: Client, namespace: str
+) -> None:
+    store = Store()
+    async with following(client, store, credentials.load(plane.kubeconfig())) as synced:
+        await synced.wait()
+        await make(client, MODELS, namespace, "before", spec=LOCAL)
+        await eventually(lambda: store.get(MODELS, "before", namespace))
+        await plane.stop_apiserver()
+        await plane.start_apiserver()
+        await make(client, MODELS, namespace, "after", spec=LOCAL)
+        await eventually(lambda: store.get(MODELS, "after", namespace))
+    gc.collect()  # what was left open warns here, and not in whichever test comes later
+
+
+async def test_a_source_without_rights_waits_for_them(plane: ControlPlane, namespace: str) -> None:
+    await plane.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
+    login = credentials.load(await plane.service_account_kubeconfig(namespace, "nobody"))
+    async with connect(login) as client, following(client, Store(), login) as synced:
+        await plane.kubectl("create", "clusterrole", namespace, "--verb=get,list,watch", "--resource=models,services")
+        assert not synced.is_set()
+        await plane.kubectl(
+            "create",
+            "clusterrolebinding",
+            namespace,
+            f"--clusterrole={namespace}",
+            f"--serviceaccount={namespace}:nobody",
+        )
+        await eventually(synced.is_set)
+
+
+async def reason(client: Client, namespace: str, name: str, kind: str = "Ready") -> str:
+    model = await client.get(MODELS, name, namespace)
+    reasons: dict[str, str] = {each["type"]: each["reason"] for each in model["status"]["conditions"]}
+    return reasons.get(kind, "")
+
+
+async def test_a_standby_takes_over_when_the_leader_leaves(
+    plane: ControlPlane, client: Client, namespace: str, controller: Process, tmp_path: Path
+) -> None:
+    await make(client, MODELS, namespace, "first", spec=LOCAL)
+    await eventually(lambda: reason(client, namespace, "first"))
+    (tmp_path / "standby").mkdir()
+    standby = await members.controller(plane, tmp_path / "standby")
+    standby.start()
+    try:
+        await eventually(lambda: "store_complete" in standby.tail(20))
+        assert "leadership_acquired" not in standby.tail(20)
+        await controller.stop()
+        await make(client, MODELS, namespace, "second", spec=LOCAL)
+        await eventually(lambda: reason(client, namespace, "second"))
+        assert standby.running
+    finally:
+        await standby.stop()
+
+
+async def test_refused_write_is_reported_and_retried(client: Client, namespace: str, controller: Process) -> None:
+    # The Job cannot be made while a quota allows none.
+    quota = Resource("", "v1", "resourcequotas", "ResourceQuota")
+    await make(client, quota, namespace, "none", spec={"hard": {"count/jobs.batch": "0"}})
+    await eventually(lambda: quota_counts(client, quota, namespace))
+    await make(client, MODELS, namespace, "web", spec={"source": "http://10.77.0.1:9/tiny.gguf"})
+    await eventually(lambda: reason(client, namespace, "web", "Reconciled"))
+    model = await client.get(MODELS, "web", namespace)
+    (told,) = [each for each in model["status"]["conditions"] if each["type"] == "Reconciled"]
+    assert (told["status"], told["reason"]) == ("False", "Forbidden")
+    assert "exceeded quota" in told["message"]
+    assert (await reason(client, namespace, "web"), model["status"]["phase"]) == ("Forbidden", "Failed")
+    await client.delete(quota, "none", namespace)
+
+    async def healed() -> bool:
+        return await reason(client, namespace, "web", "Reconciled") == ""
+
+    await eventually(healed)
+    assert controller.running
+
+
+async def quota_counts(client: Client, quota: Resource, namespace: str) -> bool:
+    return "count/jobs.batch" in (await client.get(quota, "none", namespace))["status"]["hard"]

@@ -1,0 +1,356 @@
+"""InferenceServices on a real control plane: the controller as its own ServiceAccount, real pods, and scripted hosts.
+
+The hosts are `FakeMetalAgent`s, because these tests are about what the controller decides when a host is full, refuses
+or falls silent; `test_agent.py` has the real agent.
+"""
+
+import asyncio
+import base64
+import functools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+
+from controller.reconcile.conditions import find
+from controller.services.readiness_probe import ready_endpoints
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE, Condition
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from runtimes.probe import ProbeResult, generate_token
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+from tests.support.fake_metal_agent import FakeMetalAgent
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
+
+GIB = 2**30
+METAL = {"accelerator": "metal"}
+COLLECTED_SECONDS = 120.0
+"""Kubernetes' garbage collector looks every 30 seconds for kinds that are new to it, as ours are to a new cluster."""
+
+
+class ServiceNamespace:
+    """One namespace, as a user handles it."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+
+    async def make(self, resource: Resource, name: str, **spec: Any) -> None:
+        await self.client.create(resource, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
+
+    async def make_service(self, name: str = "chat", **spec: Any) -> None:
+        await self.make(INFERENCE_SERVICES, name, modelRef="tiny", **spec)
+
+    async def make_host_model(self) -> None:
+        """A Model that needs no Job, of one GiB."""
+        await self.make(MODELS, "tiny", source="file:///models/tiny.gguf", memoryBytes=GIB)
+
+    async def edit(self, name: str, **spec: Any) -> None:
+        operations = [{"op": "add", "path": f"/spec/{field}", "value": value} for field, value in spec.items()]
+        await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, operations)
+
+    async def service(self, name: str = "chat") -> InferenceService:
+        return msgspec.convert(await self.client.get(INFERENCE_SERVICES, name, self.namespace), InferenceService)
+
+    async def reaches(self, phase: str, name: str = "chat", *, reason: str | None = None) -> InferenceService:
+        """Wait until the service is in this phase (and Ready has this reason), decided for its present spec."""
+
+        async def reached() -> InferenceService:
+            service = await self.service(name)
+            assert service.status.observed_generation == service.metadata.generation
+            assert service.status.phase == phase, service.status
+            assert reason in {None, ready(service).reason}, service.status
+            return service
+
+        return await eventually(reached)
+
+    async def processes(self) -> list[Obj]:
+        return (await self.client.list(METAL_PROCESSES, self.namespace)).items
+
+    async def hosts_of(self) -> dict[str, str | None]:
+        """Return the host of each process by its name."""
+        return {each["metadata"]["name"]: each["spec"].get("hostName") for each in await self.processes()}
+
+    async def exists(self, resource: Resource, name: str) -> bool:
+        try:
+            await self.client.get(resource, name, self.namespace)
+        except NotFound:
+            return False
+        return True
+
+    async def ask(self, name: str = "chat", *, token: str | None = None) -> ProbeResult:
+        """Ask the service as a client does; with its own token unless another is given."""
+        secret = await self.client.get(SECRETS, f"{name}-token", self.namespace)
+        own = base64.b64decode(secret["data"]["token"]).decode()
+        found = await self.client.list(
+            ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={name}"
+        )
+        url = ready_endpoints(found.items)[0].url
+        async with aiohttp.ClientSession() as session:
+            return await generate_token(session, url, model=name, token=token or own, timeout_seconds=20)
+
+
+@pytest.fixture
+def cluster(client: Client, namespace: str, controller: Process) -> ServiceNamespace:
+    assert controller.running
+    return ServiceNamespace(client, namespace)
+
+
+@pytest_asyncio.fixture
+async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
+    """A file server with tiny.gguf, where pods reach it."""
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    async with FileServer(root, address=ADDRESS) as server:
+        yield server
+
+
+def ready(service: InferenceService) -> Condition:
+    found = find(service.status.conditions, "Ready")
+    assert found is not None, service.status
+    return found
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_pod_serves_from_apply_to_token(cluster: ServiceNamespace, files: FileServer) -> None:
+    await cluster.make_service(hardware={"accelerator": "cpu"}, contextLength=512)
+    await cluster.reaches("Pending", reason="ModelNotFound")
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    service = await cluster.reaches("Ready", reason="Serving")
+    assert ready(service).observed_generation == service.metadata.generation
+    assert (service.status.replicas, service.status.ready_replicas) == (1, 1)
+    assert service.status.endpoint == f"http://chat.{cluster.namespace}.svc:8080/v1"
+    assert (await cluster.ask()).ok
+    assert (await cluster.ask(token="another")).reason == "Unauthorized"
+    events = (await cluster.client.list(EVENTS, cluster.namespace)).items
+    assert "Serving" in {each["reason"] for each in events if each["regarding"]["kind"] == "InferenceService"}
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_pod_service_is_scaled_edited_suspended_and_deleted(
+    cluster: ServiceNamespace, files: FileServer
+) -> None:
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await cluster.make_service(contextLength=512)
+    await cluster.reaches("Ready")
+
+    scale = [{"op": "replace", "path": "/spec/replicas", "value": 2}]
+    answer = await cluster.client.patch_json(INFERENCE_SERVICES, "chat", cluster.namespace, scale, subresource="scale")
+    assert answer["status"]["selector"] == f"{LABEL_SERVICE}=chat"
+    scaled = await cluster.reaches("Ready")
+    assert scaled.status.ready_replicas == 2
+
+    await cluster.edit("chat", contextLength=1024, replicas=1)
+    edited = await cluster.reaches("Ready")
+    assert ready(edited).observed_generation == edited.metadata.generation
+    deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert "1024" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    token = (await cluster.client.get(SECRETS, "chat-token", cluster.namespace))["data"]
+    await cluster.edit("chat", suspend=True)
+    await cluster.reaches("Suspended", reason="Suspended")
+    await eventually(lambda: _is_gone(cluster, DEPLOYMENTS))
+    assert await cluster.exists(SERVICES, "chat")
+    await cluster.edit("chat", suspend=False)
+    await cluster.reaches("Ready")
+    assert (await cluster.client.get(SECRETS, "chat-token", cluster.namespace))["data"] == token
+
+    await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
+    for resource in (INFERENCE_SERVICES, DEPLOYMENTS, SERVICES):
+        await eventually(functools.partial(_is_gone, cluster, resource), COLLECTED_SECONDS)
+
+
+async def _is_gone(cluster: ServiceNamespace, resource: Resource, name: str = "chat") -> bool:
+    return not await cluster.exists(resource, name)
+
+
+@pytest.mark.usefixtures("node")
+async def test_missing_image_is_reported(cluster: ServiceNamespace, files: FileServer) -> None:
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await cluster.make_service(image="registry.example/no-such-image:1")
+    failed = await cluster.reaches("Failed")
+    assert ready(failed).reason in {"ErrImagePull", "ImagePullBackOff"}
+    assert "no-such-image" in ready(failed).message
+
+
+async def test_contradicting_spec_is_reported_and_an_edit_heals_it(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    await cluster.make_service(hardware={"accelerator": "nvidia"})
+    failed = await cluster.reaches("Failed", reason="InvalidSpec")
+    assert "hardware.accelerator to metal" in ready(failed).message
+    await cluster.edit("chat", hardware=METAL)
+    await cluster.reaches("Pending", reason="NoHost")
+
+
+async def test_a_host_serves_from_apply_to_token_and_lets_go(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    await cluster.make_service(hardware=METAL, replicas=1)
+    await cluster.reaches("Pending", reason="NoHost")
+    async with FakeMetalAgent(cluster.client, "studio-1", 4 * GIB).running():
+        service = await cluster.reaches("Ready")
+        assert service.status.accelerator == "metal"
+        assert (await cluster.ask()).ok
+        host = await cluster.client.get(METAL_HOSTS, "studio-1")
+        assert {"Ready": "True"}.items() <= {c["type"]: c["status"] for c in host["status"]["conditions"]}.items()
+
+        (before,) = await cluster.hosts_of()
+        await cluster.edit("chat", contextLength=8192)
+        await cluster.reaches("Ready")
+        (after,) = await eventually(lambda: _only_one(cluster))
+        assert after != before
+
+        await cluster.edit("chat", suspend=True)
+        await cluster.reaches("Suspended")
+        await eventually(lambda: _no_processes(cluster))
+        assert await cluster.exists(SERVICES, "chat")
+        await cluster.edit("chat", suspend=False)
+        await cluster.reaches("Ready")
+
+        await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
+        await eventually(lambda: _no_processes(cluster), COLLECTED_SECONDS)
+
+
+async def _only_one(cluster: ServiceNamespace) -> list[str]:
+    names = list(await cluster.hosts_of())
+    assert len(names) == 1
+    return names
+
+
+async def _no_processes(cluster: ServiceNamespace) -> bool:
+    return not await cluster.processes()
+
+
+async def test_process_that_never_ran_is_deleted_at_once(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    await cluster.make_service(hardware=METAL)
+    await eventually(lambda: _only_one(cluster))
+    await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
+    await eventually(lambda: _no_processes(cluster), COLLECTED_SECONDS)
+
+
+async def test_services_at_once_never_get_more_than_a_host_has(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    async with FakeMetalAgent(cluster.client, "studio-1", 3 * GIB + GIB // 2).running() as agent:
+        names = [f"chat-{number}" for number in range(8)]
+        await asyncio.gather(*(cluster.make_service(name, hardware=METAL) for name in names))
+
+        async def settled() -> list[InferenceService]:
+            services = [await cluster.service(name) for name in names]
+            states = sorted((each.status.phase, ready(each).reason) for each in services)
+            assert states == [("Pending", "NoHostFits")] * 5 + [("Ready", "Serving")] * 3
+            return services
+
+        services = await eventually(settled)
+        waits = [ready(each) for each in services if each.status.phase == "Pending"]
+        assert "needs 1.0 GiB" in waits[0].message
+        assert "studio-1, has 512.0 MiB" in waits[0].message
+        assert agent.most_reserved_bytes == 3 * GIB
+
+        gone = next(each.metadata.name for each in services if each.status.phase == "Ready")
+        await cluster.client.delete(INFERENCE_SERVICES, gone, cluster.namespace)
+        names.remove(gone)
+
+        async def taken() -> bool:
+            phases = [(await cluster.service(name)).status.phase for name in names]
+            return phases.count("Ready") == 3
+
+        assert await eventually(taken, COLLECTED_SECONDS)
+        assert agent.most_reserved_bytes == 3 * GIB
+
+
+async def test_a_host_that_refuses_is_avoided(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    async with AsyncExitStack() as hosts:
+        large = await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-1", 9 * GIB).running())
+        await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-2", 2 * GIB).running())
+        large.refuses = True
+        await cluster.make_service(hardware=METAL)
+        await cluster.reaches("Ready")
+        assert list((await eventually(lambda: _settled_hosts(cluster))).values()) == ["studio-2"]
+
+
+async def _settled_hosts(cluster: ServiceNamespace) -> dict[str, str | None]:
+    found = await cluster.hosts_of()
+    assert len(found) == 1
+    return found
+
+
+async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    async with AsyncExitStack() as hosts:
+        first = await hosts.enter_async_context(
+            FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=5).running()
+        )
+        await cluster.make_service(hardware=METAL)
+        await cluster.reaches("Ready")
+        (lost,) = await cluster.hosts_of()
+        first.silent = True
+        await eventually(lambda: _is_gone(cluster, ENDPOINT_SLICES, "chat.studio-1"))
+        host = await eventually(lambda: _host_is_given_up(cluster, "studio-1"))
+        assert host["status"]["budgetBytes"] == 9 * GIB, "the rest stays the agent's"
+        waits = await cluster.reaches("Pending")
+        assert ready(waits).status == "False"
+
+        await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-2", 2 * GIB).running())
+        await cluster.reaches("Ready")
+        # The silent host cannot say Stopped: after as long again as its Lease it counts as that.
+        found = await eventually(lambda: _settled_hosts(cluster))
+        assert lost not in found
+        assert list(found.values()) == ["studio-2"]
+
+
+async def _host_is_given_up(cluster: ServiceNamespace, name: str) -> Obj:
+    host = await cluster.client.get(METAL_HOSTS, name)
+    (condition,) = [each for each in host["status"]["conditions"] if each["type"] == "Ready"]
+    assert (condition["status"], condition["reason"]) == ("False", "LeaseExpired")
+    return host
+
+
+async def test_a_host_that_comes_back_serves_on(cluster: ServiceNamespace) -> None:
+    await cluster.make_host_model()
+    async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=5).running() as agent:
+        await cluster.make_service(hardware=METAL)
+        await cluster.reaches("Ready")
+        before = await cluster.hosts_of()
+        agent.silent = True
+        await cluster.reaches("Pending")
+        agent.silent = False
+        await cluster.reaches("Ready")
+        assert await eventually(lambda: _settled_hosts(cluster)) == before
+
+
+async def test_a_controller_that_is_killed_goes_on_where_it_was(cluster: ServiceNamespace, controller: Process) -> None:
+    await cluster.make_host_model()
+    async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB).running():
+        await cluster.make_service("first", hardware=METAL)
+        await cluster.reaches("Ready", "first")
+        before = await cluster.hosts_of()
+        await controller.kill()
+        await cluster.make_service("second", hardware=METAL)
+        controller.start()
+        await cluster.reaches("Ready", "second")
+        after = await cluster.hosts_of()
+        assert before.items() <= after.items()
+        assert len(after) == 2

@@ -1,0 +1,169 @@
+"""What the kinds promise, as the real API server and kubectl keep it: refusals, defaults, selectors, columns, names."""
+
+import json
+import re
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from crds.meta import API_VERSION
+from kube.client import Client, Obj
+from kube.errors import Invalid
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from tests.controlplane.plane import ControlPlane
+from tests.support.refused_manifests import (
+    BAD_ARGUMENTS,
+    DEFAULTS,
+    GOOD_ARGUMENTS,
+    MODEL,
+    NULLS,
+    REFUSED_MANIFESTS,
+    SPECS,
+    RefusedManifest,
+    make_manifest,
+)
+
+NAMESPACED = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES)
+FIXED = "a MetalProcess is fixed once written: edit its InferenceService, which replaces it"
+
+
+@pytest.mark.parametrize("bad", REFUSED_MANIFESTS.values(), ids=REFUSED_MANIFESTS.keys())
+async def test_bad_manifest_is_refused_with_the_way_out(client: Client, namespace: str, bad: RefusedManifest) -> None:
+    with pytest.raises(Invalid, match=bad.says):
+        await client.create(bad.resource, bad.manifest(namespace))
+
+
+class TestExtraArgumentsOfProcess:
+    @pytest.mark.parametrize("item", BAD_ARGUMENTS, ids=repr)
+    async def test_what_is_not_the_users_is_refused(self, client: Client, namespace: str, item: str) -> None:
+        with pytest.raises(Invalid, match=r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes"):
+            await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, extraArgs=["--temp", item]))
+
+
+@pytest.mark.parametrize("resource", [INFERENCE_SERVICES, METAL_PROCESSES], ids=lambda each: each.kind)
+async def test_tuning_is_taken(client: Client, namespace: str, resource: Resource) -> None:
+    taken = await client.create(resource, make_manifest(resource, namespace, extraArgs=GOOD_ARGUMENTS))
+    assert taken["spec"]["extraArgs"] == GOOD_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"serviceName": "other"},
+        {"memoryBytes": 1},
+        {"artifact": {"source": MODEL["source"], "sha256": "a" * 64}},
+        {"extraArgs": ["-t", "1"]},
+        {"contextLength": 8192},
+        {"sourceSecret": "hub"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+async def test_a_process_is_fixed_once_written(client: Client, namespace: str, change: dict[str, Any]) -> None:
+    await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
+    with pytest.raises(Invalid, match=FIXED):
+        await client.apply(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, **change), field_manager="test")
+
+
+async def test_a_process_is_bound_once(client: Client, namespace: str) -> None:
+    written = await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
+    assert "hostName" not in written["spec"]
+
+    async def bind(operation: dict[str, Any]) -> Obj:
+        return await client.patch_json(METAL_PROCESSES, "one", namespace, [{"path": "/spec/hostName", **operation}])
+
+    await bind({"op": "add", "value": "mac-1"})
+    for operation in ({"op": "replace", "value": "mac-2"}, {"op": "remove"}):
+        with pytest.raises(Invalid, match=r"spec\.hostName is fixed once bound: a move is a new MetalProcess"):
+            await bind(operation)
+
+
+async def test_a_host_selects_its_own_processes(client: Client, namespace: str) -> None:
+    for name, host in (("a", {"hostName": "mac-1"}), ("b", {"hostName": "mac-2"}), ("c", {})):
+        await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, name, **host))
+    found = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
+    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+
+
+@pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
+async def test_null_is_absent(client: Client, namespace: str, nulls: dict[str, Any]) -> None:
+    manifest = make_manifest(INFERENCE_SERVICES, namespace)
+    manifest["spec"] |= nulls
+    written = await client.create(INFERENCE_SERVICES, manifest)
+    assert written["spec"]["replicas"] == 1
+    assert "null" not in json.dumps(written["spec"])
+
+
+@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda each: each.kind)
+async def test_defaults_are_filled_in(client: Client, namespace: str, resource: Resource) -> None:
+    written = await client.create(resource, make_manifest(resource, namespace))
+    assert written["spec"] == SPECS[resource] | DEFAULTS[resource]
+
+
+async def test_the_volumes_access_mode_stays(client: Client, namespace: str) -> None:
+    model = make_manifest(MODELS, namespace)
+    await client.create(MODELS, model)
+    changed = deepcopy(model)
+    changed["spec"]["cache"] = {"accessMode": "ReadWriteMany"}
+    with pytest.raises(Invalid, match=r"cache\.accessMode cannot change while the volume exists: make a new Model"):
+        await client.apply(MODELS, changed, field_manager="test")
+
+
+async def test_kubectl_scales_a_service(plane: ControlPlane, client: Client, namespace: str) -> None:
+    await client.create(INFERENCE_SERVICES, make_manifest(INFERENCE_SERVICES, namespace))
+    status = {"status": {"replicas": 1, "selector": "inference.pomona.dev/service=one"}}
+    await plane.request("PATCH", f"{INFERENCE_SERVICES.path(namespace, 'one')}/status", status)
+    await plane.kubectl("scale", "--namespace", namespace, "isvc/one", "--replicas=3")
+    scale = await plane.request("GET", f"{INFERENCE_SERVICES.path(namespace, 'one')}/scale")
+    assert scale["spec"]["replicas"] == 3
+    assert scale["status"] == status["status"]
+    assert (await client.get(INFERENCE_SERVICES, "one", namespace))["spec"]["replicas"] == 3
+
+
+async def test_status_is_not_written_with_the_spec(client: Client, namespace: str) -> None:
+    written = await client.create(MODELS, make_manifest(MODELS, namespace) | {"status": {"phase": "Ready"}})
+    assert "status" not in written
+
+
+async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, namespace: str) -> None:
+    for resource in NAMESPACED:
+        await client.create(resource, make_manifest(resource, namespace))
+    listed = (await plane.kubectl("get", "pomona", "--namespace", namespace, "--output=name")).split()
+    assert {name.partition(".")[0] for name in listed} >= {"model", "inferenceservice", "metalprocess"}
+    kinds = (await plane.request("GET", f"/apis/{API_VERSION}"))["resources"]
+    assert {kind["name"]: kind["categories"] for kind in kinds if "/" not in kind["name"]} == {
+        resource.plural: ["pomona"] for resource in SPECS
+    }
+
+
+@pytest.mark.parametrize(
+    ("short", "columns", "more"),
+    [
+        ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE"),
+        ("isvc", "PHASE MODEL ACCELERATOR READY REPLICAS REASON ENDPOINT AGE", "MESSAGE"),
+        ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
+    ],
+)
+async def test_columns(plane: ControlPlane, namespace: str, short: str, columns: str, more: str) -> None:
+    for resource in NAMESPACED:
+        await plane.request("POST", resource.path(namespace), make_manifest(resource, namespace))
+    narrow, wide = [
+        (await plane.kubectl("get", short, "--namespace", namespace, *options)).splitlines()[0].split()
+        for options in ((), ("--output=wide",))
+    ]
+    assert narrow == ["NAME", *columns.split()]
+    assert sorted(wide) == sorted([*narrow, *more.split()])
+
+
+async def test_columns_of_a_host(plane: ControlPlane) -> None:
+    name = "column-1"
+    host = {"apiVersion": API_VERSION, "kind": "MetalHost", "metadata": {"name": name}}
+    status = {"chip": "Apple M4 Max", "available": "20.5 GiB", "address": "10.77.0.9", "agentVersion": "1.2.3"}
+    await plane.request("POST", METAL_HOSTS.path(None), host)
+    try:
+        await plane.request("PATCH", f"{METAL_HOSTS.path(None, name)}/status", {"status": status})
+        narrow, row = (await plane.kubectl("get", "mh", name)).splitlines()
+        assert narrow.split() == ["NAME", "READY", "CHIP", "FREE", "ADDRESS", "REASON", "AGE"]
+        assert re.search(r"Apple M4 Max +20\.5 GiB +10\.77\.0\.9", row)
+    finally:
+        await plane.request("DELETE", METAL_HOSTS.path(None, name))

@@ -1,0 +1,98 @@
+"""What the documents tell a user to apply, the API server takes; what they tell him to type, exists."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client
+from kube.resources import LEASES, METAL_HOSTS
+from tests.controlplane import binaries
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.eventually import eventually
+
+README = (CHECKOUT / "README.md").read_text()
+FRAGMENT_HEAD = "apiVersion: inference.pomona.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}\n"
+MANIFESTS = [
+    each if "kind:" in each else FRAGMENT_HEAD + each for each in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=[re.findall(r"kind: (\w+)", each)[0] for each in MANIFESTS])
+async def test_manifest_of_the_readme_is_accepted(plane: ControlPlane, tmp_path: Path, manifest: str) -> None:
+    path = tmp_path / "manifest.yaml"
+    path.write_text(manifest)
+    assert "(server dry run)" in await plane.kubectl("apply", "--dry-run=server", f"--filename={path}")
+
+
+async def test_examples_are_accepted(plane: ControlPlane) -> None:
+    said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples'}")
+    assert len(said.splitlines()) == 3
+
+
+async def test_a_host_joins_under_a_name_of_its_own(plane: ControlPlane, tmp_path: Path) -> None:
+    path = tmp_path / "host.yaml"
+    path.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", "office-7"))
+    said = await plane.kubectl("apply", "--server-side", "--dry-run=server", f"--filename={path}")
+    assert len(re.findall("office-7", said)) == 4, said
+    assert "studio-1" not in said
+
+
+async def test_a_cluster_of_ones_own_is_set_up_word_for_word(
+    plane: ControlPlane, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = README.partition("## On your own cluster")[2].partition("\n## ")[0]
+    install, *blocks = re.findall(r"```\n(.*?)```", section, re.DOTALL)
+    assert "pip install" in install  # here it is the virtual environment that runs the tests
+    path = f"{binaries.ensure_binaries().kubectl.parent}:{os.environ['PATH']}"
+    for name, value in (plane.environment | {"HOME": str(tmp_path), "PATH": path}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / ".pomona").mkdir()
+    (tmp_path / ".pomona" / "bin").symlink_to(Path(sys.executable).parent)
+    running: list[Process] = []
+    try:
+        for block in blocks:
+            *commands, serve = block.replace("NAME", "office-7").replace("> ", f"> {tmp_path}/").splitlines()
+            await asyncio.to_thread(subprocess.run, ["sh", "-eu"], input="\n".join(commands), text=True, check=True)
+            line = serve.replace("--kubeconfig ", f"--kubeconfig {tmp_path}/")
+            running.append(Process(line.split()[1], ["sh", "-c", f"exec {line}"], tmp_path / f"{len(running)}.log"))
+            running[-1].start()
+
+        async def is_ready() -> bool:
+            host = await client.get(METAL_HOSTS, "office-7")
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in host["status"]["conditions"])
+
+        await eventually(is_ready)
+        handed_out = (tmp_path / "office-7.kubeconfig").read_text()
+        assert not any(secret in handed_out for secret in plane.secrets)
+    finally:
+        for process in running:
+            await process.stop()
+        for kind, place, name in (
+            (METAL_HOSTS, None, "office-7"),
+            (LEASES, HOSTS_NAMESPACE, "office-7"),
+            (LEASES, CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT),
+        ):
+            await plane.request("DELETE", kind.path(place, name), accept={404})
+
+
+@pytest.mark.parametrize("field", ["isvc.spec.contextLength", "mdl.spec.source", "mh.status.availableBytes", "mp.spec"])
+async def test_kubectl_explain_is_the_manual(plane: ControlPlane, field: str) -> None:
+    said = await plane.kubectl("explain", field)
+    assert "DESCRIPTION" in said
+    assert "<empty>" not in said
+
+
+def test_every_make_target_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+    for document in ("README.md", "CONTRIBUTING.md"):
+        text = (CHECKOUT / document).read_text()
+        named = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", text, re.DOTALL))))
+        assert named <= targets, document

@@ -1,0 +1,214 @@
+"""Holds a host to surviving what only a whole machine can show: a full disk, sleep, a rotated token, a double."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from crds.meta import HOSTS_NAMESPACE
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, SECRETS
+from tests.cluster.metal_agent.bound_process import (
+    BoundProcess,
+    answers,
+    answers_if_reachable,
+    bound_process,
+    engines,
+    http,
+)
+from tests.controlplane import members
+from tests.controlplane.network import ADDRESS, Network, ip
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
+
+__all__ = ["bound_process", "http"]
+
+GAP_SECONDS = 27.0
+"""More than an agent may be out of touch without asking what is still assigned to it."""
+
+
+async def renewals(bound_process: BoundProcess, count: int) -> None:
+    """Wait until the host has renewed its Lease so many times; 0 is for its first one ever."""
+    seen: set[str] = set()
+
+    async def renewed() -> bool:
+        lease = await bound_process.client.get(LEASES, bound_process.host.name, HOSTS_NAMESPACE)
+        seen.add(lease["spec"]["renewTime"])
+        return len(seen) > count
+
+    await eventually(renewed)
+
+
+async def test_second_agent_with_the_same_name_refuses_to_start(
+    plane: ControlPlane, network: Network, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    await bound_process.bind()
+    url = await bound_process.ready()
+    twin = await network.add_host("twin")
+    kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, bound_process.host.name)
+    argv = [
+        *(*twin.exec, sys.executable, "-m", "cli.main", "agent", f"--name={bound_process.host.name}"),
+        *(f"--kubeconfig={kubeconfig}", f"--state-dir={tmp_path / 'twin'}", f"--address={twin.address}"),
+        f"--file-root={bound_process.host.file_root}",
+    ]
+    second = Process("its double", argv, tmp_path / "twin.log")
+    second.start()
+    assert await second.wait() == 1
+    assert "another agent serves as host studio-1" in second.tail(1)
+    assert "start it with another --name" in second.tail(1)
+    host = await bound_process.client.get(METAL_HOSTS, bound_process.host.name)
+    assert host["status"]["address"] == bound_process.host.address
+    assert len(engines(bound_process)) == 1, "nothing was started by the second"
+    assert await bound_process.url() == url
+    assert await answers(http, url)
+    await twin.close()
+
+
+async def test_unreadable_record_stops_only_the_agent_with_a_message(
+    bound_process: BoundProcess, http: aiohttp.ClientSession
+) -> None:
+    await bound_process.bind()
+    url = await bound_process.ready()
+    pid = await bound_process.pid()
+    agent = bound_process.host.agent
+    await agent.kill()
+    (record,) = (bound_process.host.state_folder / "processes").glob("*.json")
+    kept = record.read_bytes()
+    record.unlink()
+    record.mkdir()
+    agent.start()
+    assert await agent.wait() == 1
+    assert record.name in agent.tail(1)
+    assert "Traceback" not in agent.tail(20)
+    assert await answers(http, url), "what runs goes on"
+    record.rmdir()
+    record.write_bytes(kept)
+    agent.start()
+    await eventually(lambda: '"event": "engine_adopted"' in agent.tail(20))
+    assert await bound_process.pid() == pid
+
+
+async def test_rotated_token_on_disk_is_used(
+    plane: ControlPlane, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, bound_process.host.name)
+    config = json.loads(kubeconfig.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}
+    await bound_process.host.agent.kill()
+    kubeconfig.write_text(json.dumps(config))
+    token.write_text(await bound_token(plane, bound_process.host.name, "first"))
+    bound_process.host.agent.start()
+    await renewals(bound_process, 1)
+
+    token.write_text(await bound_token(plane, bound_process.host.name, "second"))
+    # With its Secret the first one is refused, by watches too once they are opened anew.
+    await bound_process.client.delete(SECRETS, "first", HOSTS_NAMESPACE)
+    await renewals(bound_process, 2)
+    await bound_process.bind()
+    assert await answers(http, await bound_process.ready())
+    await bound_process.client.delete(SECRETS, "second", HOSTS_NAMESPACE)
+
+
+async def bound_token(plane: ControlPlane, account: str, secret: str) -> str:
+    """A token of the host that is good for as long as this Secret, which is made, is there."""
+    secrets = f"/api/v1/namespaces/{HOSTS_NAMESPACE}/secrets"
+    kept = await plane.request("POST", secrets, {"metadata": {"name": secret}})
+    bound = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": kept["metadata"]["uid"]}
+    path = f"/api/v1/namespaces/{HOSTS_NAMESPACE}/serviceaccounts/{account}/token"
+    review = await plane.request("POST", path, {"spec": {"expirationSeconds": 3600, "boundObjectRef": bound}})
+    return str(review["status"]["token"])
+
+
+async def test_full_disk_is_reported_and_ends_no_process(
+    plane: ControlPlane, network: Network, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    host = await members.metal_host(plane, network, "full-1", tmp_path)
+    await mount("-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(host.state_folder))
+    # Whatever the agent says ends nowhere either.
+    host.agent.log = Path("/dev/full")
+    ballast = host.state_folder / "ballast"
+    served = tmp_path / "served"
+    served.mkdir()
+    tiny_gguf.write(served / "tiny.gguf")
+    host.agent.start()
+    try:
+        full = BoundProcess(bound_process.client, bound_process.namespace, host)
+        async with FileServer(served, address=ADDRESS) as files:
+            await renewals(full, 0)
+            fill(ballast)
+            await full.bind(artifact={"source": f"{files.url}/tiny.gguf"})
+            assert "free some space" in (await full.phase("Failed", "NoSpace")).message
+            ballast.unlink()
+            url = await full.ready()
+        fill(ballast)
+        os.kill(await full.pid(), signal.SIGKILL)
+
+        async def again() -> bool:
+            return (await full.status()).restarts == 1 and await answers_if_reachable(http, url)
+
+        await eventually(again)
+        assert host.agent.running
+    finally:
+        await host.host.close()
+        await host.agent.kill()
+        await mount("--lazy", str(host.state_folder), program="umount")
+
+
+def fill(ballast: Path) -> None:
+    """Leave no room on the disk of `ballast`."""
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
+
+
+async def mount(*arguments: str, program: str = "mount") -> None:
+    process = await asyncio.create_subprocess_exec(program, *arguments)
+    assert await process.wait() == 0
+
+
+async def test_after_sleep_an_endpoint_is_ready_again_once_its_engine_has_answered(
+    bound_process: BoundProcess, http: aiohttp.ClientSession
+) -> None:
+    await bound_process.bind()
+    url, engine = await bound_process.ready(), await bound_process.pid()
+    asleep = [int(pid) for pid in (await ip(f"netns pids {bound_process.host.host.netns}")).split()]
+    await bound_process.host.host.cut()
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    # As the controller does with a host that it holds for lost.
+    await bound_process.client.delete(ENDPOINT_SLICES, f"chat.{bound_process.host.name}", bound_process.namespace)
+    loop = asyncio.get_running_loop()
+    morning = loop.time() + GAP_SECONDS
+    await eventually(lambda: loop.time() > morning, GAP_SECONDS + 5)
+    await bound_process.host.host.restore()
+    for pid in asleep:
+        if pid != engine:
+            os.kill(pid, signal.SIGCONT)
+
+    async def ready() -> list[bool]:
+        try:
+            return [endpoint["conditions"]["ready"] for endpoint in (await bound_process.slice())["endpoints"]]
+        except NotFound:
+            return []
+
+    async def back_but_not_ready() -> bool:
+        now = await ready()
+        assert now != [True], "its engine has not woken up"
+        return now == [False]
+
+    await eventually(back_but_not_ready)
+    os.kill(engine, signal.SIGCONT)
+    assert await bound_process.url() == url
+    assert await answers(http, url)
+    assert await bound_process.pid() == engine, "it was not started again"

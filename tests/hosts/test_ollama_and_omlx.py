@@ -1,0 +1,176 @@
+"""What Ollama or oMLX alone does, or refuses to do, for models of ours on a host."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from crds.metalprocess import Artifact
+from runtimes.ollama import Ollama
+from tests.support.api_objects import GIB
+from tests.support.daemons.host_daemons import OWNERS, Served, ollama, omlx, restart, watch_often
+from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.daemons.omlx import OmlxStandIn
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, phase
+
+__all__ = ["ollama", "omlx", "watch_often"]
+
+
+async def test_omlx_without_memory_says_what_helps(omlx: Served) -> None:
+    machine, daemon, make = omlx
+    assert isinstance(daemon, OmlxStandIn)
+    daemon.ceiling = 1
+    machine.supervisor.assign([make()])
+    message = await phase(machine, "Failed", "InsufficientMemory")
+    assert "does not fit under the static memory ceiling" in message
+    assert "limit of 1 B" in message
+    assert "--memory-guard" in message
+    daemon.ceiling = GIB
+    await omlx.ready()
+
+
+async def test_omlx_is_not_told_to_reload_while_that_would_unload_its_owners_model(omlx: Served) -> None:
+    machine, daemon, make = omlx
+    daemon.own(OWNERS, size=GIB // 2)
+    machine.supervisor.assign([make()])
+    message = await phase(machine, "Failed", "OwnersModelsLoaded")
+    assert OWNERS in message
+    assert daemon.names() == {OWNERS}
+    daemon.evict(OWNERS)
+    await omlx.ready()
+
+
+async def test_omlx_is_not_told_to_reload_while_it_answers(omlx: Served) -> None:
+    machine, daemon, make = omlx
+    assert isinstance(daemon, OmlxStandIn)
+    daemon.active_requests = 1
+    machine.supervisor.assign([make()])
+    await phase(machine, "Failed", "DaemonBusy")
+    daemon.active_requests = 0
+    await omlx.ready()
+
+
+async def test_our_omlx_models_are_pinned_with_their_context_and_released_at_the_end(omlx: Served) -> None:
+    machine, daemon, make = omlx
+    assert isinstance(daemon, OmlxStandIn)
+    machine.supervisor.assign([make(context_length=2048)])
+    model = await omlx.ready()
+    assert daemon.settings[model] == {"is_pinned": True, "ttl_seconds": None, "max_context_window": 2048}
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    await eventually(lambda: daemon.settings[model]["is_pinned"] is False)
+
+
+async def test_ollama_keeps_our_model_for_ever_with_its_context(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    machine.supervisor.assign([make(context_length=2048)])
+    await ollama.ready()
+    (running,) = daemon.running.values()
+    assert (running.context_length, running.stays) == (2048, True)
+
+
+async def test_ollama_does_not_load_the_same_weights_in_turns(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    machine.supervisor.assign([make("u1", context_length=512)])
+    first = await ollama.ready("u1")
+    machine.supervisor.assign([make("u1", context_length=512), make("u2", context_length=1024)])
+    assert "same contextLength" in await phase(machine, "Failed", "SameWeightsLoaded", uid="u2")
+    assert daemon.names() == {first}
+
+
+async def test_a_host_whose_daemon_does_not_run_says_how_to_start_it(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    await daemon.stop()
+    await eventually(lambda: machine.known.usable() == [])
+    machine.supervisor.assign([make()])
+    assert "ollama serve" in await phase(machine, "Failed", "DaemonNotUsable")
+    await daemon.start()
+    await ollama.ready()
+
+
+async def test_a_host_without_the_daemon_rejects(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.daemons = lambda: [Ollama({"PATH": ""})]
+    await restart(machine)
+    machine.supervisor.assign([assignment(runtime="ollama", extra_args=[])])
+    assert "'ollama' is not installed on this host" in await phase(machine, "Rejected", "Unsupported")
+
+
+async def test_copying_into_ollamas_store_is_told(ollama: Served) -> None:
+    machine, _, make = ollama
+    machine.supervisor.assign([make()])
+    await ollama.ready()
+    progress = machine.runners["u1"].progress
+    size = (machine.file_root / "tiny.gguf").stat().st_size
+    assert progress
+    assert (progress.bytes, progress.total_bytes) == (size, size)
+
+
+async def test_ollama_pulls_what_is_in_its_library_and_keeps_it_for_us_alone(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.registry["qwen3:8b"] = b"weights" * 1000
+    of_library = Artifact(source="ollama://qwen3:8b")
+    machine.supervisor.assign([make(artifact=of_library, memory_bytes=GIB)])
+    model = await ollama.ready()
+    progress = machine.runners["u1"].progress
+    assert progress
+    assert (progress.bytes, progress.total_bytes) == (7000, 7000)
+    assert set(daemon.stored) == {model}
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    await eventually(lambda: daemon.blobs == {})
+
+
+async def test_a_model_that_the_owner_has_pulled_stays_the_owners(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.own("qwen3:8b", size=GIB)
+    of_library = make(artifact=Artifact(source="ollama://qwen3:8b"), memory_bytes=GIB, context_length=8192)
+    machine.supervisor.assign([of_library])
+    assert "ollama stop qwen3:8b" in await phase(machine, "Failed", "OwnersModelLoaded")
+    assert daemon.names() == {"qwen3:8b"}
+    daemon.evict("qwen3:8b")
+    model = await ollama.ready()
+    assert ("POST", "/api/pull") not in daemon.asked
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    machine.supervisor.assign([])
+    await eventually(lambda: model not in daemon.stored)
+    assert set(daemon.stored) == {"qwen3:8b"}
+
+
+async def test_a_name_that_ollamas_library_has_not_says_so(ollama: Served) -> None:
+    machine, _, make = ollama
+    machine.supervisor.assign([make(artifact=Artifact(source="ollama://nobody/none:1b"), memory_bytes=GIB)])
+    assert "file does not exist" in await phase(machine, "Failed", "DaemonRefused")
+
+
+async def test_no_key_of_the_owners_environment_reaches_ollama(ollama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_API_KEY", "sk-of-ollama-com")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    machine.supervisor.assign([make()])
+    await ollama.ready()
+    assert daemon.headers_seen
+    assert not [headers for headers in daemon.headers_seen if "sk-of-ollama-com" in headers]
+
+
+async def test_two_agents_leave_each_others_models_alone(ollama: Served, tmp_path: Path) -> None:
+    machine, daemon, make = ollama
+    machine.supervisor.assign([make()])
+    model = await ollama.ready()
+    async with aiohttp.ClientSession() as session:
+        second = Machine(tmp_path / "second", machine.file_root, session)
+        second.daemons = machine.daemons
+        await second.start()
+        second.supervisor.assign([])
+        await eventually(lambda: second.known.usable() == ["ollama"])
+        await asyncio.wait_for(second.known.remove_unwanted(list), 10)
+        await second.stop()
+    assert daemon.names() == {model}

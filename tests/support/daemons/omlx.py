@@ -1,0 +1,224 @@
+"""Stands in for an oMLX daemon: what it finds, loads and pins, and the answers that `recorded/omlx.json` describes.
+
+As in oMLX (admin/routes.py), folders are looked for at the start and at a reload, and a reload unloads everything
+before; what is pinned is loaded again.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tests.support.daemons.stand_in import StandIn, completion
+
+_COOKIE = "omlx_admin_session"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Entry:
+    """A model that was found."""
+
+    path: Path
+    size: int
+    loaded: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class OmlxStandIn(StandIn):
+    """An oMLX with its folder at `base`; a test changes the attributes while it runs."""
+
+    def __init__(self, port: int, base: Path, api_key: str | None = "sk-owner") -> None:
+        super().__init__(port)
+        self.base = base
+        self.api_key = api_key
+        self.ceiling = 1 << 30
+        self.active_requests = 0
+        self.entries: dict[str, Entry] = {}
+        self.settings: dict[str, dict[str, Any]] = {}
+        """Of models, as they are kept over a restart."""
+        self.sessions: set[str] = set()
+        self.loading = asyncio.Event()
+        self.loading.set()
+        self.models = base / "models"
+        self.models.mkdir(parents=True)
+        kept = {"version": "1.0", "server": {"host": "127.0.0.1", "port": port}, "model": {"model_dirs": []}}
+        (base / "settings.json").write_text(json.dumps(kept | {"auth": {"api_key": api_key}}))
+
+    def own(self, name: str, *, size: int) -> None:
+        """Have the owner run a model of his own."""
+        folder = self.models / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"0")
+        self.entries[name] = Entry(folder, size, loaded=True)
+
+    def names(self) -> set[str]:
+        """Names of what is in memory."""
+        return {name for name, entry in self.entries.items() if entry.loaded}
+
+    def evict(self, name: str) -> None:
+        self.entries[name].loaded = False
+
+    def forget(self) -> None:
+        self.entries.clear()
+        self.sessions.clear()
+
+    async def start(self) -> None:
+        self._discover()
+        await super().start()
+
+    def _discover(self) -> None:
+        """Unload all and look what is there, then load what is pinned."""
+        owned = {name: entry.size for name, entry in self.entries.items()}
+        self.entries.clear()
+        for path in sorted(self.models.iterdir()):
+            if path.is_dir() and (path / "config.json").exists():
+                size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+                settings = self.settings.setdefault(path.name, {})
+                self.entries[path.name] = Entry(
+                    path, owned.get(path.name, size), bool(settings.get("is_pinned")), settings
+                )
+
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[self._guard])
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/models/status", self._status),
+                web.post("/v1/models/{id}/load", self._load),
+                web.post("/v1/models/{id}/unload", self._unload),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/api/status", self._activity),
+                web.post("/admin/api/login", self._login),
+                web.post("/admin/api/reload", self._reload),
+                web.put("/admin/api/models/{id}/settings", self._set),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.asked.append((request.method, request.path))
+        await self.answering.wait()
+        if request.path in {"/health", "/admin/api/login"}:
+            return await handler(request)
+        if request.path.startswith("/admin/"):
+            if request.cookies.get(_COOKIE) not in self.sessions:
+                return web.json_response({"detail": "Admin authentication required"}, status=401)
+        elif self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return _error(401, "Invalid API key", "authentication_error")
+        return await handler(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        pool = {
+            "model_count": len(self.entries),
+            "loaded_count": len(self.names()),
+            "final_ceiling": self.ceiling,
+            "current_model_memory": self._used(),
+        }
+        default = next(iter(self.entries), "")
+        return web.json_response({"status": "healthy", "default_model": default, "engine_pool": pool, "mcp": None})
+
+    def _used(self) -> int:
+        return sum(entry.size for entry in self.entries.values() if entry.loaded)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        models = [
+            {
+                "id": name,
+                "model_path": str(entry.path),
+                "loaded": entry.loaded,
+                "is_loading": False,
+                "estimated_size": entry.size,
+                "actual_size": entry.size if entry.loaded else None,
+                "pinned": bool(entry.settings.get("is_pinned")),
+                "engine_type": "batched",
+                "model_type": "llm",
+                "max_context_window": entry.settings.get("max_context_window") or 40960,
+                "max_tokens": 32768,
+                "last_access": 1763629200.5,
+            }
+            for name, entry in self.entries.items()
+        ]
+        counts = {"model_count": len(models), "loaded_count": len(self.names()), "load_seconds_per_gb_estimate": 0.4}
+        memory = {"final_ceiling": self.ceiling, "current_model_memory": self._used()}
+        return web.json_response(memory | counts | {"models": models})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        entry = self.entries.get(name)
+        if entry is None:
+            return _error(404, f"Model not found: {name}", "not_found_error")
+        if entry.loaded:
+            return web.json_response({"status": "ok", "model_id": name, "message": f"Already loaded: {name}"})
+        if self._used() + entry.size > self.ceiling:
+            text = f"Model '{name}' does not fit under the static memory ceiling. Raise memory_guard_tier."
+            return _error(507, text, "server_error")
+        await self.loading.wait()
+        entry.loaded = True
+        return web.json_response({"status": "ok", "model_id": name, "message": f"Loaded {name}"})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        entry = self.entries.get(name)
+        if entry is None:
+            return _error(404, f"Model not found: {name}", "not_found_error")
+        if not entry.loaded:
+            return _error(400, f"Model not loaded: {name}", "invalid_request_error")
+        entry.loaded = False
+        return web.json_response({"status": "ok", "model_id": name})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        name = (await request.json())["model"]
+        if name not in self.entries:
+            return _error(404, f"Model '{name}' not found.", "not_found_error")
+        self.entries[name].loaded = True
+        return web.json_response(completion(name))
+
+    async def _activity(self, _: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "status": "ok",
+                "version": "0.7.0",
+                "models_discovered": len(self.entries),
+                "models_loaded": len(self.names()),
+                "active_requests": self.active_requests,
+                "waiting_requests": 0,
+                "model_memory_used": self._used(),
+                "model_memory_max": self.ceiling,
+            }
+        )
+
+    async def _login(self, request: web.Request) -> web.Response:
+        if self.api_key is None:
+            return web.json_response({"detail": "No API key is set"}, status=400)
+        if (await request.json())["api_key"] != self.api_key:
+            return web.json_response({"detail": "Invalid API key"}, status=401)
+        session = f"session-{len(self.sessions)}"
+        self.sessions.add(session)
+        response = web.json_response({"success": True})
+        response.set_cookie(_COOKIE, session, httponly=True)
+        return response
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        self._discover()
+        message = f"Re-discovered {len(self.entries)} models from 1 directory"
+        return web.json_response({"status": "ok", "message": message})
+
+    async def _set(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name not in self.entries:
+            return web.json_response({"detail": f"Model not found: {name}"}, status=404)
+        settings = self.entries[name].settings
+        settings.update(await request.json())
+        return web.json_response({"success": True, "settings": settings, "requires_reload": False})
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    return web.json_response({"error": error}, status=status)

@@ -1,0 +1,54 @@
+"""Waiting for what a running system will do: a condition with a limit, never a sleep of a guessed length."""
+
+# ruff: noqa: ASYNC109 - the message needs the last value, which asyncio.timeout around the call would lose
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, overload
+
+from kube.errors import NotFound
+
+LIMIT_SECONDS = 90.0
+"""So long that only what never comes takes longer, also on a machine with other work: it is no claim about speed."""
+SHORTEST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 0.25
+
+T = TypeVar("T")
+
+
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], timeout: float = ...) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], timeout: float = ...) -> T: ...
+async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = LIMIT_SECONDS) -> T:
+    """Call a condition until it returns something true, and return that.
+
+    An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look for
+    things in objects that do not exist so far; any other error is the test's. The pause between two calls grows with
+    the time that was waited: tests that wait for long leave the API server and the processors to others.
+
+    Args:
+        condition: plain or async function without arguments.
+        timeout: seconds.
+
+    Raises:
+        AssertionError: it never was; the text has the last value or error.
+    """
+    start = time.monotonic()
+    while True:
+        try:
+            value = condition()
+            result = await value if inspect.isawaitable(value) else value
+            if result:
+                return result
+            seen = repr(result)
+        except (AssertionError, LookupError, NotFound) as error:
+            seen = f"{type(error).__name__}: {error}"
+        waited = time.monotonic() - start
+        if waited >= timeout:
+            raise AssertionError(
+                f"{getattr(condition, '__qualname__', condition)} not true within {timeout} s; last: {seen}"
+            )
+        await asyncio.sleep(min(max(waited / 10, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))

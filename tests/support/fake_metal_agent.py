@@ -1,0 +1,155 @@
+"""A metal agent that does what a test says: through the real API it registers, renews, reports and publishes.
+
+For what a real host does not do on request: have this much memory, refuse, fall silent and come back. Its engine is an
+HTTP server that answers a completion to whoever has a token out of the Secret that the controller wrote for this host.
+"""
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Collection
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from crds.meta import (
+    HOSTS_NAMESPACE,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+    SLICE_MANAGED_BY,
+    slice_name,
+)
+from kube.apply import apply_status
+from kube.client import Client, Obj
+from kube.errors import ApiError
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS
+from kube.time import micro_time
+from tests.controlplane.network import ADDRESS
+
+FIELD_MANAGER = "pomona-metal-agent"
+LOOK_SECONDS = 0.1
+
+
+class FakeMetalAgent:
+    """One host.
+
+    Attributes:
+        silent: while set it neither renews nor reports, as if its link were cut; what it runs goes on.
+        refuses: it rejects whatever is bound to it.
+    """
+
+    def __init__(self, client: Client, name: str, budget_bytes: int, *, lease_seconds: int = 40) -> None:
+        self.client = client
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self.lease_seconds = lease_seconds
+        self.silent = False
+        self.refuses = False
+        self.most_reserved_bytes = 0
+        self._port = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeMetalAgent"]:
+        """Be there meanwhile; what the host left in the API goes at the end."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, ADDRESS, 0).start()
+        self._port = runner.addresses[0][1]
+        await self._report([])
+        try:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(self._live())
+                yield self
+                task.cancel()
+        finally:
+            await runner.cleanup()
+            for resource, namespace in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
+                with contextlib.suppress(ApiError):
+                    await self.client.delete(resource, self.name, namespace)
+
+    async def _live(self) -> None:
+        while True:
+            if not self.silent:
+                await self._renew()
+                found = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
+                for process in found.items:
+                    # It may vanish in between, as for any agent.
+                    with contextlib.suppress(ApiError):
+                        await self._tend(process)
+                await self._report(found.items)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _renew(self) -> None:
+        spec = {
+            "holderIdentity": self.name,
+            "leaseDurationSeconds": self.lease_seconds,
+            "renewTime": micro_time(datetime.now(UTC)),
+        }
+        lease = {"metadata": {"name": self.name, "namespace": HOSTS_NAMESPACE}, "spec": spec}
+        await self.client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
+
+    async def _tend(self, process: Obj) -> None:
+        """Withdraw the endpoint and stop what is deleted; serve or refuse the rest."""
+        if "deletionTimestamp" in process["metadata"]:
+            with contextlib.suppress(ApiError):
+                await self.client.delete(ENDPOINT_SLICES, self._slice_name(process), process["metadata"]["namespace"])
+            phase: Obj = {"phase": "Stopped"}
+        elif self.refuses:
+            phase = {"phase": "Rejected", "reason": "Refused", "message": "this host was told to refuse"}
+        else:
+            phase = {"phase": "Ready"}
+            await self._publish(process)
+        await apply_status(self.client, METAL_PROCESSES, process, phase, FIELD_MANAGER)
+
+    def _slice_name(self, process: Obj) -> str:
+        return slice_name(process["spec"]["serviceName"], self.name)
+
+    async def _publish(self, process: Obj) -> None:
+        metadata = process["metadata"]
+        owner = {key: process[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
+        endpoint = {"addresses": [ADDRESS], "conditions": {"ready": True, "serving": True, "terminating": False}}
+        labels = {
+            LABEL_SERVICE_NAME: process["spec"]["serviceName"],
+            LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
+            LABEL_MANAGED_BY: MANAGED_BY,
+        }
+        published = {
+            "metadata": {
+                "name": self._slice_name(process),
+                "namespace": metadata["namespace"],
+                "labels": labels,
+                "ownerReferences": [owner],
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": self._port, "protocol": "TCP"}],
+            "endpoints": [endpoint],
+        }
+        await self.client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
+
+    async def _report(self, processes: Collection[Obj]) -> None:
+        """Say what is reserved and what is left; what is stopped or refused holds nothing."""
+        held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
+        reserved = sum(each["spec"]["memoryBytes"] for each in held)
+        self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
+        status = {
+            "address": ADDRESS,
+            "runtimes": ["llama.cpp"],
+            "budgetBytes": self.budget_bytes,
+            "availableBytes": self.budget_bytes - reserved,
+            "processes": [{"uid": each["metadata"]["uid"]} for each in held],
+        }
+        host = await self.client.apply(
+            METAL_HOSTS, {"metadata": {"name": self.name}, "spec": {}}, field_manager=FIELD_MANAGER
+        )
+        await apply_status(self.client, METAL_HOSTS, host, status, FIELD_MANAGER)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        secret = await self.client.get(SECRETS, self.name, HOSTS_NAMESPACE)
+        tokens = {base64.b64decode(value).decode() for value in (secret.get("data") or {}).values()}
+        if request.headers.get("Authorization", "").removeprefix("Bearer ") not in tokens:
+            return web.json_response({"error": {"message": "no such token on this host"}}, status=401)
+        return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})

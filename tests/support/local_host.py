@@ -1,0 +1,179 @@
+"""A host without a cluster: everything that a runner needs, with llama.cpp's real server behind it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from crds.metalprocess import Artifact, MetalProcessSpec
+from devices.pressure import PressureLevel, PressureReading
+from metal_agent.assignments import Assignment
+from metal_agent.daemons import Daemons
+from metal_agent.host import HostCallbacks, build_host
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.pressure_policy import PressureAction
+from metal_agent.native.process import identify_process, kill_strays
+from metal_agent.supervise.runner import Runner
+from runtimes.daemon import Daemon
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.tiny_models import tiny_gguf
+
+MakeAssignment = Callable[..., Assignment]
+
+
+class RecordingExposure:
+    """Stands for proxy and slices; notes what was asked, and whether the engine still ran then."""
+
+    def __init__(self, runners: dict[str, Runner], idle: Callable[[], dict[str, float | None]]) -> None:
+        self._idle = idle
+        self.calls: list[tuple[str, bool]] = []
+        self.in_flight: dict[str, int] = {}
+        self._runners = runners
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        self._note("withdraw", assignment.uid)
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        assert timeout_seconds > 0
+        self._note("drain", uid)
+
+    def requests(self, uid: str) -> int | None:
+        return self.in_flight.get(uid)
+
+    async def idle_seconds(self) -> dict[str, float | None]:
+        return self._idle()
+
+    def _note(self, call: str, uid: str) -> None:
+        pid = self._runners[uid].state.pid
+        self.calls.append((call, pid is not None and identify_process(pid) is not None))
+
+
+class Machine:
+    """One host's processes; `restart` is an agent that died and its successor."""
+
+    def __init__(self, folder: Path, file_root: Path, session: aiohttp.ClientSession) -> None:
+        self.folder = folder
+        self.file_root = file_root
+        self.ledger = Ledger(100 * GIB)
+        self.daemons: Callable[[], list[Daemon]] = list
+        """Makes the shared daemons that this host knows, for each agent anew."""
+        self.secrets: dict[tuple[str, str], str] = {}
+        self.level: PressureLevel | None = "normal"
+        """How short of memory this host is."""
+        self.idle: dict[str, float | None] = {}
+        self._session = session
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.runners: dict[str, Runner] = {}
+        self.changes: list[tuple[str, str]] = []
+        self.steps: list[PressureAction] = []
+        self.exposure = RecordingExposure(self.runners, lambda: self.idle)
+        self.ledger.reserved.clear()
+        started = asyncio.Event()
+        self._task = asyncio.create_task(self._run(started))
+        await started.wait()
+
+    async def stop(self) -> None:
+        """End the agent alone."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self, started: asyncio.Event) -> None:
+        self.known = Daemons(self.folder, self.daemons())
+        host = build_host(
+            self.folder,
+            ledger=self.ledger,
+            runners=self.runners,
+            exposure=self.exposure,
+            callbacks=HostCallbacks(
+                lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
+                lambda: None,
+                lambda step, _note: self.steps.append(step),
+            ),
+            session=self._session,
+            secret=lambda namespace, name: self.secrets.get((namespace, name)),
+            file_root=self.file_root,
+            shared_daemons=self.known,
+            read_pressure=lambda: PressureReading(self.level, None, None),
+        )
+        self.host, self.watchdog, self.usage = host.context, host.watchdog, host.monitor
+        async with asyncio.TaskGroup() as group:
+            await host.recover(group)
+            self.supervisor = host.supervisor
+            group.create_task(self.watchdog.run())
+            started.set()
+            await asyncio.Event().wait()
+
+
+async def ready(machine: Machine, uid: str = "u1") -> int:
+    """Wait until the process is Ready; returns its pid."""
+    runner = machine.runners[uid]
+    await eventually(lambda: runner.state.phase == "Ready")
+    assert runner.state.pid
+    return runner.state.pid
+
+
+async def phase(machine: Machine, expected: str, reason: str = "", uid: str = "u1") -> str:
+    """Wait for a phase (with a reason); returns its message."""
+    runner = machine.runners[uid]
+    await eventually(lambda: (runner.state.phase, runner.state.reason) == (expected, reason))
+    return runner.state.message
+
+
+def engines(machine: Machine) -> list[psutil.Process]:
+    """Every live engine of this machine."""
+    model = str(machine.file_root / "tiny.gguf")
+    return [
+        process
+        for process in psutil.process_iter(["status", "cmdline"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and model in (process.info["cmdline"] or [])
+    ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny model below the folder that file:// sources may come from."""
+    path = tmp_path / "files" / "tiny.gguf"
+    path.parent.mkdir()
+    tiny_gguf.write(path)
+    return path
+
+
+@pytest.fixture
+async def machine(tmp_path: Path, model: Path) -> AsyncIterator[Machine]:
+    folder = tmp_path / "state"
+    async with aiohttp.ClientSession() as session:
+        machine = Machine(folder, model.parent, session)
+        await machine.start()
+        yield machine
+        await machine.stop()
+    await kill_strays(folder, ())
+
+
+@pytest.fixture
+def assignment(model: Path) -> MakeAssignment:
+    """Make an Assignment of the tiny model; keyword arguments change its spec."""
+
+    def make(uid: str = "u1", **changes: object) -> Assignment:
+        wanted = {
+            "service_name": "chat",
+            "model_name": "tiny",
+            "runtime": "llama.cpp",
+            "artifact": Artifact(source=f"file://{model}"),
+            "memory_bytes": GIB // 2,
+            "token_secret": "chat-token",
+            "context_length": 512,
+            "extra_args": ["-t", "1"],
+        }
+        spec = MetalProcessSpec(**(wanted | changes))  # type: ignore[arg-type]  # a table of fields
+        return Assignment(uid, "team-a", f"chat-{uid}", spec)
+
+    return make

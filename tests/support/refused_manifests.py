@@ -1,0 +1,209 @@
+"""Manifests that are refused, and what the user reads: held against a real API server, and where there is none."""
+
+from typing import Any, NamedTuple
+
+from crds.meta import API_VERSION
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+
+MODEL = {"source": "https://models.example/tiny.gguf"}
+SERVICE = {"modelRef": "tiny"}
+PROCESS = {
+    "serviceName": "chat",
+    "modelName": "tiny",
+    "runtime": "llama.cpp",
+    "artifact": {"source": MODEL["source"]},
+    "memoryBytes": 1 << 30,
+    "tokenSecret": "chat-token",
+}
+SPECS: dict[Resource, dict[str, Any]] = {
+    MODELS: MODEL,
+    INFERENCE_SERVICES: SERVICE,
+    METAL_PROCESSES: PROCESS,
+    METAL_HOSTS: {},
+}
+_SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": "chat"} | {
+    "cacheTypeK": "f16",
+    "cacheTypeV": "f16",
+}
+DEFAULTS: dict[Resource, dict[str, Any]] = {
+    MODELS: {"cache": {"accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}},
+    INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
+    METAL_PROCESSES: _SERVING,
+}
+"""What is filled in into each of `SPECS`."""
+NULLS: list[dict[str, Any]] = [
+    {"replicas": None, "adapters": None, "image": None, "resources": None},
+    {"hardware": {"accelerator": None}},
+    {"nodeSelector": {"disk": None}},
+    {"tolerations": [{"key": None}]},
+]
+"""Of a service: what YAML makes of a key with nothing after it is absent."""
+GOOD_ARGUMENTS = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
+BAD_ARGUMENTS = [
+    *("--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-"),
+    *("a\0b", "a\nb", "on\n", "\x7f"),
+]
+
+
+def make_manifest(resource: Resource, namespace: str = "default", name: str = "one", **spec: Any) -> Obj:
+    """A manifest that is good unless `spec` makes it bad; a field that is None is left out."""
+    fields = {**SPECS[resource], **spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": resource.kind,
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {field: value for field, value in fields.items() if value is not None},
+    }
+
+
+class RefusedManifest(NamedTuple):
+    """A manifest that is refused, and what the user reads."""
+
+    resource: Resource
+    spec: dict[str, Any]
+    says: str
+    name: str = "one"
+
+    def manifest(self, namespace: str = "default") -> Obj:
+        return make_manifest(self.resource, namespace, self.name, **self.spec)
+
+
+REFUSED_MANIFESTS = {
+    "file:// without memoryBytes": RefusedManifest(
+        MODELS, {"source": "file:///m.gguf"}, "spec: Invalid value: .*a file:// source needs spec.memoryBytes"
+    ),
+    "file:// with a Secret": RefusedManifest(
+        MODELS,
+        {"source": "file:///m.gguf", "memoryBytes": 1, "sourceSecretRef": {"name": "hub"}},
+        "a file:// source takes no spec.sourceSecretRef: remove it",
+    ),
+    "folder of a hub with a sha256": RefusedManifest(
+        MODELS, {"source": "hf://acme/mlx@v1", "sha256": "0" * 64}, "a folder has no sha256: remove spec.sha256"
+    ),
+    "folder of a host with a sha256": RefusedManifest(
+        MODELS, {"source": "file:///mlx/", "memoryBytes": 1, "sha256": "0" * 64}, "pin a commit with @REVISION"
+    ),
+    "ollama:// without memoryBytes": RefusedManifest(
+        MODELS, {"source": "ollama://qwen3:8b"}, "spec: Invalid value: .*an ollama:// source needs spec.memoryBytes"
+    ),
+    "ollama:// with a digest": RefusedManifest(
+        MODELS,
+        {"source": "ollama://qwen3:8b", "memoryBytes": 1, "sha256": "0" * 64},
+        "Ollama pulls and verifies it by itself",
+    ),
+    "scheme that nobody fetches": RefusedManifest(
+        MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"
+    ),
+    "no source": RefusedManifest(MODELS, {"source": None}, "spec.source: Required value"),
+    "source that is no string": RefusedManifest(MODELS, {"source": 7}, "spec.source: .*must be of type string"),
+    "sha256 in upper case": RefusedManifest(MODELS, {"sha256": "A" * 64}, "spec.sha256: .*0-9a-f"),
+    "short sha256": RefusedManifest(MODELS, {"sha256": "a" * 63}, "spec.sha256: .*0-9a-f"),
+    "sha256 with a line break": RefusedManifest(MODELS, {"sha256": "a" * 64 + "\n"}, "spec.sha256: .*0-9a-f"),
+    "no memory": RefusedManifest(MODELS, {"memoryBytes": 0}, "spec.memoryBytes: .*greater than or equal to 1"),
+    "memory beyond 64 bits": RefusedManifest(
+        MODELS, {"memoryBytes": 1 << 80}, "spec.memoryBytes: .*must be of type integer"
+    ),
+    "unknown accelerator": RefusedManifest(
+        MODELS, {"hardware": {"accelerator": "tpu"}}, 'spec.hardware.accelerator: .*"tpu".*"metal"'
+    ),
+    "long Model name": RefusedManifest(MODELS, {}, "use a name of at most 46 characters", "m" * 47),
+    "name that is none": RefusedManifest(
+        MODELS, {}, "metadata.name: Invalid value: .*lowercase RFC 1123 subdomain", "My_Model"
+    ),
+    "long service name": RefusedManifest(INFERENCE_SERVICES, {}, "use at most 40 lower-case letters", "s" * 41),
+    "service name with a leading digit": RefusedManifest(INFERENCE_SERVICES, {}, "starting with a letter", "1st"),
+    "no Model": RefusedManifest(INFERENCE_SERVICES, {"modelRef": ""}, "spec.modelRef: .*at least 1 char"),
+    "negative replicas": RefusedManifest(
+        INFERENCE_SERVICES, {"replicas": -1}, "spec.replicas: .*greater than or equal to 0"
+    ),
+    "replicas in words": RefusedManifest(
+        INFERENCE_SERVICES, {"replicas": "two"}, "spec.replicas: .*must be of type integer"
+    ),
+    "too many slots": RefusedManifest(
+        INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"
+    ),
+    "tiny context": RefusedManifest(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
+    "negative quantity": RefusedManifest(
+        INFERENCE_SERVICES, {"resources": {"cpu": -1}}, "spec.resources.cpu: .*greater than or equal to 0"
+    ),
+    "quantity that is none": RefusedManifest(
+        INFERENCE_SERVICES, {"resources": {"memory": "much"}}, 'spec.resources.memory: .*"much".*should match'
+    ),
+    "too many arguments": RefusedManifest(
+        INFERENCE_SERVICES, {"extraArgs": ["1"] * 33}, "spec.extraArgs: Too many: 33: must have at most 32 items"
+    ),
+    "arguments that are no list": RefusedManifest(
+        INFERENCE_SERVICES, {"extraArgs": "--temp 1"}, "spec.extraArgs: .*must be of type array"
+    ),
+    "toleration of an unknown operator": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"tolerations": [{"key": "a"}, {"operator": "In"}]},
+        r'spec.tolerations\[1\].operator: Unsupported value: "In"',
+    ),
+    "unknown runtime": RefusedManifest(INFERENCE_SERVICES, {"runtime": "vllm"}, 'spec.runtime: .*"vllm".*"mlx-lm"'),
+    "unknown mode": RefusedManifest(INFERENCE_SERVICES, {"mode": "speech"}, 'spec.mode: .*"speech".*"embeddings"'),
+    "unknown cache type": RefusedManifest(
+        INFERENCE_SERVICES, {"cacheTypeK": "q2_k"}, 'spec.cacheTypeK: .*"q2_k".*"q8_0"'
+    ),
+    "draft that nothing chats with": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"mode": "embeddings", "speculative": {"draftModelRef": "small"}},
+        "spec.speculative is for spec.mode chat: remove it, or set mode to chat",
+    ),
+    "projector that nothing chats with": RefusedManifest(
+        INFERENCE_SERVICES, {"mode": "rerank", "projectorModelRef": "eyes"}, "spec.projectorModelRef is for spec.mode"
+    ),
+    "template that nothing chats with": RefusedManifest(
+        INFERENCE_SERVICES, {"mode": "rerank", "chatTemplate": "{{ x }}"}, "spec.chatTemplate is for spec.mode chat"
+    ),
+    "speculation without a draft": RefusedManifest(
+        INFERENCE_SERVICES, {"speculative": {"maxTokens": 4}}, "spec.speculative.draftModelRef: Required value"
+    ),
+    "draft of no tokens": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"speculative": {"draftModelRef": "small", "maxTokens": 0}},
+        "spec.speculative.maxTokens: .*greater than or equal to 1",
+    ),
+    "negative adapter": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": "accent", "scale": "-1"}]},
+        r"spec.adapters\[0\].scale: .*should match",
+    ),
+    "adapter twice": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": "accent"}, {"modelRef": "accent", "scale": "2"}]},
+        r"spec.adapters\[1\]: Duplicate value",
+    ),
+    "too many adapters": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": f"a{number}"} for number in range(9)]},
+        "spec.adapters: Too many: 9: must have at most 8 items",
+    ),
+    "empty template": RefusedManifest(INFERENCE_SERVICES, {"chatTemplate": ""}, "spec.chatTemplate: .*at least 1 char"),
+    "process with two drafts": RefusedManifest(
+        METAL_PROCESSES,
+        {"furtherArtifacts": [{"role": "draft", "artifact": {"source": "hf://a/b/c.gguf"}}] * 2},
+        "an engine takes one draft and one projector: remove the others",
+    ),
+    "process with an unknown part": RefusedManifest(
+        METAL_PROCESSES,
+        {"furtherArtifacts": [{"role": "voice", "artifact": {"source": "hf://a/b/c.gguf"}}]},
+        r'spec.furtherArtifacts\[0\].role: .*"voice".*"adapter"',
+    ),
+    "Secret that no host's key could name": RefusedManifest(
+        MODELS, {"sourceSecretRef": {"name": "s" * 181}}, "spec.sourceSecretRef.name: .*may not be more than 180"
+    ),
+    "host name that nothing can be bound to": RefusedManifest(
+        METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64
+    ),
+    "process without memory": RefusedManifest(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
+    **{
+        f"argument {item!r}": RefusedManifest(
+            INFERENCE_SERVICES,
+            {"extraArgs": ["--temp", item]},
+            r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes",
+        )
+        for item in BAD_ARGUMENTS
+    },
+}

@@ -1,0 +1,85 @@
+"""Decisions about one InferenceService `chat`, and the objects that its reconciler finds, without a cluster."""
+
+from typing import Any
+
+from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
+from controller.services.reconciler import ServiceInputs, build_view, decide_service
+from kube.client import Obj
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    ObjectKey,
+    Resource,
+)
+from runtimes.probe import ProbeResult
+from tests.support.api_objects import (
+    NOW,
+    as_service,
+    condition,
+    host,
+    model,
+    planned_condition,
+    process,
+    service,
+    store,
+)
+
+KEY = ObjectKey("team", "chat")
+OK = ProbeResult(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
+METAL = {"hardware": {"accelerator": "metal"}}
+SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated a token")]}
+
+
+def decide_chat(
+    *objects: tuple[Resource, Obj], answer: ProbeResult | None = None, new_token: str | None = None
+) -> Plan:
+    """Return the plan for `chat`; `answer` is what its endpoint answers to the probe."""
+    known = store(*objects)
+    snapshot = Snapshot(known, NOW)
+    chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
+    question = build_view(snapshot, KEY, chat).question
+    facts = ServiceInputs(question, answer if question else None, new_token)
+    return decide_service(Snapshot(known, NOW, facts), KEY)
+
+
+def chat_service(**spec: Any) -> tuple[Resource, Obj]:
+    return INFERENCE_SERVICES, service(**spec)
+
+
+def list_applied(plan: Plan, resource: Resource) -> list[Obj]:
+    return [obj for kind, obj in plan.apply if kind == resource]
+
+
+def ready_outcome(plan: Plan) -> tuple[str, str, str]:
+    condition = planned_condition(plan, "Ready")
+    assert plan.status is not None
+    return plan.status["phase"], condition["status"], condition["reason"]
+
+
+def chat_deployment(
+    *objects: tuple[Resource, Obj], ready: int = 1, replicas: int = 1, updated: int | None = None
+) -> Obj:
+    """Return the Deployment of these objects as it is after it was applied."""
+    (desired,) = list_applied(decide_chat(*objects), DEPLOYMENTS)
+    metadata = desired["metadata"] | {
+        "uid": "uid-deployment",
+        "generation": 1,
+        "resourceVersion": "1",
+        "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
+    }
+    status = {
+        "observedGeneration": 1,
+        "replicas": replicas,
+        "updatedReplicas": replicas if updated is None else updated,
+        "readyReplicas": ready,
+    }
+    return desired | {"metadata": metadata, "status": status}
+
+
+def bound_process(phase: str = "Ready", **fields: Any) -> tuple[Resource, Obj]:
+    """Return the MetalProcess that `chat` on metal creates, bound to studio-1."""
+    ((_, made),) = decide_chat(chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host())).create
+    return METAL_PROCESSES, process(made["metadata"]["name"], host="studio-1", phase=phase, **fields)

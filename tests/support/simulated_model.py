@@ -1,0 +1,144 @@
+"""A Model whose cluster is simulated: each plan is carried out in memory, and a test ends the Jobs."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from controller.models.reconciler import ObservedModel, desired
+from controller.models.volume import JobSettings
+from controller.reconcile.conditions import find
+from controller.reconcile.plan import Plan
+from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.meta import Condition, ObjectMeta
+from crds.model import Model, ModelSpec
+from kube.client import Obj
+from kube.resources import JOBS, PVCS
+
+START = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HTTP = "http://models.example/tiny.gguf"
+SETTINGS = JobSettings("pomona:test", {"HF_ENDPOINT": "http://mirror.example"})
+SHA = "ab" * 32
+INSPECTED = {
+    "revision": '"etag-1"',
+    "file": "tiny.gguf",
+    "sizeBytes": 100 * 1024 * 1024,
+    "gguf": {"architecture": "llama", "quantization": "F32"},
+}
+
+
+class SimulatedModel:
+    """A Model with its children, as a cluster would have them after each executed plan."""
+
+    def __init__(self, **spec: Any) -> None:
+        metadata = ObjectMeta(name="tiny", namespace="team", uid="model-uid", generation=1)
+        self.model = Model(metadata=metadata, spec=ModelSpec(**({"source": HTTP} | spec)))
+        self.now = START
+        self.jobs: dict[str, Obj] = {}
+        self.pods: dict[str, list[Obj]] = {}
+        self.claim: Obj | None = None
+        self.claim_phase = "Bound"
+        self.consumers: list[InferenceService] = []
+        self.made: list[Obj] = []
+
+    def decide(self) -> Plan:
+        observed = ObservedModel(
+            jobs=list(self.jobs.values()), pods=self.pods, claim=self.claim, consumers=tuple(self.consumers)
+        )
+        return desired(self.model, observed, SETTINGS, self.now)
+
+    def step(self) -> Plan:
+        """Decide once and do what the plan says."""
+        plan = self.decide()
+        for resource, obj in plan.create:
+            stored = json.loads(json.dumps(obj))
+            stored["metadata"]["uid"] = f"uid-{len(self.made)}"
+            self.made.append(stored)
+            if resource == JOBS:
+                assert stored["metadata"]["name"] not in self.jobs
+                self.jobs[stored["metadata"]["name"]] = stored
+            else:
+                assert (resource, self.claim) == (PVCS, None)
+                stored["metadata"]["creationTimestamp"] = self.now.isoformat()
+                self.claim = stored | {"status": {"phase": self.claim_phase}}
+        for ref in plan.delete:
+            assert self.jobs[ref.name]["metadata"]["uid"] == ref.uid
+            del self.jobs[ref.name]
+        status = json.loads(json.dumps(plan.status))
+        for each in status["conditions"]:
+            each.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
+        self.model = msgspec.convert(msgspec.to_builtins(self.model) | {"status": status}, Model)
+        return plan
+
+    def settle(self) -> Plan:
+        """Decide until nothing is to be done any more; returns the last plan."""
+        for _ in range(5):
+            before = self.model
+            plan = self.step()
+            if not (plan.create or plan.delete) and before == self.model:
+                return plan
+        raise AssertionError(f"does not settle: {plan}")
+
+    def edit(self, **spec: Any) -> None:
+        metadata = msgspec.structs.replace(self.model.metadata, generation=self.model.metadata.generation + 1)
+        self.model = msgspec.structs.replace(
+            self.model, metadata=metadata, spec=msgspec.structs.replace(self.model.spec, **spec)
+        )
+
+    def add_consumer(self, **spec: Any) -> None:
+        metadata = ObjectMeta(name=f"chat-{len(self.consumers)}", namespace="team")
+        self.consumers.append(InferenceService(metadata=metadata, spec=InferenceServiceSpec(model_ref="tiny", **spec)))
+
+    def job(self, verb: str) -> Obj:
+        (found,) = [job for name, job in self.jobs.items() if f"-{verb}-" in name]
+        return found
+
+    def end(self, verb: str, exit_code: int, message: object) -> None:
+        """End the only Job of this verb and its pod."""
+        job = self.job(verb)
+        text = message if isinstance(message, str) else json.dumps(message)
+        terminated = {"exitCode": exit_code, "message": text, "finishedAt": self.now.isoformat()}
+        self.pods[job["metadata"]["uid"]] = [pod({"terminated": terminated})]
+        self.mark(verb, "Complete" if exit_code == 0 else "Failed")
+
+    def mark(self, verb: str, kind: str, **said: str) -> None:
+        condition = {"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat(), **said}
+        self.job(verb)["status"] = {"conditions": [condition]}
+
+    def lose_claim(self) -> None:
+        self.claim = None
+
+    def forget_inspection(self) -> None:
+        """Have the status of a version that did not write down what it looks for."""
+        status = msgspec.structs.replace(self.model.status, inspection=None)
+        self.model = msgspec.structs.replace(self.model, status=status)
+
+    def condition(self, kind: str) -> Condition:
+        found = find(self.model.status.conditions, kind)
+        assert found is not None
+        return found
+
+
+def pod(state: Obj) -> Obj:
+    return {
+        "metadata": {"creationTimestamp": "2026-11-21T12:00:00Z"},
+        "status": {"containerStatuses": [{"state": state}]},
+    }
+
+
+def make_inspected(**spec: Any) -> SimulatedModel:
+    simulated = SimulatedModel(**spec)
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    return simulated
+
+
+def make_cached(**spec: Any) -> SimulatedModel:
+    simulated = make_inspected(**spec)
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    return simulated

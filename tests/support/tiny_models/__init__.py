@@ -1,0 +1,1 @@
+"""Tiny models with generated weights that real engines load and answer from."""

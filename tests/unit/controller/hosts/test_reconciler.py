@@ -1,0 +1,163 @@
+"""Objects that the controller writes for a host: its Ready condition, its endpoints and the Secret with its tokens."""
+
+import base64
+from itertools import count
+from typing import Any
+
+import pytest
+
+from controller.hosts import reconciler
+from controller.hosts.liveness import Liveness
+from controller.hosts.reconciler import HostInputs
+from controller.hosts.secrets import NeededSecret, list_needed_secrets
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client, Obj, ObjectList
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, ObjectKey, Resource
+from tests.support.api_objects import NOW, host, planned_condition, process, slice_of, store
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+KEY = ObjectKey("", "studio-1")
+TOKENS = {"team_chat-token_token": base64.b64encode(b"secret").decode()}
+
+
+def plan(
+    liveness: Liveness,
+    *slices: Obj,
+    observed: Obj | None = None,
+    secret: Obj | None = None,
+    tokens: dict[str, str] | None = TOKENS,
+) -> Plan:
+    known = store(
+        (METAL_HOSTS, observed or host("studio-1")),
+        (METAL_PROCESSES, process("a-b-0", host="studio-1")),
+        *((ENDPOINT_SLICES, each) for each in slices),
+    )
+    return reconciler.decide_host(Snapshot(known, NOW, HostInputs(liveness, tokens, secret)), KEY)
+
+
+def test_alive_host_is_ready_and_keeps_its_endpoints() -> None:
+    done = plan("Alive", slice_of("chat", "studio-1"))
+    assert planned_condition(done, "Ready")["status"] == "True"
+    assert done.delete == ()
+    assert done.status is not None
+    assert set(done.status) == {"conditions"}, "everything else is the agent's"
+
+
+def test_an_expired_host_loses_its_own_endpoints_only() -> None:
+    foreign = slice_of("chat", "studio-1")
+    foreign["metadata"] |= {"name": "other.studio-1", "labels": {"kubernetes.io/service-name": "other"}}
+    done = plan("Expired", slice_of("chat", "studio-1"), slice_of("chat", "studio-2"), foreign)
+    assert [each.name for each in done.delete] == ["chat.studio-1"]
+    ready = planned_condition(done, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "LeaseExpired")
+    assert "studio-1" in ready["message"]
+    assert [event.reason for event in done.events] == ["LeaseExpired"]
+
+
+def test_unproven_liveness_changes_nothing() -> None:
+    ready = planned_condition(plan("Unproven", slice_of("chat", "studio-1")), "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "LeaseRenewed")
+    new = host("studio-1")
+    new["status"]["conditions"] = []
+    assert planned_condition(plan("Unproven", observed=new), "Ready")["status"] == "Unknown"
+
+
+def test_the_endpoints_of_a_host_that_is_not_registered_go_when_its_lease_expires() -> None:
+    known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    assert reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven")), KEY) == Plan()
+    done = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Expired")), KEY)
+    assert [each.name for each in done.delete] == ["chat.studio-1"]
+    assert done.status is None
+
+
+def test_the_secret_of_a_host_is_written_as_a_whole_and_goes_with_it() -> None:
+    ((resource, secret),) = plan("Alive").apply
+    assert resource == SECRETS
+    assert (secret["metadata"]["namespace"], secret["metadata"]["name"]) == (HOSTS_NAMESPACE, "studio-1")
+    assert secret["data"] == TOKENS
+    assert secret["metadata"]["ownerReferences"][0]["kind"] == "MetalHost"
+
+
+def test_host_needs_the_tokens_of_processes_bound_to_it() -> None:
+    processes = [
+        process("a-b-0", host="studio-1", sourceSecret="hub"),
+        process("a-b-1", host="studio-1"),
+        process("c-d-0", host="studio-2", tokenSecret="other-token"),
+        process("e-f-0", tokenSecret="unbound-token"),
+    ]
+    found = list_needed_secrets("studio-1", processes)
+    assert found == [NeededSecret("team", "chat-token", "uid-chat"), NeededSecret("team", "hub", "")]
+
+
+def test_expired_host_gets_no_secret_before_its_endpoints_are_gone() -> None:
+    assert plan("Expired", slice_of("chat", "studio-1"), tokens=None).apply == ()
+
+
+def test_unchanged_secret_is_not_written_again() -> None:
+    ((_, secret),) = plan("Alive").apply
+    owned: Obj = {"f:data": {"f:team_chat-token_token": {}}}
+    written = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
+    there = secret | {"metadata": secret["metadata"] | {"managedFields": [written]}}
+    assert plan("Alive", secret=there).apply == ()
+    changed = there | {"data": {"team_chat-token_token": "b3RoZXI="}}
+    assert plan("Alive", secret=changed).apply != ()
+
+
+class Api(Client):
+    """Has Secrets and no Lease."""
+
+    def __init__(self, **secrets: Obj) -> None:
+        self.secrets = secrets
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert resource == SECRETS
+        if (found := self.secrets.get(name)) is None:
+            raise NotFound(f"{namespace}/{name}", status=404)
+        return found
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> ObjectList:
+        assert (resource, namespace, label_selector, field_selector) == (LEASES, HOSTS_NAMESPACE, "", "")
+        return ObjectList([], "1")
+
+
+def token_of(owner_uid: str) -> Obj:
+    owner = {"uid": owner_uid, "controller": True}
+    return {"metadata": {"ownerReferences": [owner]}, "data": {"token": "YQ==", "other": "Yg=="}}
+
+
+async def test_host_secret_has_tokens_of_its_services_only() -> None:
+    bound = (
+        process("chat-b-0", host="studio-1", sourceSecret="hub"),
+        process("chat-b-1", host="studio-1", tokenSecret="foreign-token"),
+        process("chat-b-2", host="studio-1", tokenSecret="missing-token"),
+    )
+    known = store((METAL_HOSTS, host("studio-1")), *((METAL_PROCESSES, each) for each in bound))
+    secrets = {
+        "chat-token": token_of("uid-chat"),
+        "foreign-token": token_of("uid-other"),
+        "hub": token_of("uid-user"),
+        "studio-1": {"metadata": {"name": "studio-1"}},
+    }
+    observe = reconciler.host_reconciler(reconciler.HostWatch()).observe
+    assert observe is not None
+    facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
+    assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
+    assert facts.secret == secrets["studio-1"]
+
+
+async def test_a_host_that_was_removed_with_its_lease_expires_while_it_has_endpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconciler, "READ_SECONDS", 0)
+    known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    watch, enqueued = reconciler.HostWatch(clock=count(step=5).__next__), set[ObjectKey]()
+    recorder: Any = None
+    leading = Leading(Api(), known, recorder, lambda _resource, key: enqueued.add(key))
+    async with running(watch.run(leading)):
+        await eventually(lambda: KEY in enqueued)
+    assert watch.liveness.state("studio-1") == "Expired"

@@ -1,0 +1,183 @@
+"""Services whose Model is served together with others: draft, projector and adapters, and by which runtime."""
+
+from typing import Any
+
+import pytest
+
+from controller.hosts.secrets import list_needed_secrets
+from controller.models.reconciler import _models_of_service, _models_served_beside, observe_model
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.reconciler import ServiceInputs, _services_of_model, decide_service
+from crds.meta import Accelerator
+from crds.model import Model
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey
+from tests.support.api_objects import GIB, NOW, condition, host, model, planned_condition, service, store
+
+KEY = ObjectKey("team", "chat")
+PARTS: dict[str, Any] = {
+    "speculative": {"draftModelRef": "small", "maxTokens": 4},
+    "projectorModelRef": "eyes",
+    "adapters": [{"modelRef": "accent", "scale": "0.5"}],
+}
+SECRET = {"name": "hub"}
+
+
+def named(name: str, *, status: Obj | None = None, **spec: Any) -> Obj:
+    made = model(status=status, source=f"http://models.example/{name}.gguf", **spec)
+    made["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    return made
+
+
+def others(**changes: Obj) -> list[Obj]:
+    found = {
+        "small": named("small"),
+        "eyes": named("eyes", status={"sizeBytes": GIB, "gguf": {"architecture": "clip"}, "layout": None}),
+        "accent": named("accent", sourceSecretRef=SECRET, status={"layout": None}),
+    }
+    return list((found | changes).values())
+
+
+def decide(accelerator: Accelerator, *found: Obj, served: Obj | None = None, **spec: Any) -> Plan:
+    asked = service(hardware={"accelerator": accelerator}, **spec)
+    objects = [(MODELS, each) for each in (served or model(), *found)]
+    known = store((INFERENCE_SERVICES, asked), (METAL_HOSTS, host(runtimes=["llama.cpp", "mlx-lm"])), *objects)
+    return decide_service(Snapshot(known, NOW, ServiceInputs(None, None, None)), KEY)
+
+
+def made(plan: Plan) -> Obj:
+    """The spec of the one process that is to be made."""
+    ((resource, obj),) = plan.create
+    assert resource == METAL_PROCESSES
+    spec: Obj = obj["spec"]
+    return spec
+
+
+def told_why(plan: Plan) -> tuple[str, str]:
+    ready = planned_condition(plan, "Ready")
+    return ready["reason"], ready["message"]
+
+
+def test_host_gets_each_companion_with_its_source_and_token() -> None:
+    spec = made(decide("metal", *others(), **PARTS))
+    further = spec["furtherArtifacts"]
+    assert [(each["role"], each["artifact"]["source"].rpartition("/")[2]) for each in further] == [
+        ("draft", "small.gguf"),
+        ("projector", "eyes.gguf"),
+        ("adapter", "accent.gguf"),
+    ]
+    assert further[2]["scale"] == "0.5"
+    assert further[2]["sourceSecret"] == "hub"
+    assert "sourceSecret" not in further[0]
+    assert further[0]["artifact"]["sha256"] == "a" * 64
+    assert spec["draftMaxTokens"] == 4
+
+
+def test_companions_count_for_memory() -> None:
+    alone = made(decide("metal"))["memoryBytes"]
+    projector = made(decide("metal", *others(), projectorModelRef="eyes"))["memoryBytes"]
+    assert projector == alone + 2 * GIB  # and what it computes with
+    draft = made(decide("metal", *others(), speculative={"draftModelRef": "small"}))["memoryBytes"]
+    assert alone < draft < 2 * alone  # the engine itself is there once
+    stated = others(small=named("small", memoryBytes=7))
+    assert made(decide("metal", *stated, speculative={"draftModelRef": "small"}))["memoryBytes"] == alone + 7
+
+
+def test_companion_of_unknown_size_is_named() -> None:
+    unknown = others(small=named("small", status={"layout": None}))
+    reason, message = told_why(decide("metal", *unknown, speculative={"draftModelRef": "small"}))
+    assert reason == "MemoryUnknown"
+    assert "the memory of Model small cannot be computed from its header: set its spec.memoryBytes" in message
+
+
+def test_pod_mounts_each_companion_from_its_own_volume() -> None:
+    plan = decide("cpu", *others(), **PARTS)
+    ((_, deployment),) = [each for each in plan.apply if each[0] == DEPLOYMENTS]
+    pod = deployment["spec"]["template"]["spec"]
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    assert list(claims) == ["models", "part-1", "part-2", "part-3"]
+    assert len(set(claims.values())) == 4
+    (container,) = pod["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert (mounts["part-1"], mounts["part-3"]) == ("/parts/1", "/parts/3")
+    rendered = " ".join(container["args"])
+    assert "-md /parts/1/" in rendered
+    assert "--mmproj /parts/2/" in rendered
+    assert "--lora-scaled /parts/3/" in rendered
+    assert ":0.5 " in rendered
+
+
+def test_unusable_companion_blocks_the_service_and_is_named() -> None:
+    assert told_why(decide("metal", projectorModelRef="eyes")) == (
+        "ModelNotFound",
+        "Model eyes does not exist in namespace team: create it, or edit spec.projectorModelRef",
+    )
+    waiting = named("small", status={"conditions": [condition("Ready", "False", "Inspecting", "being read")]})
+    reason, message = told_why(decide("metal", waiting, speculative={"draftModelRef": "small"}))
+    assert (reason, message) == ("ModelNotReady", "Model small: being read")
+    remote = named("small", status={"conditions": [condition("Ready", "True"), condition("Cached", "False")]})
+    assert told_why(decide("cpu", remote, speculative={"draftModelRef": "small"}))[0] == "Downloading"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "source", "spec", "says"),
+    [
+        ("cpu", "hf://org/mlx-model", {}, "runtime mlx-lm does not run in pods, where accelerator cpu is"),
+        ("metal", "hf://org/mlx-model", {"mode": "rerank"}, "runtime mlx-lm has no mode rerank"),
+        ("metal", "hf://org/mlx-model", {"runtime": "llama.cpp"}, "set runtime to mlx-lm"),
+        ("metal", "hf://org/m/m.gguf", {"runtime": "omlx"}, "runtime omlx cannot serve a GGUF file"),
+        ("metal", "hf://org/m/m.gguf", {"runtime": "ollama", "cacheTypeK": "q8_0"}, "has no cacheTypeK q8_0"),
+        ("metal", "hf://org/m/m.gguf", {"extraArgs": ["--max-tokens", "5"]}, "does not take --max-tokens"),
+        ("metal", "hf://org/m/m.gguf", {"projectorModelRef": "small"}, "small is a model of architecture llama"),
+        ("metal", "hf://org/m/m.gguf", {"adapters": [{"modelRef": "mlx"}]}, "name a Model of the same format"),
+        ("cpu", "hf://org/m/m.gguf", {"adapters": [{"modelRef": "local"}]}, "cannot read file:///m.gguf of Model loca"),
+    ],
+)
+def test_setting_that_the_runtime_lacks_is_reported(
+    accelerator: Accelerator, source: str, spec: dict[str, Any], says: str
+) -> None:
+    mlx, local = named("mlx"), named("local")
+    mlx["spec"]["source"], local["spec"]["source"] = "hf://org/mlx-adapter", "file:///m.gguf"
+    reason, message = told_why(decide(accelerator, *others(), mlx, local, served=model(source=source), **spec))
+    assert reason == "InvalidSpec"
+    assert says in message
+
+
+def test_mlx_weights_are_served_by_mlx_lm() -> None:
+    assert made(decide("metal", served=model(source="hf://org/mlx-model")))["runtime"] == "mlx-lm"
+    assert made(decide("metal"))["runtime"] == "llama.cpp"
+
+
+def test_service_and_companion_enqueue_each_other() -> None:
+    chat = service(**PARTS)
+    known = store((INFERENCE_SERVICES, chat))
+    assert _services_of_model(known, named("eyes")) == [KEY]
+    assert _services_of_model(known, named("other")) == []
+    assert _models_of_service(known, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
+    assert _models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
+
+
+@pytest.mark.parametrize(("accelerator", "consumers"), [("cpu", 1), ("metal", 0)])
+def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, consumers: int) -> None:
+    small = named("small", hardware={"accelerator": "nvidia"})
+    served = model(hardware={"accelerator": accelerator})
+    known = store(
+        (INFERENCE_SERVICES, service(speculative={"draftModelRef": "small"})), (MODELS, served), (MODELS, small)
+    )
+    key = ObjectKey("team", "small")
+    read = Snapshot(known, NOW).read(MODELS, key, Model)
+    assert read is not None
+    found = observe_model(Snapshot(known, NOW), key, read).consumers
+    assert [each.spec.hardware.accelerator for each in found] == ["cpu"] * consumers
+
+
+def test_host_gets_the_download_tokens_of_companions() -> None:
+    ((_, process),) = decide("metal", *others(), **PARTS).create
+    process["spec"]["hostName"] = "studio-1"
+    process["metadata"].setdefault("namespace", "team")
+    needed = list_needed_secrets("studio-1", [process])
+    assert {each.name for each in needed} == {"chat-token", "hub"}

@@ -1,0 +1,284 @@
+"""Binding of MetalProcesses to hosts: order, memory, hosts to avoid, and answers that are lost or refused."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement import binder
+from controller.placement.binder import Binder, HostCapacity, WaitingProcess, bind, host_capacities, list_waiting
+from controller.reconcile.plan import Leading, readable
+from crds.meta import Priority
+from crds.metalprocess import MetalProcess
+from kube.client import Client, Obj
+from kube.errors import Conflict, Forbidden, Unreachable
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
+from kube.store import Store
+from tests.support.api_objects import GIB, as_host, as_process, condition, host, process, store
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+LLAMA = frozenset({"llama.cpp"})
+PRIORITIES: tuple[Priority, ...] = ("critical", "high", "normal", "low", "batch")
+
+
+def wants(name: str, gib: int, priority: Priority = "normal", created: str = "2026-01-01T00:00:00Z") -> WaitingProcess:
+    return WaitingProcess(ObjectKey("team", name), name, "1", priority, created, "llama.cpp", gib * GIB, frozenset())
+
+
+def capacity(name: str, gib: int) -> HostCapacity:
+    return HostCapacity(name, LLAMA, gib * GIB)
+
+
+def placed(among: list[WaitingProcess], hosts: list[HostCapacity]) -> dict[str, str]:
+    return {each.process.uid: each.host for each in bind(among, hosts)}
+
+
+def test_most_free_memory_first() -> None:
+    assert placed([wants("a", 4)], [capacity("small", 8), capacity("large", 16)]) == {"a": "large"}
+
+
+def test_each_binding_counts_for_the_next() -> None:
+    assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8), capacity("two", 7)]) == {"a": "one", "b": "two"}
+    assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8)]) == {"a": "one"}
+
+
+def test_priority_goes_before_age_and_age_before_name() -> None:
+    early, late = wants("z", 6, created="2026-01-01T00:00:00Z"), wants("a", 6, created="2026-01-02T00:00:00Z")
+    assert placed([late, early], [capacity("one", 8)]) == {"z": "one"}
+    assert placed([early, late._replace(priority="high")], [capacity("one", 8)]) == {"a": "one"}
+
+
+def test_process_that_fits_nowhere_does_not_block_others() -> None:
+    assert placed([wants("huge", 99, "critical"), wants("b", 2)], [capacity("one", 8)]) == {"b": "one"}
+
+
+def test_host_without_the_engine_or_that_rejected_is_excluded() -> None:
+    assert placed([wants("a", 1)], [HostCapacity("one", frozenset({"mlx"}), GIB * 9)]) == {}
+    refused = wants("a", 1)._replace(avoid=frozenset({"one"}))
+    assert placed([refused], [capacity("one", 9), capacity("two", 3)]) == {"a": "two"}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[WaitingProcess], list[HostCapacity]]:
+    hosts = [capacity(f"host-{number}", draw(st.integers(0, 40))) for number in range(draw(st.integers(0, 5)))]
+    names = st.frozensets(st.sampled_from([each.host for each in hosts] or ["none"]))
+    waits = [
+        wants(f"p{number}", draw(st.integers(1, 30)), draw(st.sampled_from(PRIORITIES)))._replace(avoid=draw(names))
+        for number in range(draw(st.integers(0, 10)))
+    ]
+    return waits, hosts
+
+
+@given(worlds(), st.randoms())
+def test_bind(world: tuple[list[WaitingProcess], list[HostCapacity]], shuffler: random.Random) -> None:
+    waits, hosts = world
+    bindings = bind(waits, hosts)
+    left = {each.host: each.free_bytes for each in hosts}
+    for waited, chosen in bindings:
+        eligible_hosts = {name: free for name, free in left.items() if name not in waited.avoid}
+        assert chosen in eligible_hosts, "a host that rejected it is avoided"
+        assert eligible_hosts[chosen] == max(eligible_hosts.values()), "most free first"
+        left[chosen] -= waited.memory_bytes
+        assert left[chosen] >= 0, "never over-committed"
+    assert [each.process.order for each in bindings] == sorted(each.process.order for each in bindings)
+    bound = {each.process.uid for each in bindings}
+    for waited in (each for each in waits if each.uid not in bound):
+        eligible_hosts = {name: free for name, free in left.items() if name not in waited.avoid}
+        assert all(free < waited.memory_bytes for free in eligible_hosts.values()), "whoever fits is bound"
+    shuffler.shuffle(waits)
+    shuffler.shuffle(hosts)
+    assert bind(waits, hosts) == bindings, "the order of what is observed decides nothing"
+
+
+def free(host_name: str, *processes: dict[str, object], listed: tuple[str, ...] = ()) -> int:
+    observed = as_host(host(host_name, 10 * GIB, processes=[{"uid": uid} for uid in listed]))
+    return host_capacities([observed], processes)[0].free_bytes // GIB
+
+
+def test_capacity_is_reported_memory_less_bindings_the_host_has_not_seen() -> None:
+    assert free("one") == 10
+    assert free("one", process("a", host="one", gib=3)) == 7
+    assert free("one", process("a", host="one", gib=3), listed=("uid-a",)) == 10
+    assert free("one", process("a", host="two", gib=3), process("b", gib=3)) == 10
+    assert free("one", process("a", host="one", gib=99)) == 0
+
+
+def test_deleted_process_holds_memory_until_its_host_reports_stopped() -> None:
+    leaving = {"host": "one", "gib": 4, "deletionTimestamp": "2026-11-21T12:00:00Z"}
+    assert free("one", process("a", phase="Stopping", **leaving)) == 6  # type: ignore[arg-type] # fields of one object
+    assert free("one", process("a", phase="Stopped", **leaving)) == 10  # type: ignore[arg-type] # fields of one object
+    assert free("one", process("a", host="one", gib=4, phase="Rejected")) == 10
+
+
+def test_host_with_unknown_memory_is_not_bound() -> None:
+    assert host_capacities([as_host(host("one", None))], [])[0].free_bytes == 0
+
+
+def test_waiting_processes_have_no_host_and_are_not_deleted() -> None:
+    objects = [
+        process("chat-1234abcd-0"),
+        process("chat-1234abcd-1", host="one"),
+        process("chat-1234abcd-2", deletionTimestamp="2026-11-21T12:00:00Z"),
+    ]
+    assert [each.key.name for each in list_waiting(list(map(as_process, objects)))] == ["chat-1234abcd-0"]
+
+
+def test_a_host_that_rejected_a_sibling_is_avoided_but_not_by_another_spec() -> None:
+    objects = [
+        process("chat-1234abcd-0", host="one", phase="Rejected"),
+        process("chat-1234abcd-1"),
+        process("chat-ffffffff-0"),
+    ]
+    found = {each.key.name: each.avoid for each in list_waiting(list(map(as_process, objects)))}
+    assert found == {"chat-1234abcd-1": {"one"}, "chat-ffffffff-0": frozenset()}
+
+
+def test_displacing_host_is_avoided_before_its_pressure_is_known() -> None:
+    asks = process("chat-1", host="studio-1", phase="Ready")
+    asks["status"]["conditions"] = [condition("DisruptionTarget", "True", "MemoryPressure")]
+    (waits,) = list_waiting(readable([asks, process("chat-2")], MetalProcess))
+    assert waits.avoid == {"studio-1"}
+
+
+@pytest.mark.parametrize(("status", "placed_on"), [("True", {}), ("False", {"a": "one"}), ("Unknown", {"a": "one"})])
+def test_host_under_memory_pressure_is_not_bound(status: str, placed_on: dict[str, str]) -> None:
+    short = host("one", conditions=[condition("Ready", "True"), condition("MemoryPressure", status)])
+    assert placed([wants("a", 1)], host_capacities([as_host(short)], [])) == placed_on
+
+
+def test_expired_host_is_not_bound_whatever_its_status_says() -> None:
+    known = store((METAL_HOSTS, host("one")), (METAL_HOSTS, host("two", GIB * 2)), (METAL_PROCESSES, process("a-b-0")))
+    assert [each.host for each in binder.decide_bindings(known, lambda name: name == "two")] == ["two"]
+    assert binder.decide_bindings(known, lambda _: False) == []
+
+
+def test_a_host_that_is_being_deleted_is_not_bound() -> None:
+    leaving = host("one")
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    known = store((METAL_HOSTS, leaving), (METAL_PROCESSES, process("a-b-0")))
+    assert binder.decide_bindings(known, lambda _: True) == []
+
+
+def test_structs_read_what_the_api_sends() -> None:
+    assert msgspec.to_builtins(as_process(process("a", host="one")))["spec"]["hostName"] == "one"
+
+
+def test_unreadable_process_blocks_no_other_and_holds_its_memory() -> None:
+    strange = process("new-0", host="one", gib=7, phase="Hibernating", priority="cosmic")
+    odd_host = host("odd", runtimes="all")
+    waits = [process("a-b-0", gib=2), process("a-b-1", gib=2), process("odd-0", priority="cosmic")]
+    known = store(
+        (METAL_HOSTS, host("one", 10 * GIB)),
+        (METAL_HOSTS, odd_host),
+        *((METAL_PROCESSES, each) for each in (strange, *waits)),
+    )
+    assert [(each.process.uid, each.host) for each in binder.decide_bindings(known, lambda _: True)] == [
+        ("uid-a-b-0", "one")
+    ]
+
+
+def test_unreadable_status_counts_as_none() -> None:
+    (found,) = readable([process("a", host="one", phase="Hibernating")], MetalProcess)
+    assert (found.spec.host_name, found.status.phase) == ("one", "Pending")
+
+
+class Api(Client):
+    """Binds as the API server does, and loses answers while it is told to; reads are refused as often as it is told."""
+
+    def __init__(self, *objects: Obj) -> None:
+        self.forbidden: set[str] = set()
+        self.objects = {each["metadata"]["name"]: each for each in objects}
+        self.lose_answers = False
+        self.refuse_reads = 0
+        self.reads = 0
+
+    async def patch_json(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        operations: Sequence[Mapping[str, Any]],
+        *,
+        subresource: str = "",
+    ) -> Obj:
+        del resource, namespace, subresource
+        if name in self.forbidden:
+            raise Forbidden("patch: a policy has something against it", status=403)
+        test, add = operations
+        observed = self.objects[name]
+        if test["value"] != observed["metadata"]["resourceVersion"]:
+            raise Conflict("patch", status=409)
+        version = str(int(test["value"]) + 1)
+        self.objects[name] = observed | {
+            "metadata": observed["metadata"] | {"resourceVersion": version},
+            "spec": observed["spec"] | {"hostName": add["value"]},
+        }
+        if self.lose_answers:
+            raise Unreachable("patch: cut")
+        return self.objects[name]
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        del resource, namespace
+        self.reads += 1
+        if self.reads <= self.refuse_reads:
+            raise Unreachable("get: cut")
+        return self.objects[name]
+
+
+def leading(api: Api, known: Store) -> Leading:
+    recorder: Any = None
+    return Leading(api, known, recorder, lambda _resource, _key: None)
+
+
+@pytest.mark.parametrize("refuse_reads", [0, 2])
+async def test_a_lost_answer_never_promises_the_same_memory_twice(
+    refuse_reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binder, "RETRY_SECONDS", 0)
+    waits = [process(f"a-b-{number}", gib=6) for number in range(3)]
+    api = Api(*waits)
+    api.lose_answers, api.refuse_reads = True, refuse_reads
+    known = store((METAL_HOSTS, host("one", 8 * GIB)), *((METAL_PROCESSES, each) for each in waits))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: any("hostName" in each["spec"] for each in known.list(METAL_PROCESSES)))
+        assert api.reads == refuse_reads + 1
+        known.put(METAL_HOSTS, host("two", 8 * GIB))
+        await eventually(lambda: len([each for each in api.objects.values() if "hostName" in each["spec"]]) == 2)
+    assert sorted(each["spec"].get("hostName", "none") for each in api.objects.values()) == ["none", "one", "two"]
+
+
+async def test_process_that_changed_meanwhile_is_read_again_and_bound() -> None:
+    api = Api(process("a-b-0") | {"metadata": process("a-b-0")["metadata"] | {"resourceVersion": "9"}})
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
+
+
+async def test_forbidden_binding_blocks_no_other_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binder, "REFUSED_SECONDS", 0.2)
+    first, second = process("a-b-0", creationTimestamp="2026-11-21T11:00:00Z"), process("a-b-1")
+    api = Api(first, second)
+    api.forbidden = {"a-b-0"}
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, first), (METAL_PROCESSES, second))
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: "hostName" in api.objects["a-b-1"]["spec"])
+        api.forbidden.clear()
+        await eventually(lambda: "hostName" in api.objects["a-b-0"]["spec"])
+
+
+async def test_host_that_comes_alive_is_bound_when_the_binder_is_notified() -> None:
+    api = Api(process("a-b-0"))
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
+    alive: set[str] = set()
+    loop = Binder(alive.__contains__)
+    async with running(loop.run(leading(api, known))):
+        known.put(METAL_HOSTS, host("two"))
+        assert "hostName" not in api.objects["a-b-0"]["spec"]
+        alive.add("one")
+        loop.wake()
+        await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")

@@ -1,0 +1,163 @@
+"""What the shell writes, keeps and tells, against an API of three objects that answers as told."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from controller.reconcile.executor import Executor
+from controller.reconcile.plan import Event, Plan, Reconciler, child
+from crds.meta import ObjectMeta
+from kube.client import Client, Obj
+from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs
+from kube.events import EventRecorder
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, SECRETS, SERVICES, ObjectKey, Resource
+from kube.store import Store
+
+OWNER = ObjectMeta(name="chat", namespace="team", uid="chat-uid")
+KEY = ObjectKey("team", "chat")
+SERVICE = child(SERVICES, "chat", INFERENCE_SERVICES, OWNER, {}, spec={})
+TOKEN = child(SECRETS, "chat-token", INFERENCE_SERVICES, OWNER, {}, data={"token": "c2VjcmV0"})
+PLANNED = {"phase": "Progressing", "conditions": [{"type": "Ready", "status": "False", "reason": "Progressing"}]}
+
+
+class World(Client):
+    """The objects that are there; `refusal` is raised at every write of a child."""
+
+    def __init__(self, *there: tuple[Resource, Obj], refusal: ApiError | None = None) -> None:
+        self.there = {(resource, obj["metadata"]["name"]): obj for resource, obj in there}
+        self.refusal = refusal
+        self.status: Obj = {}
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        del namespace
+        if (resource, name) not in self.there:
+            raise NotFound("get", status=404)
+        return self.there[resource, name]
+
+    async def create(self, resource: Resource, obj: Any) -> Obj:
+        if self.refusal:
+            raise self.refusal
+        if (resource, obj["metadata"]["name"]) in self.there:
+            raise Conflict("create", status=409, reason="AlreadyExists")
+        return self._store_answer(resource, obj)
+
+    async def apply(
+        self, resource: Resource, obj: Any, *, field_manager: str, subresource: str = "", force: bool = True
+    ) -> Obj:
+        del field_manager
+        if subresource:
+            self.status = obj["status"]
+            return {"metadata": {"uid": "chat-uid", "resourceVersion": "9", **obj["metadata"]}, **obj}
+        if self.refusal:
+            raise self.refusal
+        if (resource, obj["metadata"]["name"]) in self.there and not force:
+            raise Conflict("apply", status=409, reason="Conflict")
+        return self._store_answer(resource, obj)
+
+    def _store_answer(self, resource: Resource, obj: Obj) -> Obj:
+        stored = {**obj, "metadata": {**obj["metadata"], "uid": "new", "resourceVersion": "5"}}
+        self.there[resource, obj["metadata"]["name"]] = stored
+        return stored
+
+
+class Told(EventRecorder):
+    """Remembers the reasons of Events."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    async def event(self, regarding: Obj, type: Any, reason: str, note: str, action: str) -> None:  # noqa: A002 - as the base
+        del regarding, type, note, action
+        self.reasons.append(reason)
+
+
+class Shell:
+    """An executor that decides `plan` for one object of `resource`."""
+
+    def __init__(self, world: World, plan: Plan, resource: Resource = INFERENCE_SERVICES) -> None:
+        self.world, self.store, self.told = world, Store(), Told()
+        metadata = {"name": "chat", "namespace": "team", "uid": "chat-uid", "resourceVersion": "1", "generation": 3}
+        self.store.put(resource, {"apiVersion": "v1", "kind": resource.kind, "metadata": metadata})
+        self._kind = Reconciler(resource=resource, decide=lambda _snapshot, _key: plan)
+        self._executor = Executor(world, self.store, self.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+
+    async def run(self) -> None:
+        await self._executor.reconcile(self._kind, KEY)
+
+    def condition(self, kind: str) -> Obj:
+        (found,) = [each for each in self.world.status["conditions"] if each["type"] == kind]
+        return dict(found)
+
+
+def existing(obj: Obj, **metadata: Any) -> Obj:
+    return {**obj, "metadata": {"name": obj["metadata"]["name"], "uid": "old", "resourceVersion": "4", **metadata}}
+
+
+def owner(uid: str, name: str = "chat") -> Sequence[Obj]:
+    return [{"apiVersion": "v1", "kind": "InferenceService", "name": name, "uid": uid, "controller": True}]
+
+
+async def test_kind_without_a_watch_is_never_cached() -> None:
+    shell = Shell(World(), Plan(create=(TOKEN,), apply=(SERVICE, (SECRETS, TOKEN[1] | {"data": {}}))))
+    await shell.run()
+    assert shell.store.list(SECRETS) == []
+    assert shell.store.get(SERVICES, "chat", "team")
+    assert shell.world.there[SECRETS, "chat-token"]["data"] == {}
+
+
+@pytest.mark.parametrize("plan", [Plan(apply=(SERVICE,)), Plan(create=(SERVICE,))])
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({}, "delete it, or choose another name"),
+        ({"ownerReferences": owner("1", "mail")}, "belongs to InferenceService mail"),
+        ({"ownerReferences": owner("1")}, "of a former InferenceService chat"),
+    ],
+)
+async def test_owner_of_a_taken_name_is_reported(plan: Plan, metadata: Obj, said: str) -> None:
+    shell = Shell(World((SERVICES, existing(SERVICE[1], **metadata))), plan)
+    with pytest.raises(NotOurs, match=said):
+        await shell.run()
+
+
+async def test_edited_object_of_ours_is_restored() -> None:
+    edited = existing(SERVICE[1], ownerReferences=owner("chat-uid"))
+    shell = Shell(World((SERVICES, edited)), Plan(apply=(SERVICE,)))
+    await shell.run()
+    assert shell.world.there[SERVICES, "chat"]["metadata"]["uid"] == "new"
+
+
+REFUSAL = Forbidden("create", status=403, reason="Forbidden", message="exceeded quota")
+
+
+async def test_refusal_is_reported_in_condition_and_event() -> None:
+    events = (Event("Warning", "NeverHappened", "", "Reconcile"),)
+    shell = Shell(World(refusal=REFUSAL), Plan(apply=(SERVICE,), status=PLANNED, events=events))
+    with pytest.raises(Forbidden):
+        await shell.run()
+    ready = shell.condition("Ready")
+    assert (ready["status"], ready["reason"], ready["observedGeneration"]) == ("False", "Forbidden", 3)
+    assert "exceeded quota" in ready["message"]
+    assert shell.condition("Reconciled")["reason"] == "Forbidden"
+    assert shell.world.status["phase"] == "Failed"
+    assert shell.told.reasons == ["Forbidden"]
+
+
+async def test_refusal_keeps_conditions_that_still_hold() -> None:
+    serving = {"phase": "Ready", "conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}
+    shell = Shell(World(refusal=REFUSAL), Plan(apply=(SERVICE,), status=serving))
+    with pytest.raises(Forbidden):
+        await shell.run()
+    assert (shell.condition("Ready")["reason"], shell.world.status["phase"]) == ("Serving", "Ready")
+    assert shell.told.reasons == ["Forbidden"]
+
+
+async def test_refusal_sets_no_condition_of_a_host() -> None:
+    expired = {"conditions": [{"type": "Ready", "status": "False", "reason": "LeaseExpired"}]}
+    shell = Shell(World(refusal=REFUSAL), Plan(apply=(SERVICE,), status=expired), METAL_HOSTS)
+    with pytest.raises(Forbidden):
+        await shell.run()
+    assert shell.condition("Ready")["reason"] == "LeaseExpired", "by which its processes are given up"
+    assert "phase" not in shell.world.status

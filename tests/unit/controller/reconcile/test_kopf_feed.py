@@ -1,0 +1,73 @@
+"""When the store is swept; what kopf delivers is tested on a real API server."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, Watched, _keep_swept, _put
+from kube.client import Client, Obj, ObjectList
+from kube.errors import Unreachable
+from kube.resources import MODELS, Resource
+from kube.store import Store
+from tests.support import virtual_time
+
+GHOST = {"metadata": {"name": "ghost", "namespace": "team", "uid": "1", "resourceVersion": "1"}}
+
+
+class Empty(Client):
+    """A cluster where nothing is left, and which fails as often as told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.asked = 0
+
+    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        del resource
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise Unreachable("list: try again")
+        return ObjectList([], "9")
+
+
+def sweep_for(seconds: float, client: Client, happens: Callable[[Store, asyncio.Event], None]) -> Store:
+    async def main() -> Store:
+        store, relisted = Store(), asyncio.Event()
+        store.put(MODELS, GHOST)
+        task = asyncio.create_task(_keep_swept(client, store, [Watched(MODELS)], relisted))
+        await asyncio.sleep(SWEEP_SECONDS / 2)
+        assert store.list(MODELS), "nothing asks for a sweep"
+        happens(store, relisted)
+        await asyncio.sleep(seconds)
+        task.cancel()
+        return store
+
+    return virtual_time.run(main())
+
+
+def seen(kind: str | None, **metadata: Any) -> Callable[[Store, asyncio.Event], None]:
+    obj: Obj = {"metadata": {"name": "there", "namespace": "team", "uid": "2", "resourceVersion": "2", **metadata}}
+
+    def happens(store: Store, relisted: asyncio.Event) -> None:
+        _put(store, MODELS, {"type": kind, "object": obj}, relisted)  # type: ignore[typeddict-item] # as kopf sends it
+
+    return happens
+
+
+def test_a_list_of_kopf_is_followed_by_one_sweep() -> None:
+    client = Empty()
+    assert sweep_for(2 * SETTLING_SECONDS, client, seen(None)).list(MODELS) == []
+    assert client.asked == 1
+
+
+def test_an_event_asks_for_no_sweep() -> None:
+    assert sweep_for(2 * SETTLING_SECONDS, Empty(), seen("ADDED")).list(MODELS)
+
+
+def test_a_sweep_that_fails_is_repeated_soon() -> None:
+    client = Empty(failures=2)
+    assert sweep_for(4 * SETTLING_SECONDS, client, seen(None)).list(MODELS) == []
+    assert client.asked == 3
+
+
+def test_without_any_sign_it_is_swept_from_time_to_time() -> None:
+    assert sweep_for(SWEEP_SECONDS, Empty(), lambda *_: None).list(MODELS) == []

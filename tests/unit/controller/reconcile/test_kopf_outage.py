@@ -1,0 +1,135 @@
+"""kopf after an outage: an API server that refuses one watch as it comes back must not leave the controller deaf."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from controller.reconcile import kopf_feed
+from controller.reconcile.kopf_feed import Watched, follow
+from kube.client import Client
+from kube.credentials import Credentials, StaticToken
+from kube.resources import JOBS, MODELS, PODS, Resource
+from kube.store import Store
+from kube.transport import AiohttpTransport
+from tests.support.eventually import eventually
+
+WATCHED = (MODELS, JOBS, PODS)
+VERBS = ["get", "list", "watch"]
+
+
+class ReturningServer:
+    """An API server with nothing in it. While it is `away` it ends connections, and is no longer sure of `refused`."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.refused: Resource | None = None
+        self._left = asyncio.Event()
+        self.lists: Counter[str] = Counter()
+        self.watches: Counter[str] = Counter()
+        self.open: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        application = web.Application()
+        application.router.add_get("/{path:.*}", self._answer)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            self.leave()
+            await runner.cleanup()
+
+    def leave(self, refused: Resource | None = None) -> None:
+        self.away, self.refused = True, refused
+        self._left.set()
+
+    def come_back(self) -> None:
+        self.away, self.refused = False, None
+        self._left.clear()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        plural = request.path.rpartition("/")[2]
+        if plural not in {each.plural for each in WATCHED}:
+            return web.json_response(self._discovery(request.path.strip("/").split("/")))
+        if "watch" not in request.query:
+            self.lists[plural] += 1
+            return web.json_response({"kind": "List", "metadata": {"resourceVersion": "5"}, "items": []})
+        self.watches[plural] += 1
+        if self.away and self.refused and plural == self.refused.plural:
+            status = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no role is known so far"}
+            return web.json_response(status, status=403)
+        if not self.away:
+            return await self._stream(request, plural)
+        assert request.transport
+        request.transport.abort()
+        return web.Response()
+
+    async def _stream(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.open.add(plural)
+        await self._left.wait()
+        self.open.discard(plural)
+        assert request.transport
+        request.transport.abort()
+        return response
+
+    def _discovery(self, path: list[str]) -> object:
+        match path:
+            case ["api"]:
+                return {"versions": ["v1"]}
+            case ["apis"]:
+                groups = {each.group: each.version for each in WATCHED if each.group}
+                return {
+                    "groups": [
+                        {"name": group, "preferredVersion": {"version": version}, "versions": [{"version": version}]}
+                        for group, version in groups.items()
+                    ]
+                }
+            case _:
+                group = path[1] if path[0] == "apis" else ""
+                names = [(each.plural, each.kind, True) for each in WATCHED if each.group == group]
+                names += [] if group else [("namespaces", "Namespace", False)]
+                return {
+                    "resources": [
+                        {"name": name, "kind": kind, "namespaced": namespaced, "singularName": "", "verbs": VERBS}
+                        for name, kind, namespaced in names
+                    ]
+                }
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_feed, "RETRY_SECONDS", (0.05, 0.05, 0.05))
+    monkeypatch.setattr(kopf_feed, "STOP_SECONDS", 0.3)
+
+
+async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
+    server = ReturningServer()
+    async with server.running() as url:
+        login = Credentials(url, StaticToken("token"))
+        transport = AiohttpTransport(login)
+        watched = [Watched(each) for each in WATCHED]
+        following = asyncio.create_task(
+            follow(Client(transport), Store(), watched, lambda: login, synced=asyncio.Event())
+        )
+        everything = {each.plural for each in WATCHED}
+        await eventually(lambda: server.open == everything)
+
+        server.leave(refused=JOBS)
+        refused = server.watches[JOBS.plural] + 4
+        await eventually(lambda: server.watches[JOBS.plural] >= refused)
+        server.come_back()
+
+        await eventually(lambda: server.open == everything, timeout=30)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await transport.close()

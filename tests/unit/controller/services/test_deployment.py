@@ -1,0 +1,105 @@
+"""The Deployment, Service and Secret of a service: arguments, security, devices and placement of its pods."""
+
+from typing import Any
+
+import pytest
+
+from controller.services.deployment import MountedWeights, deployment, network_service
+from controller.services.tokens import token_secret
+from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
+from kube.client import Obj
+from tests.support.api_objects import as_service, service
+
+
+def built(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
+    weights = MountedWeights("tiny-cache", "0123abcd/tiny.gguf")
+    _, obj = deployment(as_service(service(**spec)), accelerator=accelerator, memory=2**30, weights=weights)
+    return obj
+
+
+def pod(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
+    template: Obj = built(accelerator, **spec)["spec"]["template"]["spec"]
+    return template
+
+
+def container(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
+    first: Obj = pod(accelerator, **spec)["containers"][0]
+    return first
+
+
+def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
+    obj = container(contextLength=2048, parallel=2, extraArgs=["--flash-attn", "on"])
+    arguments = obj["args"]
+    assert arguments[arguments.index("-m") + 1] == "/models/0123abcd/tiny.gguf"
+    assert arguments[arguments.index("--api-key-file") + 1] == "/run/secrets/pomona/token"
+    assert arguments[arguments.index("-c") + 1] == "4096"
+    assert arguments[-2:] == ["--flash-attn", "on"]
+    mounts = {each["name"]: each for each in obj["volumeMounts"]}
+    assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True}
+    volumes = {each["name"]: each for each in pod()["volumes"]}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-cache", "readOnly": True}
+    assert volumes["token"]["secret"]["secretName"] == "chat-token"
+
+
+def test_pods_are_what_the_service_selects() -> None:
+    obj = built(replicas=3)
+    assert obj["spec"]["replicas"] == 3
+    assert obj["spec"]["selector"]["matchLabels"] == {LABEL_SERVICE: "chat"}
+    labels = obj["spec"]["template"]["metadata"]["labels"]
+    assert labels == {LABEL_SERVICE: "chat", LABEL_MANAGED_BY: MANAGED_BY}
+    _, network = network_service(as_service(service()))
+    assert network["spec"]["selector"] == {LABEL_SERVICE: "chat"}
+    assert network["spec"]["ports"] == [{"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "nvidia"])
+def test_pods_meet_the_restricted_standard(accelerator: Accelerator) -> None:
+    spec = pod(accelerator)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    security = spec["containers"][0]["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_nvidia_takes_devices_and_never_two_pods_for_one() -> None:
+    obj = built("nvidia", resources={"gpu": 2})
+    assert obj["spec"]["strategy"] == {"type": "Recreate"}
+    spec = obj["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert spec["containers"][0]["image"].endswith(":server-cuda")
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert container("nvidia")["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+
+
+def test_cpu_asks_for_memory_and_no_device() -> None:
+    assert container()["resources"] == {"requests": {"memory": str(2**30)}}
+    assert container(resources={"cpu": 2})["resources"]["requests"]["cpu"] == "2"
+    assert "-ngl" not in container()["args"]
+    assert built()["spec"]["strategy"]["type"] == "RollingUpdate"
+
+
+def test_the_users_placement_and_image_are_taken() -> None:
+    spec = pod(
+        "nvidia",
+        image="registry.example/llama:1",
+        nodeSelector={"zone": "a"},
+        tolerations=[{"key": "team", "operator": "Exists"}],
+    )
+    assert spec["containers"][0]["image"] == "registry.example/llama:1"
+    assert spec["nodeSelector"] == {"zone": "a"}
+    assert [each["key"] for each in spec["tolerations"]] == ["nvidia.com/gpu", "team"]
+
+
+def test_long_loading_is_no_reason_to_be_killed() -> None:
+    probe = container()["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
+    assert probe["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_the_token_is_the_services_own() -> None:
+    _, secret = token_secret(as_service(service()), "s3cret")
+    assert secret["metadata"]["name"] == "chat-token"
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
+    assert secret["data"] == {"token": "czNjcmV0"}

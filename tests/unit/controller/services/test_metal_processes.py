@@ -1,0 +1,338 @@
+"""MetalProcesses of a service: which are made, kept and deleted, in every order of events, and when one is released."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.models.served import Served
+from controller.placement import binder
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.metal_processes import decide_release, desired_spec, release
+from controller.services.rollout import (
+    AVOID_SECONDS,
+    MetalProcessSteps,
+    host_is_lost,
+    plan_steps,
+    process_prefix,
+    sort_processes,
+)
+from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
+from crds.metalprocess import MetalProcess
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    as_host,
+    as_model,
+    as_process,
+    as_service,
+    condition,
+    host,
+    model,
+    process,
+    service,
+    store,
+)
+
+SPEC = desired_spec(as_service(service()), Served(as_model(model())), 2 * GIB)
+NAME = process_prefix("chat", SPEC)
+DISPLACED: Obj = {"conditions": [condition("DisruptionTarget", "True", "MemoryPressure")]}
+LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
+
+
+def steps(
+    wanted: int, *observed: Obj, hosts: Iterable[Obj] = (), known: bool = True, later: float = 0
+) -> MetalProcessSteps:
+    """What is done about the processes of service `chat`, on one large host unless others are given."""
+    structs = [as_process(each) for each in observed]
+    by_name = {each.metadata.name: each for each in map(as_host, hosts or [host("studio-1")])}
+    standing = sort_processes(NAME if known else None, wanted, structs, by_name)
+    alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
+    return plan_steps(
+        as_service(service()),
+        SPEC if known else None,
+        wanted,
+        standing,
+        taken={each.metadata.name for each in structs},
+        capacities=binder.host_capacities(alive, observed),
+        now=NOW + timedelta(seconds=later),
+    )
+
+
+def made(done: MetalProcessSteps) -> list[str]:
+    return [obj["metadata"]["name"] for _, obj in done.create]
+
+
+def deleted(done: MetalProcessSteps) -> set[str]:
+    return {each.name for each in done.delete}
+
+
+def test_a_new_process_is_complete_unbound_and_holds_no_secret() -> None:
+    ((resource, obj),) = steps(1).create
+    assert resource == METAL_PROCESSES
+    assert obj["metadata"]["name"] == f"{NAME}-0"
+    assert obj["metadata"]["finalizers"] == [PROCESS_FINALIZER]
+    assert obj["metadata"]["labels"][LABEL_SERVICE] == "chat"
+    assert obj["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
+    assert obj["spec"] == {
+        "serviceName": "chat",
+        "modelName": "tiny",
+        "runtime": "llama.cpp",
+        "artifact": {
+            "source": "http://models.example/tiny.gguf",
+            "revision": "r1",
+            "sha256": "a" * 64,
+            "sizeBytes": GIB,
+        },
+        "memoryBytes": 2 * GIB,
+        "tokenSecret": "chat-token",
+    }
+
+
+def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
+    def named(**spec: Any) -> str:
+        return process_prefix("chat", desired_spec(as_service(service(**spec)), Served(as_model(model())), 2 * GIB))
+
+    assert named(replicas=5, suspend=True) == NAME
+    assert named(contextLength=int("4096")) == NAME, "said, or left to the default"
+    assert (
+        len({NAME, named(contextLength=8192), named(parallel=2), named(extraArgs=["-fa"]), named(priority="low")}) == 5
+    )
+
+
+def test_scale_up_takes_free_numbers_only() -> None:
+    terminating = process(f"{NAME}-1", host="studio-1", **LEAVING)
+    assert made(steps(3, process(f"{NAME}-0"), terminating)) == [f"{NAME}-2", f"{NAME}-3"]
+
+
+def test_scale_down_keeps_ready_processes() -> None:
+    observed = [
+        process(f"{NAME}-0", host="studio-1", phase="Starting"),
+        process(f"{NAME}-1", host="studio-1", phase="Ready"),
+        process(f"{NAME}-2"),
+    ]
+    assert deleted(steps(1, *observed)) == {f"{NAME}-0", f"{NAME}-2"}
+    assert deleted(steps(0, *observed)) == {f"{NAME}-0", f"{NAME}-1", f"{NAME}-2"}
+
+
+def test_edit_creates_new_processes_before_it_deletes_old_ones() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready")
+    assert (made(steps(1, old)), deleted(steps(1, old))) == ([f"{NAME}-0"], set())
+    starting = process(f"{NAME}-0", host="studio-1", phase="Starting", gib=2)
+    assert steps(1, old, starting) == MetalProcessSteps()
+    ready = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    assert deleted(steps(1, old, ready)) == {"chat-00000000-0"}
+
+
+def test_edit_deletes_first_where_only_the_old_process_memory_would_do() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
+    new = process(f"{NAME}-0", gib=5)
+    small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}])
+    assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
+    assert steps(1, old, new, hosts=[small, host("studio-2")]) == MetalProcessSteps(), "it fits beside it elsewhere"
+    assert steps(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == MetalProcessSteps(), "it would not help"
+
+
+def test_an_edit_makes_room_for_one_at_a_time() -> None:
+    hosts = [
+        host(name, 0, processes=[{"uid": f"uid-chat-00000000-{number}"}])
+        for number, name in enumerate(("studio-1", "studio-2"))
+    ]
+    old = [
+        process(f"chat-00000000-{number}", host=name, phase="Ready", gib=4)
+        for number, name in enumerate(("studio-1", "studio-2"))
+    ]
+    new = [process(f"{NAME}-0", gib=4), process(f"{NAME}-1", gib=4)]
+    (first,) = deleted(steps(2, *old, *new, hosts=hosts))
+    for each in old:
+        if each["metadata"]["name"] == first:
+            each["metadata"] |= LEAVING
+    assert steps(2, *old, *new, hosts=hosts) == MetalProcessSteps()
+
+
+def test_a_lost_host_is_replaced_and_its_process_stays_until_then() -> None:
+    lost, other = host("studio-1", ready="False"), host("studio-2")
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready")
+    assert made(steps(1, there, hosts=[lost, other])) == [f"{NAME}-1"]
+    assert deleted(steps(1, there, hosts=[lost, other])) == set()
+    ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, there, ready, hosts=[lost, other])) == {f"{NAME}-0"}
+    assert made(steps(1, there, hosts=[other])) == [f"{NAME}-1"], "a host that is not registered any more is lost too"
+
+
+def test_a_host_that_comes_back_is_good_again() -> None:
+    there, spare = process(f"{NAME}-0", host="studio-1", phase="Ready"), process(f"{NAME}-1")
+    assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
+
+
+def test_displaced_process_stays_until_its_replacement_is_ready() -> None:
+    hosts = [host("studio-1"), host("studio-2")]
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready", **DISPLACED)
+    assert (made(steps(1, there, hosts=hosts)), deleted(steps(1, there, hosts=hosts))) == ([f"{NAME}-1"], set())
+    starting = process(f"{NAME}-1", host="studio-2", phase="Starting")
+    assert steps(1, there, starting, hosts=hosts) == MetalProcessSteps()
+    ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, there, ready, hosts=hosts)) == {f"{NAME}-0"}
+
+
+def test_evicted_process_that_fits_nowhere_else_is_kept() -> None:
+    evicted = process(f"{NAME}-0", host="studio-1", phase="Pending", **DISPLACED)
+    waiting = process(f"{NAME}-1")
+    assert steps(1, evicted, waiting) == MetalProcessSteps()
+    returned = process(f"{NAME}-0", host="studio-1", phase="Starting")
+    assert deleted(steps(1, returned, waiting)) == {f"{NAME}-1"}
+
+
+def test_starting_replacement_is_preferred_to_the_evicted_process() -> None:
+    hosts = [host("studio-1"), host("studio-2")]
+    returning = process(f"{NAME}-0", host="studio-1", phase="Pending")
+    assert deleted(steps(1, returning, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-0"
+    }
+    answers = process(f"{NAME}-0", host="studio-1", phase="Ready")
+    assert deleted(steps(1, answers, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-1"
+    }
+
+
+def test_displacing_one_replica_leaves_the_other_alone() -> None:
+    both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
+    both[0]["status"] |= DISPLACED
+    hosts = [host("studio-1"), host("studio-2")]
+    assert (made(steps(2, *both, hosts=hosts)), deleted(steps(2, *both, hosts=hosts))) == ([f"{NAME}-0"], set())
+    assert deleted(steps(1, *both, hosts=hosts)) == {f"{NAME}-1"}, "scaled down, it is the one to go"
+
+
+def test_no_process_is_deleted_to_make_room_on_the_displacing_host() -> None:
+    there = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2, **DISPLACED)
+    full = host("studio-1", 0, processes=[{"uid": f"uid-{NAME}-0"}])
+    assert steps(1, there, process(f"{NAME}-1", gib=2), hosts=[full]) == MetalProcessSteps()
+
+
+def test_failed_stays_with_its_host() -> None:
+    assert steps(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == MetalProcessSteps()
+
+
+def test_rejected_process_is_replaced_and_kept_for_a_while() -> None:
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected")
+    done = steps(1, rejected)
+    assert (made(done), deleted(done)) == ([f"{NAME}-1"], set())
+    assert done.again_seconds == AVOID_SECONDS - 60
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"), later=AVOID_SECONDS)) == {f"{NAME}-0"}
+    answers = process(f"{NAME}-1", host="studio-2", phase="Ready")
+    assert deleted(steps(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
+
+
+def test_rejection_is_remembered_from_when_it_was_reported() -> None:
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", creationTimestamp="2026-11-20T12:00:00Z")
+    rejected["metadata"]["managedFields"] = [
+        {"manager": "pomona-controller", "time": "2026-11-20T12:00:00Z"},
+        {"manager": "pomona-metal-agent", "subresource": "status", "time": "2026-11-21T11:59:00Z"},
+    ]
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"))) == set()
+    assert steps(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
+
+
+def test_rejected_of_an_earlier_spec_and_stopped_go() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Rejected")
+    stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped")
+    assert deleted(steps(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
+    assert made(steps(1, old, stopped)) == [f"{NAME}-1"]
+
+
+def test_while_the_spec_is_not_known_nothing_is_made_and_what_serves_stays() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready")
+    assert steps(2, old, known=False) == MetalProcessSteps()
+    assert deleted(steps(0, old, known=False)) == {"chat-00000000-0"}
+
+
+PHASES = st.sampled_from(["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"])
+
+
+@st.composite
+def populations(draw: st.DrawFn) -> list[Obj]:
+    observed = []
+    for number in range(draw(st.integers(0, 6))):
+        prefix = draw(st.sampled_from([NAME, "chat-00000000"]))
+        place = draw(st.sampled_from([None, "studio-1", "lost", "gone"]))
+        phase = draw(PHASES) if place else "Pending"
+        fields = draw(st.sampled_from([{}, LEAVING, DISPLACED if place else {}]))
+        observed.append(process(f"{prefix}-{number}", host=place, phase=phase, **fields))
+    return observed
+
+
+@given(populations(), st.integers(0, 4))
+def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int) -> None:
+    hosts = [host("studio-1"), host("lost", ready="False")]
+    first = steps(wanted, *observed, hosts=hosts)
+    names = [each["metadata"]["name"] for each in observed]
+    assert not set(made(first)) & set(names)
+    after = [*observed, *(process(name) for name in made(first))]
+    for each in after:
+        if each["metadata"]["name"] in deleted(first):
+            assert "deletionTimestamp" not in each["metadata"], "deleted once is enough"
+            each["metadata"] = each["metadata"] | LEAVING
+    second = steps(wanted, *after, hosts=hosts)
+    assert (second.create, second.delete) == ((), ())
+    standing = sort_processes(NAME, wanted, [as_process(each) for each in after], {})
+    assert len(standing.kept) <= wanted
+
+
+def patched(plan: Plan) -> list[Any]:
+    return [operation for patch in plan.patch for operation in patch.operations]
+
+
+def terminating(phase: str = "Pending", **fields: Any) -> MetalProcess:
+    return as_process(process("chat-00000000-0", phase=phase, **LEAVING, **fields))
+
+
+@pytest.mark.parametrize(
+    ("observed", "host_exists", "wait_seconds", "released"),
+    [
+        (terminating("Stopped", host="studio-1"), True, None, True),
+        (terminating(), True, None, True),
+        (terminating("Ready", host="studio-1"), True, None, False),
+        (terminating("Failed", host="studio-1"), True, None, False),
+        (terminating("Ready", host="studio-1"), False, None, True),
+        (terminating("Ready", host="studio-1"), True, 12.0, False),
+        (terminating("Ready", host="studio-1"), True, 0.0, True),
+    ],
+)
+def test_release(*, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool) -> None:
+    plan = release(observed, host_exists=host_exists, wait_seconds=wait_seconds)
+    assert bool(plan.patch) == released
+    if not released:
+        assert plan.again_seconds == wait_seconds
+
+
+def test_release_is_of_this_very_version_and_leaves_the_finalizers_of_others() -> None:
+    observed = terminating("Stopped", host="studio-1", finalizers=["a.example/b", PROCESS_FINALIZER])
+    assert patched(release(observed, host_exists=True, wait_seconds=None)) == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+        {"op": "replace", "path": "/metadata/finalizers", "value": ["a.example/b"]},
+    ]
+
+
+def test_undeleted_or_released_process_is_not_released() -> None:
+    kept = as_process(process("chat-00000000-0", phase="Stopped", host="studio-1"))
+    assert release(kept, host_exists=True, wait_seconds=None) == Plan()
+    assert release(terminating("Stopped", finalizers=[]), host_exists=True, wait_seconds=None) == Plan()
+
+
+def test_release_looks_at_the_store() -> None:
+    obj = process("a-b-0", host="studio-1", phase="Ready", **LEAVING)
+    alone, with_host = store((METAL_PROCESSES, obj)), store((METAL_PROCESSES, obj), (METAL_HOSTS, host("studio-1")))
+    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "a-b-0")).patch
+    assert not decide_release(Snapshot(with_host, NOW), ObjectKey("team", "a-b-0")).patch
+    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "gone")) == Plan()
+
+
+def test_the_spec_is_one_that_the_schema_takes() -> None:
+    ((_, obj),) = steps(1).create
+    assert msgspec.convert(obj, MetalProcess).spec == SPEC

@@ -1,0 +1,188 @@
+"""The status of an InferenceService that hosts serve: what each of its processes, and each host, makes of it."""
+
+import re
+
+import pytest
+
+from controller.reconcile.plan import Snapshot
+from controller.services.reconciler import ServiceInputs, decide_service
+from kube.client import Obj
+from kube.resources import (
+    ENDPOINT_SLICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+)
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    condition,
+    host,
+    model,
+    planned_condition,
+    process,
+    slice_of,
+    store,
+)
+from tests.support.service_decisions import (
+    KEY,
+    METAL,
+    OK,
+    SERVING,
+    bound_process,
+    chat_service,
+    decide_chat,
+    ready_outcome,
+)
+
+SHORT = [condition("Ready", "True", "LeaseRenewed"), condition("MemoryPressure", "True", "MemoryPressure")]
+DISPLACED = [condition("DisruptionTarget", "True", "MemoryPressure")]
+
+
+def test_answering_process_makes_the_service_ready() -> None:
+    there = (
+        chat_service(**METAL),
+        (MODELS, model()),
+        (METAL_HOSTS, host()),
+        bound_process(),
+        (ENDPOINT_SLICES, slice_of("chat", "x")),
+    )
+    plan = decide_chat(*there, answer=OK)
+    assert ready_outcome(plan) == ("Ready", "True", "Serving")
+    assert (plan.create, plan.delete) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected", "says"),
+    [
+        ([], ("Pending", "NoHost"), "pomona agent"),
+        ([host(ready="False")], ("Pending", "NoHost"), "no live host"),
+        ([host(runtimes=["mlx"])], ("Pending", "NoHost"), "llama.cpp"),
+        (
+            [host(free_bytes=GIB), host("studio-2", GIB // 2)],
+            ("Pending", "NoHostFits"),
+            "studio-1, has 1.0 GiB, 1.0 GiB too little",
+        ),
+        ([host()], ("Pending", "Binding"), "studio-1"),
+        ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
+        (
+            [host(conditions=SHORT), host("studio-2", GIB)],
+            ("Pending", "NoHostFits"),
+            "studio-2, has 1.0 GiB, 1.0 GiB too little: free memory there; ",
+        ),
+    ],
+)
+def test_unbound_process_reports_what_it_waits_for(hosts: list[Obj], expected: tuple[str, str], says: str) -> None:
+    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+    ((_, made),) = decide_chat(*base).create
+    plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+    assert ready_outcome(plan) == (expected[0], "False", expected[1])
+    assert says in planned_condition(plan, "Ready")["message"]
+    if expected[1] == "NoHostFits":
+        assert "needs 2.0 GiB (1.0 GiB weights, " in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "free_bytes", "says"),
+    [
+        ({"contextLength": 1_048_576}, 2 * GIB, r"a contextLength of \d{6} would fit"),
+        (
+            {"contextLength": 1_048_576},
+            GIB,
+            r"a quantization with weights of at most \d\d% of the size and a context.*",
+        ),
+        ({"contextLength": 8192}, 2**26, r"no quantization of this model would fit: .*"),
+    ],
+)
+def test_settings_that_would_fit_are_suggested(fields: Obj, free_bytes: int, says: str) -> None:
+    made, small = chat_service(**METAL, **fields), host(free_bytes=free_bytes)
+    ((_, waiting),) = decide_chat(made, (MODELS, model()), (METAL_HOSTS, small)).create
+    there = process(waiting["metadata"]["name"], memoryBytes=waiting["spec"]["memoryBytes"])
+    message = planned_condition(
+        decide_chat(made, (MODELS, model()), (METAL_HOSTS, small), (METAL_PROCESSES, there)), "Ready"
+    )["message"]
+    assert re.search(f": free memory there; {says}$", message), message
+
+
+def test_stated_memory_is_not_broken_down() -> None:
+    stated = model(memoryBytes=2 * GIB)
+    ((_, waiting),) = decide_chat(chat_service(**METAL), (MODELS, stated)).create
+    there = (METAL_PROCESSES, process(waiting["metadata"]["name"], gib=2))
+    message = planned_condition(
+        decide_chat(chat_service(**METAL), (MODELS, stated), (METAL_HOSTS, host(free_bytes=GIB)), there), "Ready"
+    )["message"]
+    assert "a replica needs 2.0 GiB; the host" in message
+    assert message.endswith("free memory there; lower contextLength or parallel")
+
+
+@pytest.mark.parametrize(
+    ("phase", "fields", "expected", "says"),
+    [
+        ("Failed", {"reason": "CrashLoop", "message": "bad magic"}, ("Failed", "CrashLoop"), "studio-1: bad magic"),
+        ("Failed", {}, ("Failed", "ProcessFailed"), "studio-1"),
+        (
+            "Fetching",
+            {"progress": {"bytes": GIB, "totalBytes": 4 * GIB}},
+            ("Downloading", "Fetching"),
+            "1.0 GiB of 4.0 GiB",
+        ),
+        ("Starting", {}, ("Progressing", "Starting"), "0 of 1 replicas are ready"),
+    ],
+)
+def test_reason_why_a_process_does_not_serve_is_reported(
+    phase: str, fields: Obj, expected: tuple[str, str], says: str
+) -> None:
+    plan = decide_chat(chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), bound_process(phase, **fields))
+    assert ready_outcome(plan) == (expected[0], "False", expected[1])
+    assert says in planned_condition(plan, "Ready")["message"]
+
+
+def test_rejection_by_the_only_host_is_reported_with_its_message() -> None:
+    rejected = bound_process("Rejected", message="needs 9.0 GiB")
+    base = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), rejected)
+    ((_, made),) = decide_chat(*base).create
+    plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"])))
+    assert ready_outcome(plan) == ("Failed", "False", "Rejected")
+    assert "host studio-1 rejected it: needs 9.0 GiB" in planned_condition(plan, "Ready")["message"]
+
+
+def test_displaced_process_counts_while_it_answers() -> None:
+    there = (chat_service(**METAL, status=SERVING), (MODELS, model()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    hosts = ((METAL_HOSTS, host(conditions=SHORT)), (METAL_HOSTS, host("studio-2")))
+    asked = decide_chat(*there, *hosts, bound_process(conditions=DISPLACED), answer=OK)
+    assert [resource for resource, _ in asked.create] == [METAL_PROCESSES]
+    assert ready_outcome(asked) == ("Ready", "True", "Serving")
+    assert asked.status
+    assert asked.status["readyReplicas"] == 1
+
+
+def test_evicted_process_reports_what_it_waits_for() -> None:
+    there = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host(conditions=SHORT)))
+    evicted = bound_process("Pending", reason="MemoryPressure", conditions=DISPLACED)
+    ((_, made),) = decide_chat(*there, evicted).create
+    plan = decide_chat(*there, evicted, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+    assert (plan.create, plan.delete) == ((), ())
+    assert ready_outcome(plan) == ("Pending", "False", "MemoryPressure")
+    assert "no other host can run it" in planned_condition(plan, "Ready")["message"]
+
+
+def test_lost_host_has_no_ready_replicas() -> None:
+    plan = decide_chat(
+        chat_service(**METAL, status=SERVING), (MODELS, model()), (METAL_HOSTS, host(ready="False")), bound_process()
+    )
+    assert len(plan.create) == 1
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 0
+    assert planned_condition(plan, "Ready")["status"] == "False"
+
+
+def test_result_of_another_probe_is_ignored() -> None:
+    there = (
+        chat_service(**METAL),
+        (MODELS, model()),
+        (METAL_HOSTS, host()),
+        bound_process(),
+        (ENDPOINT_SLICES, slice_of("chat", "x")),
+    )
+    snapshot = Snapshot(store(*there), NOW, ServiceInputs(None, OK, None))
+    assert planned_condition(decide_service(snapshot, KEY), "Ready")["reason"] == "Probing"

@@ -1,0 +1,218 @@
+"""Prober against real HTTP servers; only the Secret's source is a stand-in."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.reconcile.plan import Leading
+from controller.services.readiness_probe import Endpoint, Prober, Question, ready_endpoints
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import ObjectKey, Resource
+from kube.store import Store
+from runtimes.probe import ProbeResult
+from tests.support.api_objects import slice_of
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+KEY = ObjectKey("team", "chat")
+TOKEN = "right"
+
+
+class Secrets(Client):
+    """Answers for the token Secret only."""
+
+    def __init__(self, token: str | None = TOKEN, owner: str = "uid-chat") -> None:
+        self.token = token
+        self.owner = owner
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource.plural, namespace) == ("secrets", "team")
+        assert name in {"chat-token", "hung-token"}
+        if self.token is None:
+            raise NotFound("get secrets", status=404)
+        return {
+            "metadata": {"name": name, "ownerReferences": [{"uid": self.owner, "controller": True}]},
+            "data": {"token": base64.b64encode(self.token.encode()).decode()} if self.token else {},
+        }
+
+
+class Engine:
+    """Answers a completion with the right token, when it is told to be well."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.well = True
+
+    async def complete(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if not self.well:
+            return web.json_response({"error": {"message": "Loading model"}}, status=503)
+        return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[Engine, Endpoint]]:
+    served = Engine()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", served.complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield served, Endpoint("127.0.0.1", runner.addresses[0][1])
+    await runner.cleanup()
+
+
+def leading(client: Client, enqueued: list[ObjectKey]) -> Leading:
+    enqueue: Callable[[Resource, ObjectKey], None] = lambda _resource, key: enqueued.append(key)  # noqa: E731 - one line
+    recorder: Any = None
+    return Leading(client, Store(), recorder, enqueue)
+
+
+async def settled(prober: Prober, question: Question, *, ok: bool = True) -> ProbeResult:
+    def answered() -> ProbeResult | None:
+        answer = prober.answer(KEY, question)
+        return answer if answer and answer.ok == ok else None
+
+    answer = await eventually(answered, 10)
+    assert answer is not None
+    return answer
+
+
+async def test_endpoint_is_probed_once_and_the_service_enqueued(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, told = Prober(), list[ObjectKey]()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), told))):
+        assert prober.answer(KEY, question) is None
+        assert (await settled(prober, question)).ok
+        assert told == [KEY]
+        other = question._replace(generation=2)
+        assert prober.answer(KEY, other) is None, "an answer is for its own question only"
+        await settled(prober, other)
+    assert served.asked == 2
+
+
+async def test_failed_probe_is_repeated_until_it_succeeds(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    served.well = False
+    prober, told = Prober(), list[ObjectKey]()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), told))):
+        failed = await settled(prober, question, ok=False)
+        assert failed.reason == "Loading"
+        assert "Loading model" in failed.message
+        served.well = True
+        await settled(prober, question)
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"), [("wrong", "Unauthorized"), (None, "TokenNotFound"), ("", "TokenNotFound")]
+)
+async def test_probe_sends_the_token(engine: tuple[Engine, Endpoint], token: str | None, reason: str) -> None:
+    _, endpoint = engine
+    prober = Prober()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(token), []))):
+        assert (await settled(prober, question, ok=False)).reason == reason
+
+
+async def test_token_of_another_owner_is_not_sent(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober = Prober()
+    async with running(prober.run(leading(Secrets(owner="uid-other"), []))):
+        failed = await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)), ok=False)
+    assert failed.reason == "TokenNotFound"
+    assert served.asked == 0
+
+
+async def test_one_broken_endpoint_does_not_decide_for_all(
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    monkeypatch.setattr("random.sample", lambda endpoints, _count: list(endpoints))
+    _, endpoint = engine
+    nobody = Endpoint("127.0.0.1", unused_tcp_port)
+    prober, told = Prober(), list[ObjectKey]()
+    async with running(prober.run(leading(Secrets(), told))):
+        answer = await settled(prober, Question("uid-chat", 1, ("a", "b"), (nobody, endpoint)))
+    assert told == [KEY], "it was never called not ready"
+    assert endpoint.url in answer.message
+    assert nobody.url in answer.message, "what is broken is told"
+
+
+async def test_probe_interrupted_by_lost_leadership_is_repeated(engine: tuple[Engine, Endpoint]) -> None:
+    _, endpoint = engine
+    asked = asyncio.Event()
+
+    class Hangs(Secrets):
+        async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+            asked.set()
+            await asyncio.Event().wait()
+            return await super().get(resource, name, namespace)
+
+    prober = Prober()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    prober.answer(KEY, question)
+    async with running(prober.run(leading(Hangs(), []))):
+        await asked.wait()
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
+
+
+async def test_unneeded_probe_result_is_forgotten(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober = Prober()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
+        assert prober.answer(KEY, None) is None
+        assert prober.answer(KEY, question) is None
+        await settled(prober, question)
+    assert served.asked == 2
+
+
+async def test_hanging_service_blocks_no_other(engine: tuple[Engine, Endpoint]) -> None:
+    _, endpoint = engine
+    connections: list[asyncio.StreamWriter] = []
+    hung = await asyncio.start_server(lambda _reader, writer: connections.append(writer), "127.0.0.1", 0)
+    prober = Prober()
+    silent = Endpoint("127.0.0.1", hung.sockets[0].getsockname()[1])
+    async with hung:
+        async with running(prober.run(leading(Secrets(), []))):
+            prober.answer(ObjectKey("team", "hung"), Question("uid-chat", 1, ("b",), (silent,)))
+            assert await eventually(lambda: connections or None, 10)
+            await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
+        for connection in connections:
+            connection.close()
+
+
+def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
+    pods = {
+        "metadata": {"name": "chat-x"},
+        "ports": [{"name": "http", "port": 8080}, {"name": "other", "port": 1}],
+        "endpoints": [
+            {"addresses": ["10.0.0.2"], "conditions": {}},
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "serving": True}},
+        ],
+    }
+    empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
+    found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
+    assert found == (
+        Endpoint("10.0.0.1", 8080),
+        Endpoint("10.0.0.2", 8080),
+        Endpoint("10.77.0.100", 18000, host="studio-1"),
+    )
+
+
+def test_urls() -> None:
+    assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
+    assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
+    assert Endpoint("fd00::1", 80, "https").url == "https://[fd00::1]:80"

@@ -1,0 +1,397 @@
+"""The plan and the status of an InferenceService: its pods, address, token, conditions and Events."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.readiness_probe import Prober
+from controller.services.reconciler import service_reconciler
+from crds.model import Layout
+from crds.serving import ServingOptions
+from fitness.memory import Workload, estimate
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from runtimes.probe import ProbeResult
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    condition,
+    host,
+    model,
+    planned_condition,
+    process,
+    service,
+    slice_of,
+    store,
+)
+from tests.support.service_decisions import (
+    KEY,
+    METAL,
+    OK,
+    SERVING,
+    bound_process,
+    chat_deployment,
+    chat_service,
+    decide_chat,
+    list_applied,
+    ready_outcome,
+)
+
+
+def pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "labels": {"inference.pomona.dev/service": "chat"},
+        },
+        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], **status},
+    }
+
+
+def test_the_service_and_its_token_are_there_from_the_first_moment() -> None:
+    plan = decide_chat(chat_service(), new_token="s3cret")
+    assert [resource for resource, _ in plan.create] == [SECRETS]
+    assert len(list_applied(plan, SERVICES)) == 1
+    assert decide_chat(chat_service()).create == ()
+    assert plan.status is not None
+    assert plan.status["endpoint"] == "http://chat.team.svc:8080/v1"
+    assert plan.status["selector"] == "inference.pomona.dev/service=chat"
+    assert plan.status["observedGeneration"] == 1
+
+
+def test_a_missing_model_is_named() -> None:
+    plan = decide_chat(chat_service())
+    assert ready_outcome(plan) == ("Pending", "False", "ModelNotFound")
+    assert "Model tiny" in planned_condition(plan, "Ready")["message"]
+    assert planned_condition(plan, "ModelReady")["reason"] == "ModelNotFound"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "phase", "observed", "expected"),
+    [
+        ([condition("Ready", "False", "Inspecting")], "Pending", 1, ("Pending", "ModelNotReady")),
+        ([condition("Ready", "False", "SourceNotFound", "404")], "Failed", 1, ("Failed", "ModelFailed")),
+        ([condition("Ready", "True"), condition("Cached", "False")], "Downloading", 1, ("Downloading", "Downloading")),
+        (
+            [condition("Ready", "True"), condition("Cached", "False", "ChecksumMismatch", "is wrong")],
+            "Failed",
+            1,
+            ("Failed", "ModelFailed"),
+        ),
+        ([condition("Ready", "True"), condition("Cached", "True")], "Ready", 0, ("Pending", "ModelNotReady")),
+    ],
+)
+def test_pods_wait_for_their_model(conditions: list[Obj], phase: str, observed: int, expected: tuple[str, str]) -> None:
+    status = {"phase": phase, "conditions": conditions, "observedGeneration": observed}
+    plan = decide_chat(chat_service(), (MODELS, model(status=status)))
+    assert list_applied(plan, DEPLOYMENTS) == []
+    assert ready_outcome(plan) == (expected[0], "False", expected[1])
+    if phase == "Failed":
+        assert conditions[-1]["message"] in planned_condition(plan, "Ready")["message"], "the Model's own words"
+
+
+def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
+    for status in (
+        {"conditions": [condition("Ready", "True"), condition("Cached", "False")]},
+        {"phase": "Failed", "conditions": [condition("Ready", "True"), condition("Cached", "False")]},
+    ):
+        plan = decide_chat(chat_service(**METAL), (MODELS, model(status=status)), (METAL_HOSTS, host()))
+        assert [resource for resource, _ in plan.create] == [METAL_PROCESSES]
+
+
+@pytest.mark.parametrize(
+    ("spec", "source", "says"),
+    [
+        ({}, "file:///m.gguf", "hardware.accelerator to metal"),
+        ({"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
+        (METAL | {"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
+        (METAL | {"image": "a", "nodeSelector": {"a": "b"}}, "http://x.example/m.gguf", "image and nodeSelector"),
+        (METAL | {"tolerations": [{"key": "a"}]}, "http://x.example/m.gguf", "tolerations"),
+    ],
+)
+def test_a_contradiction_is_explained(spec: Obj, source: str, says: str) -> None:
+    plan = decide_chat(chat_service(**spec), (MODELS, model(source=source, memoryBytes=1)))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    assert says in planned_condition(plan, "Ready")["message"]
+    assert plan.create == ()
+    assert list_applied(plan, DEPLOYMENTS) == []
+
+
+@pytest.mark.parametrize("layers", [None, 1 << 44], ids=["not told", "beyond a status"])
+def test_unknown_size_is_not_guessed(layers: int | None) -> None:
+    unknown = model(status={"layout": None})
+    if layers is not None:
+        unknown = model()
+        unknown["status"]["layout"]["layers"][0]["count"] = layers
+    assert ready_outcome(decide_chat(chat_service(**METAL), (MODELS, unknown))) == ("Failed", "False", "MemoryUnknown")
+    plan = decide_chat(chat_service(**METAL), (MODELS, unknown | {"spec": unknown["spec"] | {"memoryBytes": 5 * GIB}}))
+    assert plan.create[0][1]["spec"]["memoryBytes"] == 5 * GIB
+    assert list_applied(decide_chat(chat_service(resources={"memory": "4Gi"}), (MODELS, unknown)), DEPLOYMENTS)
+
+
+def test_pod_requests_the_memory_estimated_from_the_header() -> None:
+    (obj,) = list_applied(decide_chat(chat_service(contextLength=1024, parallel=2), (MODELS, model())), DEPLOYMENTS)
+    requests = obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+    layout = msgspec.convert(model()["status"]["layout"], Layout)
+    needed = estimate(Workload(layout), ServingOptions(context_length=1024, parallel=2))
+    assert needed
+    assert int(requests["memory"]) == needed.total_bytes > GIB
+
+
+def test_the_models_accelerator_is_the_default() -> None:
+    plan = decide_chat(chat_service(), (MODELS, model(hardware={"accelerator": "metal"})), (METAL_HOSTS, host()))
+    assert [resource for resource, _ in plan.create] == [METAL_PROCESSES]
+    assert plan.status is not None
+    assert plan.status["accelerator"] == "metal"
+
+
+def test_ready_needs_a_token_and_not_just_ready_pods() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
+    assert ready_outcome(decide_chat(*there)) == ("Progressing", "False", "NoEndpoints")
+    offered = (*there, (ENDPOINT_SLICES, slice_of("chat", "x")))
+    assert ready_outcome(decide_chat(*offered)) == ("Progressing", "False", "Probing")
+    assert ready_outcome(decide_chat(*offered, answer=OK)) == ("Ready", "True", "Serving")
+    refused = ProbeResult(ok=False, reason="Unauthorized", message="http://10.77.0.100:18000 answered 401")
+    assert ready_outcome(decide_chat(*offered, answer=refused)) == ("Progressing", "False", "Unauthorized")
+
+
+def test_fewer_replicas_that_answer_are_degraded_with_the_cause() -> None:
+    base = (chat_service(replicas=2), (MODELS, model()))
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    plan = decide_chat(
+        *base,
+        (DEPLOYMENTS, chat_deployment(*base, replicas=2, ready=1)),
+        (PODS, pod("chat-1")),
+        (PODS, pod("chat-2", ready=False, conditions=[unschedulable])),
+        (ENDPOINT_SLICES, slice_of("chat", "x")),
+        answer=OK,
+    )
+    assert ready_outcome(plan) == ("Degraded", "True", "Serving")
+    assert "1 of 2 replicas are ready: pod chat-2: 0/3 nodes" in planned_condition(plan, "Ready")["message"]
+    assert plan.status is not None
+    assert (plan.status["replicas"], plan.status["readyReplicas"]) == (2, 1)
+
+
+def waiting(reason: str, **last: Any) -> Obj:
+    state = {"waiting": {"reason": reason, "message": "back-off 10s"}}
+    return {"containerStatuses": [{"name": "llama-server", "state": state, **last}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "says"),
+    [
+        (waiting("ImagePullBackOff"), ("Failed", "ImagePullBackOff"), "back-off 10s"),
+        (
+            waiting(
+                "CrashLoopBackOff",
+                lastState={"terminated": {"exitCode": 1, "reason": "Error", "message": "invalid magic"}},
+            ),
+            ("Failed", "CrashLoopBackOff"),
+            "llama-server ended with exit code 1: invalid magic",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "llama-server",
+                        "state": {"running": {}},
+                        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+                    }
+                ]
+            },
+            ("Progressing", "Restarting"),
+            "exit code 137 (OOMKilled)",
+        ),
+        ({}, ("Progressing", "Progressing"), "0 of 1 replicas are ready"),
+    ],
+)
+def test_reason_why_a_pod_does_not_serve_is_reported(status: Obj, expected: tuple[str, str], says: str) -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = chat_deployment(*base, ready=0)
+    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod(ready=False, **status)))
+    assert ready_outcome(plan) == (expected[0], "False", expected[1])
+    assert says in planned_condition(plan, "Ready")["message"]
+
+
+def test_quota_that_refuses_pods_is_reported() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = chat_deployment(*base, ready=0)
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: q"}
+    there["status"]["conditions"] = [failure]
+    assert ready_outcome(decide_chat(*base, (DEPLOYMENTS, there))) == ("Failed", "False", "FailedCreate")
+
+
+def test_while_an_edit_rolls_out_the_old_answer_is_of_the_old_generation() -> None:
+    old = (chat_service(), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    edited = (chat_service(generation=2, contextLength=8192, status=SERVING), (MODELS, model()))
+    plan = decide_chat(*edited, *there, answer=OK)
+    assert ready_outcome(plan) == ("Progressing", "True", "Progressing")
+    assert planned_condition(plan, "Ready")["observedGeneration"] == 1
+    rolling = chat_deployment(*edited, replicas=2, updated=1, ready=1)
+    assert ready_outcome(decide_chat(*edited, (DEPLOYMENTS, rolling), *there[1:], answer=OK))[0] == "Progressing"
+    asked = decide_chat(*edited, (DEPLOYMENTS, chat_deployment(*edited)), *there[1:])
+    assert ready_outcome(asked) == ("Progressing", "True", "Probing")
+    assert planned_condition(asked, "Ready")["observedGeneration"] == 1
+    done = decide_chat(*edited, (DEPLOYMENTS, chat_deployment(*edited)), *there[1:], answer=OK)
+    assert ready_outcome(done) == ("Ready", "True", "Serving")
+    assert planned_condition(done, "Ready")["observedGeneration"] == 2
+
+
+def test_service_stays_ready_while_another_endpoint_is_probed() -> None:
+    base = (chat_service(status=SERVING), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    assert ready_outcome(decide_chat(*base, *there)) == ("Ready", "True", "Serving")
+
+
+def with_certificate(name: str) -> Obj:
+    secured = slice_of("chat", name)
+    return secured | {"ports": [port | {"appProtocol": "https"} for port in secured["ports"]]}
+
+
+def test_endpoint_is_https_where_all_hosts_serve_it_and_after_they_are_gone() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
+    first, second = ((ENDPOINT_SLICES, with_certificate(name)) for name in ("x", "y"))
+    plan = decide_chat(*there, first, second, answer=OK)
+    assert plan.status is not None
+    assert plan.status["endpoint"] == "https://chat.team.svc:8080/v1"
+    alone = decide_chat(chat_service(status={"endpoint": plan.status["endpoint"]}), (MODELS, model()))
+    assert alone.status is not None
+    assert alone.status["endpoint"] == "https://chat.team.svc:8080/v1"
+
+
+def test_mixture_of_http_and_https_endpoints_is_reported() -> None:
+    base = (chat_service(), (MODELS, model()))
+    mixed = ((ENDPOINT_SLICES, with_certificate("x")), (ENDPOINT_SLICES, slice_of("chat", "y")))
+    plan = decide_chat(*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), *mixed, answer=OK)
+    assert ready_outcome(plan) == ("Degraded", "True", "Serving")
+    assert "some http: start the agent of y with --tls-certificate too" in planned_condition(plan, "Ready")["message"]
+    assert plan.status is not None
+    assert plan.status["endpoint"].startswith("http://")
+
+
+def test_ready_service_goes_on_while_its_model_is_gone() -> None:
+    old = (chat_service(), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    plan = decide_chat(chat_service(status=SERVING), *there)
+    assert plan.delete == ()
+    assert ready_outcome(plan) == ("Degraded", "True", "ModelNotFound")
+
+
+@pytest.mark.parametrize(("spec", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")])
+def test_suspended_or_scaled_to_zero_service_keeps_only_its_address(spec: Obj, reason: str) -> None:
+    old = (chat_service(), (MODELS, model()))
+    plan = decide_chat(chat_service(**spec), (MODELS, model()), (DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()))
+    assert [each.resource for each in plan.delete] == [DEPLOYMENTS]
+    assert [resource for resource, _ in plan.apply] == [SERVICES]
+    assert ready_outcome(plan) == ("Suspended", "False", reason)
+    gone = decide_chat(chat_service(**spec), (DEPLOYMENTS, chat_deployment(*old)))
+    assert [each.resource for each in gone.delete] == [DEPLOYMENTS], "a Model is not needed to stop"
+
+
+def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
+    pods = (chat_service(), (MODELS, model()))
+    plan = decide_chat(
+        chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), (DEPLOYMENTS, chat_deployment(*pods))
+    )
+    assert plan.delete == (), "it serves until the other does"
+    assert [resource for resource, _ in plan.create] == [METAL_PROCESSES]
+    moved = decide_chat(
+        chat_service(**METAL),
+        (MODELS, model()),
+        (METAL_HOSTS, host()),
+        (DEPLOYMENTS, chat_deployment(*pods)),
+        bound_process(),
+    )
+    assert [each.resource for each in moved.delete] == [DEPLOYMENTS]
+    on_metal = ((MODELS, model()), bound_process(), (METAL_HOSTS, host()))
+    back = decide_chat(chat_service(), *on_metal)
+    assert back.delete == ()
+    assert list_applied(back, DEPLOYMENTS)
+    assert ready_outcome(back)[1] == "False", "what answers is of another kind than wanted"
+    moved = decide_chat(chat_service(), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)), (PODS, pod()))
+    assert [each.resource for each in moved.delete] == [METAL_PROCESSES]
+    stopped = decide_chat(chat_service(suspend=True), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)))
+    assert {each.resource for each in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}
+
+
+def test_while_its_model_is_gone_a_service_is_scaled_down_and_not_up() -> None:
+    there = (DEPLOYMENTS, chat_deployment(chat_service(replicas=3), (MODELS, model())))
+    (patch,) = decide_chat(chat_service(replicas=1), there).patch
+    assert (patch.ref.resource, patch.ref.name) == (DEPLOYMENTS, "chat")
+    assert patch.operations[-1] == {"op": "replace", "path": "/spec/replicas", "value": 1}
+    assert decide_chat(chat_service(replicas=3), there).patch == ()
+    assert decide_chat(chat_service(replicas=4), there).patch == ()
+
+
+def test_stated_memory_of_zero_is_used() -> None:
+    (obj,) = list_applied(decide_chat(chat_service(resources={"memory": 0}), (MODELS, model())), DEPLOYMENTS)
+    assert obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] == {"memory": "0"}
+
+
+def test_unreadable_host_or_process_blocks_no_service() -> None:
+    odd = process("new-0", host="studio-1", phase="Hibernating", priority="cosmic")
+    plan = decide_chat(
+        chat_service(**METAL),
+        (MODELS, model()),
+        (METAL_HOSTS, host(runtimes="all")),
+        bound_process(),
+        (METAL_PROCESSES, odd),
+    )
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 1
+    assert (plan.create, plan.delete) == ((), ()), "a host that cannot be read is not lost"
+
+
+class TokenSecret(Client):
+    """Has one Secret, or none."""
+
+    def __init__(self, owner_uid: str | None) -> None:
+        self.owner_uid = owner_uid
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource, name, namespace) == (SECRETS, "chat-token", "team")
+        if self.owner_uid is None:
+            raise NotFound("get", status=404)
+        return {"metadata": {"name": name, "ownerReferences": [{"uid": self.owner_uid, "controller": True}]}}
+
+
+@pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
+async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
+    observe = service_reconciler(Prober()).observe
+    assert observe is not None
+    facts = await observe(TokenSecret(owner_uid), Snapshot(store(chat_service()), NOW), KEY)
+    assert bool(facts.new_token) == made
+
+
+def test_deleted_service_needs_nothing() -> None:
+    assert decide_chat() == Plan()
+    going = service()
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    assert decide_chat((INFERENCE_SERVICES, going), (MODELS, model())) == Plan()
+
+
+def test_each_change_is_one_event() -> None:
+    plan = decide_chat(chat_service())
+    assert [event.reason for event in plan.events] == ["ModelNotFound"]
+    told_before = {"conditions": [planned_condition(plan, "Ready") | {"lastTransitionTime": "2026-11-21T11:00:00Z"}]}
+    assert decide_chat(chat_service(status=told_before)).events == ()

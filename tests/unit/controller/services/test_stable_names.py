@@ -1,0 +1,106 @@
+"""Holds names and rendered objects to those of earlier versions: an upgrade must start nothing anew.
+
+The values were recorded before the serving options became one struct. A value that changes here restarts every replica
+of every cluster, so it may change only where a release means to do that.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from tests.support.api_objects import GIB, host, model
+from tests.support.service_decisions import METAL, chat_service, decide_chat, list_applied
+
+OPTIONS: Obj = {
+    "contextLength": 8192,
+    "parallel": 4,
+    "cacheTypeK": "q8_0",
+    "cacheTypeV": "q4_0",
+    "chatTemplate": "{{ messages }}",
+    "extraArgs": ["-fa", "on", "--temp", "0.5"],
+}
+COMPANIONS: Obj = {
+    "speculative": {"draftModelRef": "draft", "maxTokens": 8},
+    "projectorModelRef": "projector",
+    "adapters": [{"modelRef": "adapter", "scale": "0.5"}, {"modelRef": "adapter-2"}],
+}
+SERVICES: dict[str, Obj] = {
+    "defaults": {},
+    "defaults stated": {"contextLength": 4096, "parallel": 1, "mode": "chat", "cacheTypeK": "f16", "extraArgs": []},
+    "context": {"contextLength": 32768},
+    "embeddings": {"mode": "embeddings", "contextLength": 512, "parallel": 2},
+    "rerank": {"mode": "rerank", "priority": "high"},
+    "options": OPTIONS,
+    "companions": COMPANIONS,
+    "all": {**OPTIONS, **COMPANIONS, "replicas": 3, "priority": "batch"},
+}
+PROCESSES: dict[str, list[tuple[str, str]]] = {
+    "defaults": [("chat-a1d83526-0", "78f97aa520f8f2ff")],
+    "defaults stated": [("chat-a1d83526-0", "78f97aa520f8f2ff")],
+    "context": [("chat-10c612ed-0", "169a0720d1fd1a96")],
+    "embeddings": [("chat-bb29f781-0", "b505348f517fc639")],
+    "rerank": [("chat-4066b6ea-0", "e679e3b86a3a5f6f")],
+    "options": [("chat-b92c5e86-0", "c055aaace2075d5f")],
+    "companions": [("chat-5b3736e6-0", "a60244e4dda4f87b")],
+    "all": [
+        ("chat-1418531f-0", "9565c47190a62f86"),
+        ("chat-1418531f-1", "9565c47190a62f86"),
+        ("chat-1418531f-2", "9565c47190a62f86"),
+    ],
+}
+PODS: dict[str, dict[str, str]] = {
+    "cpu": {
+        "defaults": "bc65410646b7ecc4",
+        "defaults stated": "bc65410646b7ecc4",
+        "context": "cc968fc8b52a7def",
+        "embeddings": "0a3506dd2f007568",
+        "rerank": "165307ddda8b2e23",
+        "options": "b57dbe52a1d0e992",
+        "companions": "5944318a6e09b04d",
+        "all": "31cffd6f7c621f51",
+    },
+    "nvidia": {
+        "defaults": "e773b0f6b4275b61",
+        "defaults stated": "e773b0f6b4275b61",
+        "context": "c52d0ffb61ed7bb9",
+        "embeddings": "fe0fd62ded24fa00",
+        "rerank": "18616312804fdda1",
+        "options": "6da7c4667c9e745f",
+        "companions": "3873681f7c4f7739",
+        "all": "097bc08dedf96c38",
+    },
+}
+
+
+def models() -> list[tuple[Resource, Obj]]:
+    """The Models that the services name."""
+    made = []
+    for name in ("tiny", "draft", "projector", "adapter", "adapter-2"):
+        status = {"gguf": {"architecture": "clip" if name == "projector" else "llama"}, "file": f"{name}.gguf"}
+        obj = model(source=f"https://models.example/{name}.gguf", status=status)
+        obj["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+        made.append((MODELS, obj))
+    return made
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("case", SERVICES)
+def test_process_names_and_specs_stay_the_same(case: str) -> None:
+    plan = decide_chat(chat_service(**METAL, **SERVICES[case]), *models(), (METAL_HOSTS, host(free_bytes=64 * GIB)))
+    made = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
+    assert [(obj["metadata"]["name"], digest(obj["spec"])) for obj in made] == PROCESSES[case]
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "nvidia"])
+@pytest.mark.parametrize("case", SERVICES)
+def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
+    spec: dict[str, Any] = {**SERVICES[case], "hardware": {"accelerator": accelerator}, "resources": {"cpu": "2"}}
+    (obj,) = list_applied(decide_chat(chat_service(**spec), *models()), DEPLOYMENTS)
+    assert digest(obj["spec"]) == PODS[accelerator][case]

@@ -1,0 +1,171 @@
+"""The control API byte by byte: agent and proxy may be of different versions, so its JSON and paths never change."""
+
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from gateway.proxy.config import (
+    Backend,
+    BackendIdle,
+    BackendState,
+    ControlRefusal,
+    ListenerState,
+    ProxyConfig,
+    ProxyState,
+    RouterListener,
+    ServiceListener,
+    ServiceStats,
+    Tls,
+)
+from tests.unit.gateway.proxy.running_proxy import ProxyProcess
+
+CONFIG = ProxyConfig(
+    services=(
+        ServiceListener(
+            name="ns/tiny",
+            address="127.0.0.1",
+            port=18000,
+            token="t",
+            backends=(
+                Backend(
+                    uid="u", url="http://127.0.0.1:1", draining=True, concurrency=4, model="/weights/x", api_key="key"
+                ),
+            ),
+            queue_limit=7,
+        ),
+    ),
+    router=RouterListener(address="127.0.0.1", port=18001, token="r"),
+    tls=Tls(certificate="/c.pem", key="/k.pem"),
+)
+CONFIG_JSON = {
+    "services": [
+        {
+            "name": "ns/tiny",
+            "address": "127.0.0.1",
+            "port": 18000,
+            "token": "t",
+            "backends": [
+                {
+                    "uid": "u",
+                    "url": "http://127.0.0.1:1",
+                    "draining": True,
+                    "concurrency": 4,
+                    "model": "/weights/x",
+                    "apiKey": "key",
+                }
+            ],
+            "queue": 7,
+        }
+    ],
+    "router": {"address": "127.0.0.1", "port": 18001, "token": "r"},
+    "tls": {"certificate": "/c.pem", "key": "/k.pem"},
+}
+STATE = ProxyState(
+    version="1",
+    pid=2,
+    services=(
+        ListenerState(
+            name="ns/tiny",
+            address="127.0.0.1",
+            port=18000,
+            error="no",
+            backends=(BackendState(uid="u", url="http://127.0.0.1:1", draining=False, in_flight=3, idle_seconds=0.5),),
+            port_taken=True,
+            stats=ServiceStats(requests=1, errors=2, tokens_in=3, tokens_out=4, in_flight=5, queued=6),
+        ),
+    ),
+)
+STATE_JSON = {
+    "version": "1",
+    "pid": 2,
+    "services": [
+        {
+            "name": "ns/tiny",
+            "address": "127.0.0.1",
+            "port": 18000,
+            "error": "no",
+            "backends": [
+                {"uid": "u", "url": "http://127.0.0.1:1", "draining": False, "inFlight": 3, "idleSeconds": 0.5}
+            ],
+            "taken": True,
+            "stats": {"requests": 1, "errors": 2, "tokensIn": 3, "tokensOut": 4, "inFlight": 5, "queued": 6},
+        }
+    ],
+    "router": None,
+}
+FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port": 0, "token": "t"}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "json"),
+    [
+        (CONFIG, CONFIG_JSON),
+        (STATE, STATE_JSON),
+        (BackendIdle(in_flight=1), {"inFlight": 1}),
+        (ControlRefusal(error="no"), {"error": "no"}),
+    ],
+)
+def test_json_of_each_message_is_pinned(message: msgspec.Struct, json: dict[str, Any]) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(message)) == json
+    assert msgspec.convert(json, type(message)) == message
+
+
+def test_fields_of_a_later_version_are_ignored_and_absent_ones_have_defaults() -> None:
+    (service,) = msgspec.convert(FEWEST_FIELDS | {"later": 1}, ProxyConfig).services
+    assert (service.backends, service.queue_limit) == ((), 128)
+    (listener,) = msgspec.convert(
+        {
+            "version": "1",
+            "pid": 2,
+            "services": [{"name": "a", "address": "", "port": 1, "error": "", "backends": [], "later": 1}],
+        },
+        ProxyState,
+    ).services
+    assert (listener.port_taken, listener.stats) == (False, ServiceStats())
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "status", "keys"),
+    [
+        ("GET /state", None, 200, {"version", "pid", "services", "router"}),
+        ("PUT /services", FEWEST_FIELDS, 200, {"version", "pid", "services", "router"}),
+        ("PUT /services", {"services": 1}, 400, {"error"}),
+        ("GET /backends/u/idle?timeoutSeconds=0", None, 200, {"inFlight"}),
+        ("GET /backends/u/idle", None, 400, {"error"}),
+        ("GET /backends/u/idle?timeoutSeconds=soon", None, 400, {"error"}),
+    ],
+)
+async def test_paths_and_status_codes_are_pinned(
+    proxy: ProxyProcess, call: str, body: object, status: int, keys: set[str]
+) -> None:
+    method, path = call.split()
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(proxy.client.socket))) as session,
+        session.request(method, f"http://proxy{path}", data=msgspec.json.encode(body) if body else None) as response,
+    ):
+        assert response.status == status
+        assert set(msgspec.json.decode(await response.read())) == keys
+
+
+async def test_metrics_are_served_as_prometheus_text(proxy: ProxyProcess) -> None:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(proxy.client.socket))) as session,
+        session.get("http://proxy/metrics") as response,
+    ):
+        assert response.status == 200
+        assert response.content_type == "text/plain"
+        names = {line.split()[2] for line in (await response.text()).splitlines() if line.startswith("# TYPE ")}
+    assert names == {
+        "pomona_proxy_requests_total",
+        "pomona_proxy_errors_total",
+        "pomona_proxy_prompt_tokens_total",
+        "pomona_proxy_generated_tokens_total",
+        "pomona_proxy_time_to_first_token_seconds",
+        "pomona_proxy_inter_token_seconds",
+        "pomona_proxy_queue_seconds",
+        "pomona_proxy_request_seconds",
+        "pomona_proxy_in_flight",
+        "pomona_proxy_queued",
+    }

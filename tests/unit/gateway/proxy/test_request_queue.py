@@ -1,0 +1,133 @@
+"""The queue of a service through the real process: its order, its limit, and clients that leave it."""
+
+import asyncio
+import json
+
+import aiohttp
+from aiohttp import web
+from msgspec import structs
+
+from gateway.proxy.config import Backend, ProxyConfig
+from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import (
+    AUTHORIZED,
+    ProxyProcess,
+    error_code,
+    fake_engine,
+    make_service,
+    post_chat,
+)
+
+
+class SlowEngine:
+    """An engine that answers one request for each `release`, and notes in which order they came."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self._released = asyncio.Semaphore(0)
+
+    def release(self) -> None:
+        self._released.release()
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.order.append(json.loads(await request.read())["model"])
+        await self._released.acquire()
+        return web.json_response({"choices": []})
+
+
+async def post_completion(http: aiohttp.ClientSession, url: str, name: str) -> int:
+    async with http.post(f"{url}/v1/completions", json={"model": name}, headers=AUTHORIZED) as response:
+        await response.read()
+        return response.status
+
+
+async def until_queued(proxy: ProxyProcess, queued: int) -> None:
+    async def reached() -> bool:
+        now = await proxy.stats()
+        # The first one may not have arrived yet, and another could overtake it.
+        return (now.in_flight, now.queued) == (1, queued)
+
+    await eventually(reached, timeout=5)
+
+
+async def queue_up(proxy: ProxyProcess, http: aiohttp.ClientSession, url: str, names: str) -> list[asyncio.Task[int]]:
+    """Send one request after the other: the first is worked on, the others wait in the queue."""
+    tasks = []
+    for queued, name in enumerate(names):
+        tasks.append(asyncio.create_task(post_completion(http, url, name)))
+        await until_queued(proxy, queued)
+    return tasks
+
+
+async def serve_with_limit(proxy: ProxyProcess, *backends: Backend, queue: int) -> str:
+    config = ProxyConfig((structs.replace(make_service(*backends), queue_limit=queue),))
+    return f"http://127.0.0.1:{(await proxy.client.configure(config)).services[0].port}"
+
+
+async def test_queue_is_first_come_first_served_and_refuses_with_retry_after_when_full(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    engine = SlowEngine()
+    async with fake_engine(engine) as backend:
+        url = await serve_with_limit(proxy, structs.replace(backend, concurrency=1), queue=2)
+        tasks = await queue_up(proxy, http, url, "abc")
+        async with post_chat(http, url) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            answer = await response.json()
+            assert error_code(answer) == "queue_full"
+            retry = f"try again in {response.headers['Retry-After']} s"
+            full = f"service ns/tiny: all slots are busy and the queue is full: {retry}"
+            assert answer["error"]["message"] == full
+        for _ in tasks:
+            engine.release()
+        assert [await task for task in tasks] == [200, 200, 200]
+    assert engine.order == ["a", "b", "c"]
+
+
+async def test_client_that_hangs_up_leaves_the_queue_without_reaching_the_engine(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    engine = SlowEngine()
+    async with fake_engine(engine) as backend:
+        url = await serve_with_limit(proxy, structs.replace(backend, concurrency=1), queue=2)
+        first, second, third = await queue_up(proxy, http, url, "abc")
+        second.cancel()
+        await until_queued(proxy, 1)
+        for _ in range(2):
+            engine.release()
+        assert [await first, await third] == [200, 200]
+    assert engine.order == ["a", "c"]
+
+
+async def test_new_backend_gets_the_waiting_requests_while_another_is_full_or_draining(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    full, free = SlowEngine(), SlowEngine()
+    async with fake_engine(full, "full") as a, fake_engine(free, "free") as b:
+        one, two = structs.replace(a, concurrency=1), structs.replace(b, concurrency=2)
+        url = await serve_with_limit(proxy, one, queue=8)
+        held = await queue_up(proxy, http, url, "ab")
+        await serve_with_limit(proxy, structs.replace(one, draining=True), two, queue=8)
+        free.release()
+        assert await held[1] == 200, "the waiting request goes to the new backend"
+        more = [asyncio.create_task(post_completion(http, url, name)) for name in "cd"]
+        await eventually(lambda: len(free.order) == 3)
+        for _ in range(2):
+            free.release()
+        assert [await task for task in more] == [200, 200]
+        full.release()
+        assert await held[0] == 200
+
+
+async def test_waiting_requests_are_refused_when_no_backend_is_left(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    engine = SlowEngine()
+    async with fake_engine(engine) as backend:
+        url = await serve_with_limit(proxy, structs.replace(backend, concurrency=1), queue=2)
+        first, second = await queue_up(proxy, http, url, "ab")
+        await serve_with_limit(proxy, structs.replace(backend, concurrency=1, draining=True), queue=2)
+        assert await second == 503
+        engine.release()
+        assert await first == 200

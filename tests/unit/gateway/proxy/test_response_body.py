@@ -1,0 +1,219 @@
+"""The rewriting of request and response bodies and of engines' errors, as pure functions over bytes."""
+
+import itertools
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.proxy import errors, request_body
+from gateway.proxy.errors import RequestError
+from gateway.proxy.response_body import TokenCount, TokenStream, rewrite_json
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def delta(text: str, model: str = "engine-name") -> bytes:
+    return event(model=model, choices=[{"index": 0, "delta": {"content": text}}])
+
+
+# Streams, in the forms of llama.cpp, mlx_lm and the other two APIs
+
+LLAMA = (
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}],"model":"chat"}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}],"model":"chat"}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{"content":" there"}}],"model":"chat"}\n\n'
+    b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"model":"chat",'
+    b'"timings":{"cache_n":3,"prompt_n":4,"predicted_n":2}}\n\ndata: [DONE]\n\n'
+)
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5}
+
+
+@given(cuts=st.lists(st.integers(0, 600), max_size=8))
+def test_stream_is_rewritten_alike_however_it_is_cut_into_chunks(cuts: list[int]) -> None:
+    sent = b": keepalive 1/1\n\n" + delta("a") + delta("b") + event(choices=[], model="engine-name", usage=USAGE)
+    stream = TokenStream("chat")
+    places = [0, *sorted(cuts), len(sent)]
+    got = b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish()
+    assert got == sent.replace(b"engine-name", b"chat")
+    assert stream.tokens == TokenCount(7, 5)
+
+
+def test_stream_with_the_right_name_is_passed_on_byte_by_byte() -> None:
+    stream = TokenStream("chat")
+    assert stream.feed(LLAMA) is LLAMA
+    assert stream.tokens == TokenCount(7, 2)
+
+
+def test_complete_lines_are_passed_on_at_once() -> None:
+    stream = TokenStream("chat")
+    assert stream.feed(delta("a") + b'data: {"mod') == delta("a", "chat")
+    assert stream.feed(b'el":"x"}\n') == b'data: {"model":"chat"}\n'
+
+
+def test_generated_text_that_looks_like_a_model_field_is_unchanged() -> None:
+    said = 'my "model":"gpt" is \\ "model": "x"'
+    stream = TokenStream("chat")
+    assert stream.feed(delta(said)) == delta(said, "chat")
+
+
+def test_text_events_are_counted_if_the_engine_reports_no_tokens() -> None:
+    stream = TokenStream("chat")
+    for text in ("", "a", "b"):
+        stream.feed(delta(text))
+    assert stream.tokens == TokenCount(None, 2)
+
+
+def test_model_names_in_events_of_the_other_apis_are_replaced() -> None:
+    stream = TokenStream("chat")
+    responses = event(type="response.completed", response={"model": "x", "usage": {"input_tokens": 3}})
+    messages = event(type="message_start", message={"model": "x", "usage": {"input_tokens": 4, "output_tokens": 1}})
+    last = event(type="message_delta", usage={"output_tokens": 9})
+    assert stream.feed(responses + messages + last).count(b'"model": "chat"') == 2
+    assert stream.tokens == TokenCount(4, 9)
+
+
+def test_line_over_the_limit_is_passed_on_incomplete() -> None:
+    stream = TokenStream("chat")
+    long = b"data: " + b"x" * (1 << 20)
+    assert stream.feed(long) == long
+    assert stream.feed(b"y\n") == b"y\n"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_of_a_stream_are_passed_on(junk: bytes) -> None:
+    stream = TokenStream("chat")
+    assert len(stream.feed(junk) + stream.finish()) >= len(junk) - junk.count(b"model") * 300
+
+
+# Answers that come at once
+
+
+def test_json_response_gets_the_service_name_and_keeps_all_other_bytes() -> None:
+    body = b'{"model": "/weights/x", "big": 1234567890123456789012, "f": 1.0, "usage": {"prompt_tokens": 7}}'
+    found = rewrite_json(body, "chat")
+    assert found.body == b'{"model":"chat","big":1234567890123456789012,"f":1.0,"usage":{"prompt_tokens": 7}}'
+    assert (found.tokens, found.failed) == (TokenCount(7, None), False)
+
+
+def test_json_response_with_the_right_name_is_unchanged() -> None:
+    body = b'{ "model": "chat", "choices": [] }'
+    assert rewrite_json(body, "chat").body is body
+
+
+@pytest.mark.parametrize(
+    ("body", "failed"),
+    [
+        (b'{"error": {"message": "no"}}', True),
+        (b'{"error": "no"}', True),
+        (b'{"error": null, "output": []}', False),
+        (b'{"error": "x", "choices": []}', False),
+        (b"[1]", False),
+        (b"\xff", False),
+        (b"[" * 5000, False),
+    ],
+)
+def test_error_under_status_200_is_recognized(body: bytes, failed: bool) -> None:
+    found = rewrite_json(body, "chat")
+    assert (found.body, found.failed) == (body, failed)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"model": 1}',
+        b'{"model": "a"',
+        b'{"a": NaN}',
+        b'{"a": "\xff"}',
+        b'{"\xff": 1}',
+        b'{"a": ' + b"[" * 100_000,
+        b"\x1f\x8b gzip",
+    ],
+)
+def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError, match="not the JSON object") as refused:
+        request_body.read_model(body)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "keys", ['"model":"x"', '"model":"x","model":"chat"', '"Model":"x"', '"\\u006dodel":"x"', '"MODEL":"x","model":"y"']
+)
+def test_rewritten_request_has_one_model_and_loads_no_other_weights(keys: str) -> None:
+    body = b'{"n": 1.50, ' + keys.encode() + b', "draft_model": "evil", "adapters": "/etc", "messages": [{"a":  1}]}'
+    assert (
+        request_body.replace_model(body, "default_model")
+        == b'{"model":"default_model","n":1.50,"messages":[{"a":  1}]}'
+    )
+
+
+@given(st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5), max_size=5))
+def test_other_fields_of_a_request_are_unchanged(fields: dict[str, object]) -> None:
+    fields = {key: value for key, value in fields.items() if key.lower() != "model"}
+    body = msgspec.json.encode(fields | {"model": "chat"})
+    assert request_body.read_model(body) == "chat"
+    assert msgspec.json.decode(request_body.replace_model(body, "x")) == fields | {"model": "x"}
+
+
+# Errors: what llama.cpp, mlx_lm, Ollama, oMLX and vLLM answer
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (
+            400,
+            {"error": {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 8}},
+            (400, "too long", "invalid_request_error", "context_length_exceeded"),
+        ),
+        (
+            500,
+            {"error": {"code": 500, "message": "oh", "type": "server_error"}},
+            (500, "oh", "server_error", "server_error"),
+        ),
+        (404, {"error": "generation thread died"}, (404, "generation thread died", "invalid_request_error", "")),
+        (503, {"error": "server busy, please try again."}, (503, "server busy, please try again.", "server_error", "")),
+        (429, {"error": {"message": "slow", "code": "rate"}}, (429, "slow", "rate_limit_error", "rate")),
+        (507, {"detail": "not enough memory"}, (507, "not enough memory", "server_error", "")),
+        (
+            422,
+            {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]},
+            (422, "body.messages: field required", "invalid_request_error", ""),
+        ),
+        (401, {"detail": "Invalid API key"}, (502, "refuses the proxy's key (Invalid API key)", "server_error", "")),
+        (
+            501,
+            {"error": {"code": 501, "message": "no embeddings", "type": "not_supported_error"}},
+            (
+                400,
+                "does not serve this path: its spec.mode is for another one (no embeddings)",
+                "invalid_request_error",
+                "not_supported_error",
+            ),
+        ),
+        (404, "Not Found", (404, "Not Found", "invalid_request_error", "")),
+        (500, "", (500, "answered 500 without a reason", "server_error", "")),
+    ],
+)
+def test_error_of_an_engine_is_translated_into_openais_form(
+    status: int, body: object, expected: tuple[int, str, str, str]
+) -> None:
+    raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    answer = errors.translate_engine_error(status, raw, "ns/chat")
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert expected[1] in error["message"]
+    assert (answer.status, error["type"], error["code"]) == (
+        expected[0],
+        expected[2],
+        expected[3] or "engine_error",
+    )

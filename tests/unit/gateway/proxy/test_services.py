@@ -1,0 +1,332 @@
+"""Services as clients see them: model names, served paths, the router over all services; and how they are counted."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from msgspec import structs
+
+from gateway.proxy.config import ProxyConfig, RouterListener, ServiceStats
+from gateway.proxy.control_client import ProxyRefusedError
+from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import (
+    AUTHORIZED,
+    CHAT,
+    DONE_EVENT,
+    GatedEngine,
+    ProxyProcess,
+    error_code,
+    fake_engine,
+    make_service,
+    post_chat,
+)
+
+
+async def echo_model(request: web.BaseRequest) -> web.StreamResponse:
+    """An engine that loads what it is asked for, and says so."""
+    asked = json.loads(await request.read())
+    if not asked.get("stream"):
+        usage = {"prompt_tokens": 3, "completion_tokens": 2}
+        answer = {"id": 1, "model": asked["model"], "choices": [], "usage": usage, "key": request.headers.get("Auth")}
+        return web.json_response(answer | {"authorization": request.headers.get("Authorization")})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    chunk = {"model": asked["model"], "choices": [{"delta": {"content": "Hi"}}]}
+    await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n" + DONE_EVENT)
+    return response
+
+
+# Names
+
+
+async def test_engine_gets_its_own_model_name_and_the_client_the_services(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(echo_model) as backend:
+        url = await proxy.serve(structs.replace(backend, model="/weights/x", api_key="engine-key"))
+        async with post_chat(http, url) as response:
+            answer = await response.json()
+        assert (answer["model"], answer["authorization"]) == ("tiny", "Bearer engine-key")
+        streaming = CHAT | {"stream": True, "model": "tiny"}
+        async with http.post(f"{url}/v1/chat/completions", json=streaming, headers=AUTHORIZED) as response:
+            text = await response.text()
+        assert text == 'data: {"model":"tiny", "choices": [{"delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n'.replace(
+            '"model":"', '"model": "'
+        )
+
+
+async def test_models_are_listed_under_the_service_name_even_without_a_backend(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    url = await proxy.serve()
+    async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
+        (model,) = (await response.json())["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "pomona")
+    async with http.get(f"{url}/v1/models/tiny", headers=AUTHORIZED) as response:
+        assert await response.json() == model
+    async with http.get(f"{url}/v1/models/other", headers=AUTHORIZED) as response:
+        assert (response.status, error_code(await response.json())) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/slots", 404),
+        ("POST", "/props", 404),
+        ("POST", "/slots/0", 404),
+        ("POST", "/v1/models/x/unload", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/api/pull", 404),
+        ("POST", "/api/generate", 404),
+        ("GET", "/admin/api/stats", 404),
+        ("GET", "/metrics", 404),
+        ("POST", "/lora-adapters", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("POST", "/v1/chat/completions/control", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("OPTIONS", "/v1/chat/completions", 405),
+    ],
+)
+async def test_other_paths_of_an_engine_cannot_be_reached(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    never = GatedEngine()
+    async with (
+        fake_engine(never) as backend,
+        http.request(method, await proxy.serve(backend) + path, json=CHAT, headers=AUTHORIZED) as response,
+    ):
+        assert response.status == status
+        assert error_code(await response.json()) in {"unknown_url", "method_not_allowed"}
+    assert not never.arrived.is_set()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/rerank", "/v1/responses", "/v1/messages"]
+)
+async def test_every_inference_path_is_forwarded(proxy: ProxyProcess, http: aiohttp.ClientSession, path: str) -> None:
+    async def where(request: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"path": request.raw_path, "model": "x"})
+
+    async with fake_engine(where) as backend:
+        url = await proxy.serve(backend)
+        async with http.post(url + path, json={}, headers={"X-Api-Key": "s3cret-token"}) as response:
+            assert await response.json() == {"path": path, "model": "tiny"}
+
+
+async def test_error_of_an_engine_is_translated_and_has_retry_after(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async def busy(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"error": "server busy"}, status=503, headers={"Retry-After": "7"})
+
+    async with fake_engine(busy) as backend, post_chat(http, await proxy.serve(backend)) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "7")
+        answer = await response.json()
+    assert (error_code(answer), answer["error"]["message"]) == ("engine_error", "server busy")
+
+
+async def test_keep_alive_blanks_are_forwarded_before_the_response(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b" \n")
+        await go_on.wait()
+        await response.write(b'{"model": "x", ')
+        await response.write(b'"choices": []}')
+        return response
+
+    async with fake_engine(slow) as backend, post_chat(http, await proxy.serve(backend)) as response:
+        assert await response.content.readany() == b" \n"
+        go_on.set()
+        assert await response.read() == b'{"model":"tiny","choices":[]}'
+
+
+async def test_error_under_status_200_becomes_a_500(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    async def late(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "out of memory"}})
+
+    async with fake_engine(late) as backend, post_chat(http, await proxy.serve(backend)) as response:
+        assert response.status == 500
+        assert (await response.json())["error"]["message"] == "out of memory"
+
+
+# One address for all
+
+
+@pytest.fixture
+async def router(proxy: ProxyProcess) -> AsyncIterator[str]:
+    """A router without a token over two services of two namespaces and one that both have."""
+    async with fake_engine(echo_model, "a") as a, fake_engine(echo_model, "b") as b:
+        services = (
+            make_service(structs.replace(a, model="A"), name="x/chat"),
+            make_service(structs.replace(b, model="B"), name="y/mail"),
+            make_service(name="x/twice"),
+            make_service(name="y/twice"),
+        )
+        state = await proxy.client.configure(ProxyConfig(services, RouterListener("127.0.0.1", 0)))
+        assert state.router
+        yield f"http://127.0.0.1:{state.router.port}"
+
+
+async def test_router_picks_the_service_by_model(proxy: ProxyProcess, http: aiohttp.ClientSession, router: str) -> None:
+    for name, heard in (("chat", "chat"), ("mail", "mail"), ("x/chat", "chat")):
+        async with http.post(f"{router}/v1/chat/completions", json=CHAT | {"model": name}) as response:
+            assert (await response.json())["model"] == heard
+    counted = {each.name: each.stats for each in (await proxy.client.state()).services}
+    assert (counted["x/chat"].requests, counted["y/mail"].requests) == (2, 1)
+    assert (counted["x/chat"].tokens_in, counted["x/chat"].tokens_out) == (6, 4)
+
+
+async def test_router_lists_all_models_also_in_its_errors(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, router: str
+) -> None:
+    del proxy
+    async with http.get(f"{router}/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["chat", "mail", "x/twice", "y/twice"]
+    async with http.post(f"{router}/v1/completions", json={"model": "gpt"}) as response:
+        answer = await response.json()
+        assert (response.status, error_code(answer), answer["error"]["param"]) == (404, "model_not_found", "model")
+        assert "chat, mail, x/twice, y/twice" in answer["error"]["message"]
+    async with http.post(f"{router}/v1/completions", json={}) as response:
+        assert (response.status, error_code(await response.json())) == (400, "missing_model")
+    async with http.post(f"{router}/v1/completions", json={"model": "x/twice"}) as response:
+        assert response.status == 503
+    async with http.get(f"{router}/health") as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Host": "evil.example"},
+        {"Host": "localhost.evil.example:80"},
+        {"Origin": "http://127.0.0.1.evil.example"},
+    ],
+)
+async def test_web_page_cannot_use_a_router_without_a_token(
+    http: aiohttp.ClientSession, router: str, headers: dict[str, str]
+) -> None:
+    async with http.post(f"{router}/v1/completions", json={"model": "chat"}, headers=headers) as response:
+        assert (response.status, error_code(await response.json())) == (403, "foreign_origin")
+
+
+async def test_router_without_a_token_must_listen_on_loopback(proxy: ProxyProcess) -> None:
+    with pytest.raises(ValueError, match=r"a router on 0\.0\.0\.0 needs a token"):
+        RouterListener("0.0.0.0", 8080)
+    with pytest.raises(ProxyRefusedError, match="needs a token"):
+        await proxy.client._request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
+
+
+async def test_router_with_a_token_takes_its_own_and_no_service_token(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(echo_model) as backend:
+        config = ProxyConfig((make_service(backend),), RouterListener("127.0.0.1", 0, "router-token"))
+        state = await proxy.client.configure(config)
+        assert state.router
+        url = f"http://127.0.0.1:{state.router.port}"
+        async with post_chat(http, url) as response:
+            assert response.status == 401
+        async with post_chat(http, url, headers={"Authorization": "Bearer router-token"}) as response:
+            assert response.status == 200
+        changed = structs.replace(config, router=RouterListener("127.0.0.1", 0, "another"))
+        again = await proxy.client.configure(changed)
+        assert again.router
+        assert again.router.port == state.router.port
+        async with post_chat(http, url, headers={"Authorization": "Bearer router-token"}) as response:
+            assert response.status == 401
+
+
+# What is counted
+
+
+async def test_requests_are_counted_and_logged_without_their_content(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    await proxy.client.configure(ProxyConfig())
+    async with fake_engine(echo_model) as backend:
+        url = await proxy.serve(structs.replace(backend, model="x"))
+        body = {"model": "m", "stream": True, "messages": "a-secret-prompt"}
+        headers = AUTHORIZED | {"X-Request-Id": "mine-1"}
+        async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.headers["X-Request-Id"] == "mine-1"
+            await response.read()
+        async with post_chat(http, url, headers={"X-Request-Id": "no\tgood"}) as response:
+            assert response.headers["X-Request-Id"] not in {"", "no\tgood"}
+    async with post_chat(http, url) as response:
+        assert response.status == 503
+    counted = await proxy.stats()
+    assert counted == ServiceStats(requests=3, errors=1, tokens_in=3, tokens_out=3)
+    wanted = [("chat", 200, 1), ("chat", 200, 2), ("chat", 503, None)]
+
+    def written() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in proxy.log if '"event": "request_finished"' in line][-3:]
+        assert [(line["route"], line["status"], line["tokens_out"]) for line in lines] == wanted
+        return lines
+
+    lines = await eventually(written)
+    assert (lines[0]["request_id"], lines[0]["service"]) == ("mine-1", "ns/tiny")
+    assert 0 < lines[0]["first_token_seconds"] <= lines[0]["seconds"] < 10
+    assert not any("a-secret-prompt" in line for line in proxy.log)
+    text = (await proxy.client.metrics()).decode()
+    series = '{namespace="ns",service="tiny"'
+    assert 'pomona_proxy_requests_total{namespace="ns",route="chat",service="tiny",status="200"} 2.0' in text
+    assert 'pomona_proxy_errors_total{namespace="ns",reason="no_server",service="tiny"} 1.0' in text
+    assert f"pomona_proxy_generated_tokens_total{series}}} 3.0" in text
+    assert f"pomona_proxy_time_to_first_token_seconds_count{series}}} 1.0" in text
+    assert f"pomona_proxy_queued{series}}} 0.0" in text
+
+
+async def test_tokens_of_a_stream_are_counted_while_it_runs(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    await proxy.client.configure(ProxyConfig())
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend:
+        url = await proxy.serve(backend)
+        async with post_chat(http, url) as stream:
+            for count in (1, 2):
+                gated.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
+                await stream.content.readuntil(b"\n\n")
+                assert await proxy.stats() == ServiceStats(tokens_out=count, in_flight=1)
+            gated.end()
+            await stream.read()
+        assert await proxy.stats() == ServiceStats(requests=1, tokens_out=2)
+
+
+async def test_removed_service_has_no_metric_series(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend:
+        url = await proxy.serve(backend)
+        async with post_chat(http, url) as stream:
+            await proxy.client.configure(ProxyConfig())
+            gated.end()
+            assert await stream.read() == DONE_EVENT
+    assert 'service="tiny"' not in (await proxy.client.metrics()).decode()
+
+
+async def test_client_that_hangs_up_is_not_counted_as_an_error(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    await proxy.client.configure(ProxyConfig())
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend:
+        url = await proxy.serve(backend)
+        async with post_chat(http, url) as stream:
+            stream.close()
+        await asyncio.wait_for(gated.cancelled.wait(), 5)
+
+        async def counted() -> bool:
+            return (await proxy.stats()).requests == 1
+
+        await eventually(counted)
+        assert (await proxy.stats()).errors == 0
+    assert '"status": 499' in proxy.log[-1]

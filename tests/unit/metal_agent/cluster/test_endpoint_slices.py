@@ -1,0 +1,142 @@
+"""The slice of a service on a host, as a pure function of what is there, and what keeps it so."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crds.meta import slice_name, split_slice_name
+from kube.client import Client, Obj, ObjectList
+from kube.errors import NotFound
+from kube.resources import ENDPOINT_SLICES, ObjectKey, Resource
+from metal_agent.cluster.endpoint_slices import Endpoints, SliceMember, build_slice, find_service
+
+CHAT = ObjectKey("team-a", "chat")
+
+
+def conditions(*members: SliceMember) -> dict[str, bool]:
+    wanted = build_slice(CHAT, "studio-1", "10.77.1.1", 18000, members)
+    assert wanted
+    found: dict[str, bool] = wanted["endpoints"][0]["conditions"]
+    return found
+
+
+def test_slice_belongs_to_its_service_and_is_not_managed_by_kubernetes() -> None:
+    wanted = build_slice(CHAT, "studio-1", "10.77.1.1", 18000, [SliceMember("u1", "chat-1", ready=True)])
+    assert wanted
+    assert wanted["metadata"]["name"] == "chat.studio-1"
+    assert wanted["metadata"]["labels"]["kubernetes.io/service-name"] == "chat"
+    assert wanted["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "metal-agent.pomona.dev"
+    assert [owner["uid"] for owner in wanted["metadata"]["ownerReferences"]] == ["u1"]
+    assert wanted["addressType"] == "IPv4"
+    assert wanted["ports"] == [{"name": "http", "port": 18000, "protocol": "TCP"}]
+    assert wanted["endpoints"][0]["addresses"] == ["10.77.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([SliceMember("u1", "a", ready=True)], (True, True, False)),
+        ([SliceMember("u1", "a", ready=False)], (False, False, False)),
+        ([SliceMember("u1", "a", ready=False, stopping=True)], (False, True, True)),
+        ([SliceMember("u1", "a", ready=False, stopping=True), SliceMember("u2", "b", ready=True)], (True, True, False)),
+        (
+            [SliceMember("u1", "a", ready=False, stopping=True), SliceMember("u2", "b", ready=False)],
+            (False, True, True),
+        ),
+    ],
+)
+def test_conditions_say_what_is_true(members: list[SliceMember], expected: tuple[bool, bool, bool]) -> None:
+    found = conditions(*members)
+    assert (found["ready"], found["serving"], found["terminating"]) == expected
+
+
+def test_without_process_or_port_there_is_no_slice() -> None:
+    assert build_slice(CHAT, "studio-1", "10.77.1.1", 18000, []) is None
+    assert build_slice(CHAT, "studio-1", "10.77.1.1", None, [SliceMember("u1", "a", ready=True)]) is None
+
+
+def test_certificate_sets_the_app_protocol_of_the_port() -> None:
+    wanted = build_slice(CHAT, "studio-1", "10.77.1.1", 18000, [SliceMember("u1", "a", ready=True)], tls=True)
+    assert wanted
+    assert wanted["ports"] == [{"name": "http", "port": 18000, "protocol": "TCP", "appProtocol": "https"}]
+
+
+def test_ipv6_hosts_have_ipv6_slices() -> None:
+    wanted = build_slice(CHAT, "studio-1", "fd00::7", 18000, [SliceMember("u1", "a", ready=True)])
+    assert wanted
+    assert wanted["addressType"] == "IPv6"
+
+
+@given(
+    st.from_regex(r"[a-z]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True),
+    st.from_regex(r"[a-z][a-z0-9.-]{0,20}[a-z]", fullmatch=True),
+)
+def test_slice_name_contains_service_and_host(service: str, host: str) -> None:
+    found = {"metadata": {"namespace": "team-a", "name": slice_name(service, host)}}
+    assert split_slice_name(slice_name(service, host)) == (service, host)
+    assert find_service(found, host) == ("team-a", service)
+    assert find_service(found, f"{host}-2") is None
+
+
+class Slices(Client):
+    """Has EndpointSlices."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Obj] = {}
+        self.applied = 0
+
+    async def apply(
+        self,
+        resource: Resource,
+        obj: Mapping[str, Any],
+        *,
+        field_manager: str,
+        subresource: str = "",
+        force: bool = True,
+    ) -> Obj:
+        assert (resource, field_manager, subresource, force) == (ENDPOINT_SLICES, "pomona-metal-agent", "", True)
+        self.applied += 1
+        self.there[obj["metadata"]["name"]] = dict(obj)
+        return dict(obj)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: str = "Background",
+    ) -> None:
+        del resource, namespace, uid, resource_version, propagation
+        if self.there.pop(name, None) is None:
+            raise NotFound(name, status=404)
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> ObjectList:
+        del resource, namespace, field_selector
+        assert label_selector == "endpointslice.kubernetes.io/managed-by=metal-agent.pomona.dev"
+        return ObjectList(list(self.there.values()), "1")
+
+
+async def test_deleted_slice_is_found_and_created_again() -> None:
+    def wanted(service: ObjectKey) -> Obj | None:
+        members = [SliceMember("u1", "chat-1", ready=True)] if service == CHAT else []
+        return build_slice(service, "studio-1", "10.77.1.1", 18000, members)
+
+    api = Slices()
+    endpoints = Endpoints(api, "studio-1", wanted)
+    for service in (CHAT, ObjectKey("team-a", "gone")):
+        await endpoints.publish(service)
+    assert await endpoints.find_outdated() == set()
+    await endpoints.publish(CHAT)
+    assert api.applied == 1, "what is there is not written again"
+    api.there.clear()
+    assert await endpoints.find_outdated() == {CHAT}
+    await endpoints.publish(CHAT)
+    assert list(api.there) == ["chat.studio-1"]

@@ -1,0 +1,178 @@
+"""Holds the exposure to ports in use, addresses that are gone, disks that are full and proxies that are down."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
+from kube.client import Client
+from kube.resources import ObjectKey
+from metal_agent.assignments import Assignment
+from metal_agent.cluster import exposure
+from metal_agent.cluster.exposure import ClusterExposure, ServicePorts
+from metal_agent.lifecycle import ProcessState
+from metal_agent.supervise.runner import Runner
+from metal_agent.traffic.proxy_process import Proxy
+from tests.support.local_host import Machine
+
+CHAT, MAIL = ObjectKey("team-a", "chat"), ObjectKey("team-a", "mail")
+
+
+class Answering:
+    """Stands for the proxy, with the same error for each listener."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.error, self.taken = "", False
+        self.asked: list[ProxyConfig] = []
+        self.waited: list[str] = []
+
+    @property
+    def client(self) -> "Answering":
+        return self
+
+    async def wait_idle(self, uid: str, _timeout_seconds: float) -> bool:
+        self.waited.append(uid)
+        return True
+
+    async def configure(self, config: ProxyConfig) -> ProxyState:
+        self.asked.append(config)
+        return ProxyState("1", 1, tuple(self._listener(each.name, each.port) for each in config.services))
+
+    def _listener(self, name: str, port: int) -> ListenerState:
+        return ListenerState(name, "10.77.1.1", port, self.error, (), port_taken=self.taken)
+
+
+@pytest.fixture
+def proxy() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+async def exposed(
+    tmp_path: Path, proxy: Answering, machine: Machine, assignment: Callable[..., Assignment]
+) -> ClusterExposure:
+    runners = {}
+    for uid, service in (("u1", "chat"), ("u2", "mail")):
+        runners[uid] = Runner(assignment(uid, service_name=service), machine.supervisor._host)
+        runners[uid].state = ProcessState(phase="Ready")
+    return ClusterExposure(
+        client=cast("Client", None),
+        host="studio-1",
+        address="10.77.1.1",
+        proxy=cast("Proxy", proxy),
+        ports=ServicePorts(tmp_path / "ports" / "ports.json", 18000, 18999),
+        runners=runners,
+        secret=lambda *_: "token",
+    )
+
+
+def served(proxy: Answering) -> dict[str, int]:
+    return {service.name: service.port for service in proxy.asked[-1].services}
+
+
+async def test_a_port_that_another_program_holds_is_given_up_a_few_times_in_a_row(
+    exposed: ClusterExposure, proxy: Answering
+) -> None:
+    proxy.error, proxy.taken = "Address already in use", True
+    await exposed.configure()
+    assert 1 < len(proxy.asked) < 20
+    assert exposed.problem(CHAT) == "Address already in use"
+    proxy.error, proxy.taken = "", False
+    assert await exposed.configure()
+    assert exposed.problem(CHAT) == ""
+    assert exposed.complete
+    assert served(proxy)["team-a/chat"] > 18001
+
+
+async def test_an_address_that_is_gone_costs_no_port(exposed: ClusterExposure, proxy: Answering) -> None:
+    await exposed.configure()
+    before = served(proxy)
+    proxy.error = "Cannot assign requested address"
+    assert await exposed.configure(), "a process that is Ready has to say so"
+    assert exposed.problem(CHAT) == "Cannot assign requested address"
+    assert not exposed.complete
+    assert served(proxy) == before
+    assert exposed.port(CHAT) == before["team-a/chat"]
+
+
+async def test_a_service_whose_port_cannot_be_written_down_blocks_no_other(
+    exposed: ClusterExposure, proxy: Answering, tmp_path: Path
+) -> None:
+    exposed._ports.assign("team-a/chat")
+    (tmp_path / "ports").rename(tmp_path / "moved")
+    (tmp_path / "ports").touch()
+    await exposed.configure()
+    assert served(proxy) == {"team-a/chat": 18000}
+    assert "File exists" in exposed.problem(MAIL)
+    assert exposed.problem(CHAT) == ""
+
+
+async def test_proxy_that_is_down_is_reported(exposed: ClusterExposure, proxy: Answering) -> None:
+    proxy.answers = False
+    assert exposed.problem(CHAT) == "", "nothing is known before its first answer"
+    await exposed.configure()
+    assert "proxy of this host does not run" in exposed.problem(CHAT)
+
+
+async def test_stopping_process_takes_requests_until_the_withdrawal_can_have_spread(
+    exposed: ClusterExposure, proxy: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draining() -> dict[str, bool]:
+        return {each.uid: each.draining for service in proxy.asked[-1].services for each in service.backends}
+
+    runner = exposed._runners["u1"]
+    monkeypatch.setattr(Runner, "url", "http://127.0.0.1:1")
+    monkeypatch.setattr(exposure, "LINGER_SECONDS", 0.2)
+    runner.state = ProcessState(phase="Stopping")
+    drained = asyncio.create_task(exposed.drain("u1", 1))
+    await asyncio.sleep(0)
+    await exposed.configure()
+    assert draining() == {"u1": False, "u2": False}
+    await drained
+    assert draining() == {"u1": True, "u2": False}
+    assert proxy.waited == ["u1"]
+
+    runner.state = ProcessState(phase="Ready")
+    await exposed.configure()
+    assert draining() == {"u1": False, "u2": False}, "it was evicted, and is back"
+
+
+async def test_stopping_process_beside_a_ready_one_is_closed_at_once(
+    exposed: ClusterExposure, proxy: Answering
+) -> None:
+    cast("dict[str, Runner]", exposed._runners)["u3"] = exposed._runners["u1"]
+    exposed._runners["u1"].state = ProcessState(phase="Ready")
+    async with asyncio.timeout(exposure.LINGER_SECONDS / 2):
+        await exposed.drain("u3", 1)
+    assert proxy.waited == ["u3"]
+
+
+async def test_endpoint_stays_ready_until_the_proxy_knows_the_successor(
+    exposed: ClusterExposure, machine: Machine, assignment: Callable[..., Assignment]
+) -> None:
+    def is_ready() -> bool:
+        slice_ = exposed._slice(CHAT)
+        assert slice_ is not None
+        return bool(slice_["endpoints"][0]["conditions"]["ready"])
+
+    runners = cast("dict[str, Runner]", exposed._runners)
+    successor = runners["u3"] = Runner(assignment("u3", service_name="chat"), machine.supervisor._host)
+    successor.state = ProcessState(phase="Ready")
+    runners["u1"].state = ProcessState(phase="Stopping")
+    exposed._ports.assign(str(CHAT))
+    exposed.freshness.note_renewal(exposure.clocks())
+    exposed.freshness.confirmed = True
+
+    exposed.accepted = frozenset({"u1"})
+    assert is_ready(), "the proxy still sends requests to the predecessor"
+    exposed.accepted = frozenset()
+    assert not is_ready(), "the proxy sends requests to neither"
+    exposed.accepted = frozenset({"u3"})
+    assert is_ready()
+    exposed.accepted = frozenset({"u1"})
+    del runners["u3"]
+    assert not is_ready(), "without a successor it is withdrawn before it is drained"

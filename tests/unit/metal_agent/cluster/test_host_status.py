@@ -1,0 +1,67 @@
+"""Holds the status of a MetalHost to the facts that are known, written only when they change by a step."""
+
+import msgspec
+import pytest
+
+from devices.facts import CpuCluster, HostFacts
+from devices.gpu import Gpu
+from devices.host import HostState
+from devices.power import Power
+from devices.pressure import PressureReading
+from kube.client import Obj
+from metal_agent.cluster.host_status import build_status, skip_small_changes
+from metal_agent.memory.ledger import Ledger
+
+GIB = 2**30
+
+
+def body(facts: HostFacts, state: HostState) -> Obj:
+    found: Obj = msgspec.to_builtins(build_status(facts, state, "10.0.0.7", Ledger(8 * GIB), []))
+    return found
+
+
+def test_known_facts_of_a_mac_are_in_the_status() -> None:
+    facts = HostFacts(
+        chip="Apple M5 Pro",
+        core_levels=(CpuCluster("Super", 6), CpuCluster("Performance", 12)),
+        memory_bandwidth_bytes_per_second=307 * 10**9,
+        booted_at_seconds=1795262400,
+    )
+    state = HostState(
+        pressure=PressureReading("warn", 0, None), thermal="heavy", power=Power("battery", 0), gpu=Gpu(used_bytes=0)
+    )
+    found = body(facts, state)
+    assert found["coreLevels"] == [{"name": "Super", "cores": 6}, {"name": "Performance", "cores": 12}]
+    assert found["memoryBandwidthBytesPerSecond"] == 307_000_000_000
+    assert found["bootedAt"] == "2026-11-21T12:00:00Z"
+    assert (found["memoryPressure"], found["thermalLevel"], found["powerSource"]) == ("warn", "heavy", "battery")
+    # These zeros were measured.
+    assert (found["swapUsedBytes"], found["gpuUsedBytes"], found["batteryPercent"]) == (0, 0, 0)
+
+
+def test_unknown_facts_are_absent() -> None:
+    found = body(HostFacts(), HostState())
+    assert found.keys() == {
+        "address", "agentVersion", "availableBytes", "available", "budgetBytes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "written"),
+    [
+        (5 * GIB, 5 * GIB + 900, 5 * GIB),
+        (5 * GIB, 6 * GIB - 1, 5 * GIB),
+        (5 * GIB, 6 * GIB, 6 * GIB),
+        (5 * GIB, 4 * GIB, 4 * GIB),
+        (None, 900, 900),
+        (5 * GIB, None, None),
+    ],
+)
+def test_fields_that_change_all_the_time_are_written_by_steps(
+    before: int | None, now: int | None, written: int | None
+) -> None:
+    wanted = {"chip": "Apple M5"} | ({} if now is None else {"swapUsedBytes": now})
+    observed = {} if before is None else {"swapUsedBytes": before}
+    assert skip_small_changes(wanted, observed) == {"chip": "Apple M5"} | (
+        {} if written is None else {"swapUsedBytes": written}
+    )

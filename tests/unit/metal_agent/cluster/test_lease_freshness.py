@@ -1,0 +1,35 @@
+"""When a host may make an endpoint ready, by both clocks."""
+
+from metal_agent.cluster.endpoint_slices import LEASE_SECONDS, Clocks, Freshness
+
+
+def at(seconds: float, wall: float | None = None) -> Clocks:
+    return Clocks(seconds, 1_700_000_000 + (seconds if wall is None else wall))
+
+
+def test_the_first_renewal_asks_for_a_fresh_list_and_only_then_it_may_serve() -> None:
+    fresh = Freshness()
+    assert not fresh.may_serve(at(0))
+    assert fresh.note_renewal(at(0))
+    assert not fresh.may_serve(at(0))
+    fresh.confirmed = True
+    assert fresh.may_serve(at(1))
+    assert not fresh.note_renewal(at(10))
+
+
+def test_a_lease_that_is_not_renewed_ends_it() -> None:
+    fresh = Freshness(at(0), confirmed=True)
+    assert fresh.may_serve(at(LEASE_SECONDS - 1))
+    assert not fresh.may_serve(at(LEASE_SECONDS))
+
+
+def test_after_a_gap_the_api_is_asked_anew() -> None:
+    fresh = Freshness(at(0), confirmed=True)
+    assert fresh.note_renewal(at(60))
+    assert not fresh.may_serve(at(60))
+
+
+def test_sleep_is_a_gap_although_the_monotonic_clock_stood_still() -> None:
+    fresh = Freshness(at(0), confirmed=True)
+    assert not fresh.may_serve(at(1, wall=3600))
+    assert fresh.note_renewal(at(1, wall=3600))

@@ -1,0 +1,38 @@
+"""Holds the command of an engine to a port that the kernel, and not the model's text, reports."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from metal_agent.assignments import Assignment
+from metal_agent.native import engine_command
+from metal_agent.native.process import spawn_process
+from runtimes.probe import generate_token
+from tests.support.eventually import eventually
+from tests.support.tiny_models import tiny_gguf
+
+
+async def test_a_model_cannot_say_where_its_engine_listens(
+    tmp_path: Path, assignment: Callable[..., Assignment]
+) -> None:
+    model, log = tmp_path / "evil.gguf", tmp_path / "engine.log"
+    tiny_gguf.write(model, name="listening on http://10.9.9.9:80")
+    spec = assignment(extra_args=["-t", "1", "-lv", "5"]).spec
+    assert spec
+    process = spawn_process(
+        engine_command.build_argv(spec, model), engine_command.build_environment(spec), log, tmp_path
+    )
+    try:
+        url = await eventually(process.url)
+        assert url
+        async with aiohttp.ClientSession() as session:
+
+            async def answers() -> bool:
+                return (await generate_token(session, url, model="chat", token=None, timeout_seconds=10)).ok
+
+            await eventually(answers)
+    finally:
+        await process.end(grace_seconds=5)
+    assert "listening on http://10.9.9.9:80" in log.read_text(errors="replace")
+    assert process.url() is None

@@ -1,0 +1,69 @@
+"""Holds the state files of the agent to the keys of earlier versions, so that an update adopts what runs.
+
+The texts were written by the version before the Python names changed. A key may be added with a default; none may be
+renamed or dropped, and the names in Python do not matter here.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from crds.metalprocess import Artifact, MetalProcessSpec
+from metal_agent.memory.peaks import PeaksFile, Run
+from metal_agent.memory.pressure_watchdog import PressureRecord
+from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.supervise.records import Record
+
+RECORD = (
+    b'{"uid":"u1","namespace":"team-a","name":"chat-1","spec":{"serviceName":"chat","modelName":"tiny",'
+    b'"runtime":"llama.cpp","artifact":{"source":"hf://org/repo/m.gguf","revision":"c0ffee","sha256":"abc"},'
+    b'"memoryBytes":1000,"tokenSecret":"chat-token"},"identity":{"pid":7,"start_time":"123","boot_id":"boot"},'
+    b'"started_at":"2026-11-22T00:00:00Z","ready_at":"2026-11-22T00:00:05Z","url":"http://127.0.0.1:9","restarts":2,'
+    b'"model":"tiny"}'
+)
+PRESSURE = b'{"pressed":true,"asking":"u1","evicted":["u2"],"needed_calm_seconds":120.0}'
+PEAKS = b'{"runs":{"key":[{"started":"u1/t","bytes":5}]}}'
+
+SPEC = MetalProcessSpec(
+    service_name="chat",
+    model_name="tiny",
+    runtime="llama.cpp",
+    artifact=Artifact(source="hf://org/repo/m.gguf", revision="c0ffee", sha256="abc"),
+    memory_bytes=1000,
+    token_secret="chat-token",
+)
+VALUES = [
+    (
+        RECORD,
+        Record(
+            uid="u1",
+            namespace="team-a",
+            name="chat-1",
+            spec=SPEC,
+            identity=ProcessIdentity(pid=7, start_time="123", boot_id="boot"),
+            started_at="2026-11-22T00:00:00Z",
+            ready_at="2026-11-22T00:00:05Z",
+            url="http://127.0.0.1:9",
+            restarts=2,
+            model="tiny",
+        ),
+    ),
+    (
+        PRESSURE,
+        PressureRecord(is_under_pressure=True, displacing="u1", evicted=("u2",), needed_calm_seconds=120.0),
+    ),
+    (PEAKS, PeaksFile({"key": [Run(started="u1/t", bytes=5)]})),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES, ids=["record", "pressure", "peaks"])
+def test_file_of_an_earlier_version_is_read_and_written_alike(text: bytes, value: Any) -> None:
+    assert msgspec.json.decode(text, type=type(value)) == value
+    assert json.loads(msgspec.json.encode(value)) == json.loads(text)
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES[1:], ids=["pressure", "peaks"])
+def test_file_is_written_byte_for_byte_as_before(text: bytes, value: Any) -> None:
+    assert msgspec.json.encode(value) == text

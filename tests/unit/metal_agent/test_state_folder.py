@@ -1,0 +1,153 @@
+"""Holds a state folder to one owner at a time, and a `pomona up` to handing over to an agent."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import resource
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kube.errors import Unauthorized
+from metal_agent import state_folder
+from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.options import StartError
+from metal_agent.state_folder import HAND_OVER, Owner, own_folder, take_over
+
+
+async def can_serve() -> None:
+    """Prove, as an agent that can serve does."""
+
+
+async def test_agent_that_the_api_refuses_signals_no_pomona_up(tmp_path: Path) -> None:
+    async def refused() -> None:
+        raise Unauthorized("list metalprocesses", status=401)
+
+    before = signal.signal(HAND_OVER, lambda *_: pytest.fail("it was asked to end"))
+    try:
+        with own_folder(tmp_path, standalone=True), pytest.raises(StartError, match=r"401.*goes on serving"):
+            await take_over(tmp_path, refused)
+    finally:
+        signal.signal(HAND_OVER, before)
+
+
+async def test_pomona_up_is_signalled_and_waited_for(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(HAND_OVER, asked.set)
+    taken = None
+    try:
+        with own_folder(tmp_path, standalone=True):
+            taken = asyncio.create_task(take_over(tmp_path, can_serve))
+            await asked.wait()
+            assert not taken.done()
+        await taken
+        with own_folder(tmp_path):
+            pass
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(HAND_OVER)
+
+
+async def test_pomona_up_that_does_not_hand_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_folder, "HAND_OVER_SECONDS", 0.1)
+    asyncio.get_running_loop().add_signal_handler(HAND_OVER, lambda: None)
+    try:
+        with (
+            own_folder(tmp_path, standalone=True),
+            pytest.raises(StartError, match=rf"process {os.getpid()}\) did not hand"),
+        ):
+            await take_over(tmp_path, can_serve)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(HAND_OVER)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        b"",
+        b"{",
+        msgspec.json.encode(Owner(ProcessIdentity(os.getpid(), "ago", "start"), standalone=True)).replace(
+            b"ago", b"\xff"
+        ),
+        msgspec.json.encode(Owner(ProcessIdentity(os.getpid(), "long ago", "another start"), standalone=True)),
+    ],
+    ids=["nothing", "damaged", "no text", "an earlier one, whose pid is another's now"],
+)
+async def test_no_other_process_gets_the_signal(tmp_path: Path, owner: bytes) -> None:
+    before = signal.signal(HAND_OVER, lambda *_: pytest.fail("the signal went to a process that did not ask for it"))
+    try:
+        with own_folder(tmp_path, standalone=True):
+            (tmp_path / "agent.lock").write_bytes(owner)
+            await take_over(tmp_path, can_serve)
+    finally:
+        signal.signal(HAND_OVER, before)
+
+
+async def test_agent_is_not_signalled_and_the_second_is_refused(tmp_path: Path) -> None:
+    with own_folder(tmp_path):
+        await take_over(tmp_path, can_serve)
+        with pytest.raises(StartError, match="another agent"), own_folder(tmp_path):
+            pytest.fail("two agents")
+    with (
+        own_folder(tmp_path, standalone=True),
+        pytest.raises(StartError, match="another `pomona up`"),
+        own_folder(tmp_path),
+    ):
+        pytest.fail("two of them")
+
+
+async def test_free_folder_is_made_and_left_unlocked(tmp_path: Path) -> None:
+    await take_over(tmp_path / "new", can_serve)
+    with own_folder(tmp_path / "new"):
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_agent_starts_on_a_full_disk(tmp_path: Path) -> None:
+    with own_folder(tmp_path):
+        pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with own_folder(tmp_path):
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            with pytest.raises(StartError, match="another agent uses"), own_folder(tmp_path):
+                pytest.fail("two agents")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def test_folder_that_cannot_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_file: object, _operation: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"):
+        await take_over(tmp_path, can_serve)
+    with (
+        pytest.raises(StartError, match=f"cannot lock --state-dir {tmp_path}: .*: use a local disk"),
+        own_folder(tmp_path),
+    ):
+        pytest.fail("not locked")
+
+
+async def test_pomona_up_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with own_folder(tmp_path, standalone=True):
+        monkeypatch.setattr(os, "kill", refuse)
+        with pytest.raises(StartError, match=rf"process {os.getpid()}\) of another user uses --state-dir"):
+            await take_over(tmp_path, can_serve)
+
+
+async def test_folder_is_owned_without_process_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def untold(_pid: int) -> None:
+        raise OSError("ps does not tell")
+
+    with own_folder(tmp_path / "other", standalone=True):
+        monkeypatch.setattr(state_folder, "identify_process", untold)
+        with own_folder(tmp_path):
+            pass
+        await take_over(tmp_path / "other", can_serve)

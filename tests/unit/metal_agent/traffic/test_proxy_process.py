@@ -1,0 +1,88 @@
+"""The agent's hold on the host's proxy: it starts it, finds it again by its socket, and ends it when it is stuck."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.proxy import control_client
+from metal_agent.native.process import _signal_group, identify_process, kill_strays
+from metal_agent.traffic import proxy_process as proxies
+from metal_agent.traffic.proxy_process import Proxy
+from tests.support.eventually import eventually
+
+
+@asynccontextmanager
+async def agent(folder: Path) -> AsyncIterator[Proxy]:
+    """One agent's life; the proxy goes on."""
+    proxy = Proxy(folder, lambda: None)
+    proxy.adopt()
+    task = asyncio.create_task(proxy.run())
+    try:
+        yield proxy
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    yield tmp_path
+    await kill_strays(tmp_path, ())
+
+
+async def pid(proxy: Proxy) -> int:
+    """Wait until it answers; returns its pid."""
+    await eventually(lambda: proxy.answers)
+    assert proxy.process
+    return proxy.process.pid
+
+
+async def test_proxy_outlives_its_agent_and_is_found_by_its_socket(folder: Path) -> None:
+    async with agent(folder) as first:
+        started = await pid(first)
+    async with agent(folder) as second:
+        assert second.process
+        assert await pid(second) == started
+
+
+async def test_proxy_that_does_not_listen_yet_is_ended_too(folder: Path) -> None:
+    async with agent(folder) as first:
+        await eventually(lambda: first.process)
+        assert first.process
+        started = first.process.pid
+    await first.end()
+    assert identify_process(started) is None
+
+
+async def test_busy_proxy_is_waited_for_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "_TIMEOUT_SECONDS", 0.2)
+    async with agent(folder) as first:
+        started = await pid(first)
+        _signal_group(started, signal.SIGSTOP)
+    async with agent(folder) as second:
+        assert second.process
+        assert second.process.pid == started
+        with pytest.raises(control_client.ProxyUnreachableError):
+            await second.client.state()
+        assert not second.answers
+        _signal_group(started, signal.SIGCONT)
+        assert await pid(second) == started
+
+
+async def test_stuck_proxy_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(proxies, "GRACE_SECONDS", 0.1)
+    async with agent(folder) as proxy:
+        stuck = await pid(proxy)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(control_client, "_TIMEOUT_SECONDS", 0.2)
+            impatient.setattr(proxies, "PATIENCE_SECONDS", 0.3)
+            _signal_group(stuck, signal.SIGSTOP)
+            await eventually(lambda: not proxy.answers)
+        assert await pid(proxy) != stuck
