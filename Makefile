@@ -10,6 +10,11 @@ RUN     := .venv-run
 UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
+# Tests in parallel, each worker in a sandbox of its own. They wait more than they work: more workers than cores.
+WORKERS := 4
+WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --durations 10 --durations-min 1
+ALONE   := $(findstring .py,$(TESTS))
+SLOW    := tests/hosts tests/cluster tests/chaos
 ON_MACS := artifacts cli crds devices fitness gateway kube metal_agent runtimes standalone
 # Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
@@ -21,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(RUN)/.installed ## Serve a tiny model on this machine alone; MODEL=hf://... for a real one, ONCE=1 for one question, PORT=...
@@ -34,7 +39,8 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast test-hosts test-cluster chaos ## Run every test
+test: test-fast binaries ## Run every test; the slow ones in parallel, each worker with a control plane of its own
+	@$(WORKED) $(SLOW)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
@@ -42,11 +48,15 @@ test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARG
 
 .PHONY: test-hosts
 test-hosts: setup ## Run the tests of the agent that start real engines, without a control plane
-	@$(PYTEST) $(or $(TESTS),tests/hosts) $(ARGS)
+	@$(if $(ALONE),$(PYTEST),$(WORKED)) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
-	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/cluster) $(ARGS)
+	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
+
+.PHONY: durations
+durations: setup binaries ## Write the table by which `make test` starts long tests first
+	@$(WORKED) $(SLOW) --write-durations
 
 .PHONY: benchmarks
 benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of them
@@ -81,6 +91,10 @@ crds: setup ## Write the CRD YAML from the structs in crds/
 .PHONY: binaries
 binaries: setup ## Build the control plane of tests and demo into the user's cache, once
 	@$(BIN)/python -m tests.controlplane.binaries >/dev/null
+
+.PHONY: previous-version
+previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from
+	@$(BIN)/python -m tests.support.previous_version $(COMMIT)
 
 .PHONY: lock
 lock: ## Refresh requirements.lock from pyproject.toml
