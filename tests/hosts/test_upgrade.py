@@ -1,49 +1,83 @@
-"""A new version of the agent on the state of an old one: `state-2026-11` is what agents of that month have written."""
+"""`pomona up` after an update: what the previous version runs is known as its own, and taken over as it runs."""
 
-import json
+import re
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
+import aiohttp
+import pytest
 
-from metal_agent import assignments, engine, spawn
-from metal_agent.assignments import Memory
-from metal_agent.ports import Ports
-from metal_agent.records import Record
-from tests.eventually import eventually
-from tests.machine import Machine, engines, phase, ready
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+from tests.support.previous_version import PreviousVersion, marked, state_files, unpack
+from tests.support.tiny_models import tiny_gguf
 
-STATE = Path(__file__).parent / "state-2026-11"
-
-
-async def test_an_engine_that_an_older_agent_started_is_taken_over_as_it_runs(machine: Machine, model: Path) -> None:
-    await machine.stop()
-    record = json.loads((STATE / "record.json").read_text())
-    record["spec"]["artifact"]["source"] = f"file://{model}"
-    spec = msgspec.convert(record, Record).spec
-    running = spawn.spawn(
-        engine.argv(spec, model), engine.environment(spec), machine.folder / "logs" / "it.log", machine.folder
-    )
-    record["url"] = await eventually(running.url)
-    record["identity"] = msgspec.to_builtins(running.identity)
-    running.release()
-    (machine.folder / "processes").mkdir(exist_ok=True)
-    (machine.folder / "processes" / "u1.json").write_text(json.dumps(record))
-
-    await machine.start()
-    assert await ready(machine) == running.pid
-    assert machine.runners["u1"].status(18000).restarts == 2
-    assert machine.ledger.reserved == {"u1": 562000000}
-    (known,) = Memory(STATE / "assignments.json").load().processes
-    machine.supervisor.assign([assignments.read(known)])
-    assert {change for _, change in machine.changes} <= {"Ready"}, "nothing about it changed"
-    machine.supervisor.assign([])
-    await phase(machine, "Stopped")
-    assert engines(machine) == []
+QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+LEFT_BY_UP = {
+    "agent.lock",
+    "logs/default_tiny-ID-0.log",
+    "logs/proxy.log",
+    "processes/standalone-ID.json",
+    "proxy/control.lock",
+    "proxy/control.sock",
+    "up.log",
+}
+WRITTEN_LATER = {"peaks.json", "pressure.json"}
 
 
-def test_what_an_older_agent_knew_is_known() -> None:
-    known = Memory(STATE / "assignments.json").load()
-    assert known.secret == {"team-a_chat-token_token": "dG9rZW4="}
-    found = [assignments.read(each) for each in known.processes]
-    assert [(each.uid, each.problem, each.service) for each in found] == [("u1", "", ("team-a", "chat"))]
-    assert Ports(STATE / "ports.json", 18000, 18999).get("team-a/chat") == 18000
+class Ups:
+    """The `pomona up` of the previous version and that of this one, for the same model in the same state folder."""
+
+    def __init__(self, folder: Path, previous: PreviousVersion) -> None:
+        self.state = folder / "state"
+        model = folder / "tiny.gguf"
+        tiny_gguf.write(model)
+        command = ("up", f"--model={model}", f"--state-dir={self.state}", "--port=0")
+        self.old = Process("previous up", previous.command(*command), folder / "previous.log")
+        self.new = Process("up", [sys.executable, "-m", "cli.main", *command], folder / "up.log")
+
+    async def endpoint(self, up: Process) -> str:
+        """Wait until the model answers; returns the endpoint."""
+        match = await eventually(lambda: re.search(r"http://127\.0\.0\.1:\d+", up.tail(50)))
+        assert match
+        await eventually(lambda: answers(match[0]))
+        return match[0]
+
+
+async def answers(url: str) -> bool:
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=QUESTION) as answer:
+        return answer.status == 200 and tiny_gguf.SENTENCE in await answer.text()
+
+
+@pytest.fixture
+async def ups(tmp_path: Path) -> AsyncIterator[Ups]:
+    ups = Ups(tmp_path, unpack())
+    yield ups
+    for each in (ups.old, ups.new):
+        if each.running:
+            await each.kill()
+    for process in marked(ups.state):
+        process.kill()
+
+
+async def test_up_adopts_engine_and_proxy_of_previous_version(ups: Ups) -> None:
+    ups.old.start()
+    await ups.endpoint(ups.old)
+    processes = marked(ups.state)
+    assert len(processes) == 2, "an engine and the proxy"
+    await ups.old.kill()
+    assert LEFT_BY_UP <= state_files(ups.state) <= LEFT_BY_UP | WRITTEN_LATER
+
+    ups.new.start()
+    await ups.endpoint(ups.new)
+    assert marked(ups.state) == processes
+
+
+async def test_running_up_of_previous_version_owns_its_folder(ups: Ups) -> None:
+    ups.old.start()
+    url = await ups.endpoint(ups.old)
+    ups.new.start()
+    assert await ups.new.wait() == 1
+    assert f"(process {ups.old.pid})" in ups.new.tail(1)
+    assert await answers(url)
