@@ -107,6 +107,19 @@ async def plane(network: Network, folder: Path) -> AsyncIterator[ControlPlane]:
         await plane.stop()
 
 
+@pytest_asyncio.fixture(autouse=True)
+async def no_host_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Fail a test that leaves a MetalHost: the next test's processes would be bound to it."""
+    yield
+    if "plane" not in request.fixturenames:
+        return
+    plane: ControlPlane = request.getfixturevalue("plane")
+    left = [host["metadata"]["name"] for host in (await plane.request("GET", METAL_HOSTS.path(None)))["items"]]
+    for name in left:
+        await plane.request("DELETE", METAL_HOSTS.path(None, name), accept={404})
+    assert left == []
+
+
 @pytest_asyncio.fixture
 async def client(plane: ControlPlane) -> AsyncIterator[Client]:
     """The API, as cluster administrator."""

@@ -101,7 +101,7 @@ class Process:
             return ""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            return "\n".join(file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:])
 
     @property
     def _started(self) -> subprocess.Popen[bytes]:

@@ -12,6 +12,7 @@ import aiohttp
 from crds.meta import HOSTS_NAMESPACE
 from kube.errors import NotFound
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, SECRETS
+from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import (
     BoundProcess,
     answers,
@@ -20,7 +21,6 @@ from tests.cluster.metal_agent.bound_process import (
     engines,
     http,
 )
-from tests.controlplane import members
 from tests.controlplane.network import ADDRESS, Network, ip
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -128,9 +128,9 @@ async def bound_token(plane: ControlPlane, account: str, secret: str) -> str:
 
 
 async def test_full_disk_is_reported_and_ends_no_process(
-    plane: ControlPlane, network: Network, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
+    idle_host: StartMetalHost, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    host = await members.metal_host(plane, network, "full-1", tmp_path)
+    host = await idle_host("full-1")
     await mount("-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(host.state_folder))
     # Whatever the agent says ends nowhere either.
     host.agent.log = Path("/dev/full")
@@ -157,8 +157,7 @@ async def test_full_disk_is_reported_and_ends_no_process(
         await eventually(again)
         assert host.agent.running
     finally:
-        await host.host.close()
-        await host.agent.kill()
+        await host.host.kill_all()
         await mount("--lazy", str(host.state_folder), program="umount")
 
 
