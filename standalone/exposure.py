@@ -14,6 +14,7 @@ from devices.sockets import LOOPBACK
 from gateway.proxy.config import ListenerState, ProxyState, RouterListener
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.resources import ObjectKey
+from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
 from metal_agent.traffic.proxy_process import Proxy
@@ -38,6 +39,9 @@ class StandaloneExposure(ProxyExposure):
             return await self._proxy.client.state()
         except (ProxyUnreachableError, ProxyRefusedError):
             return None
+
+    async def withdraw(self, assignment: Assignment) -> None:
+        """Do nothing: only the proxy leads to the process, and `drain` takes it out there."""
 
     async def _configure(self) -> bool:
         grouped = self.services()

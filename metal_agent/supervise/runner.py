@@ -268,7 +268,7 @@ class Runner:
             case lifecycle.ProbeEngine():
                 return await self._probe(action.timeout_seconds)
             case lifecycle.WatchLiveness():
-                return await self._attend()
+                return await self._watch_liveness()
             case lifecycle.BackOff():
                 await asyncio.sleep(action.seconds)
                 return lifecycle.BackoffElapsed()
@@ -316,9 +316,8 @@ class Runner:
                 if self._daemon and self._weights:
                     await self._provide_to_daemon(self._daemon, spec, str(self._weights.model))
         except ArtifactError as error:
-            self._hold_weights(
-                self._host.weights.pin(spec)
-            )  # else files on disk could be deleted to make room, and fetched again
+            # Without a lock the files on disk could be deleted to make room, and would be fetched again.
+            self._hold_weights(self._host.weights.pin(spec))
             return refusal(spec.artifact.source, error)
         except DaemonError as error:
             return lifecycle.Failed(error.reason, str(error))
@@ -440,7 +439,7 @@ class Runner:
                 "StartTimeout", f"the engine generated no token within {timeout_seconds:.0f} s: {problem}"
             )
 
-    async def _attend(self) -> ProcessEvent | None:
+    async def _watch_liveness(self) -> ProcessEvent | None:
         """Check the Ready engine at intervals, until it is found to hang."""
         spec = self.assignment.spec
         if self.state.pid is None or spec is None:

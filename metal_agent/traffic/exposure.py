@@ -6,6 +6,7 @@ machine alone.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class ServicePort:
     token: str
 
 
-class ProxyExposure:
+class ProxyExposure(ABC):
     """Serves the processes in `runners`, by uid, through `proxy`."""
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner]) -> None:
@@ -62,8 +63,9 @@ class ProxyExposure:
             self._draining &= {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
             return await self._configure()
 
+    @abstractmethod
     async def withdraw(self, assignment: Assignment) -> None:
-        """Route no new request to the process; where only the proxy leads to it, `drain` does that."""
+        """Remove the process from wherever clients find it, other than the proxy; bounded, and never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Send the process no new request and wait until it answers none, for a bounded time."""
@@ -96,8 +98,9 @@ class ProxyExposure:
     def _is_served(self, runner: Runner) -> bool:
         return runner.state.phase not in _NOT_SERVED
 
+    @abstractmethod
     async def _configure(self) -> bool:
-        raise NotImplementedError
+        """Do as `configure`, which lets only one call at a time come here."""
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         return await self._proxy.client.wait_idle(uid, timeout_seconds)
