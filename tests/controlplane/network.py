@@ -1,7 +1,7 @@
-"""Machines without machines: a bridge, and one network namespace for each host, in the sandbox's own network.
+"""Simulated machines: a bridge, and one network namespace for each host, in the sandbox's own network.
 
-A host's link can be cut, which looks to others as a machine that sleeps: silence, no refused connection. All addresses
-lie in one /16 without a router, as on one switch.
+A host's link can be cut; to other hosts it then looks like a sleeping machine: silent, without refused connections. All
+addresses are in one /16 without a router, as on one switch.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class NetworkError(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of its own on the network."""
+    """One machine on the network."""
 
     name: str
     address: str
@@ -37,11 +37,11 @@ class Host:
         return ["nsenter", f"--net=/run/netns/{self.netns}"]
 
     async def cut(self) -> None:
-        """Pull the cable: packets vanish, connections stay open."""
+        """Cut the link: packets are lost, connections stay open."""
         await ip(f"link set {self.link} down")
 
     async def restore(self) -> None:
-        """Put the cable back."""
+        """Restore the link."""
         await ip(f"link set {self.link} up")
 
     async def kill_all(self) -> None:
@@ -51,7 +51,7 @@ class Host:
                 os.kill(int(pid), signal.SIGKILL)
 
     async def close(self) -> None:
-        """End its processes and remove it from the network."""
+        """End the processes of this host and remove it from the network."""
         await self.kill_all()
         await ip(f"netns delete {self.netns}")
 
@@ -63,17 +63,13 @@ class Network:
         self._hosts_made = 0
 
     async def start(self) -> None:
-        """Make the bridge. It carries the API server's address, and its Service's too: no kube-proxy leads there."""
+        """Create the bridge, with the API server's address and that of its Service, since there is no kube-proxy."""
         await ip(
             f"link add {BRIDGE} type bridge",
             f"address add {ADDRESS}/{PREFIX_LENGTH} dev {BRIDGE}",
             f"address add {SERVICE_ADDRESS}/32 dev {BRIDGE}",
             f"link set {BRIDGE} up",
         )
-
-    async def add_address(self, address: str) -> None:
-        """Give this side of the bridge one more address, for a node."""
-        await ip(f"address add {address}/{PREFIX_LENGTH} dev {BRIDGE}")
 
     async def add_host(self, name: str) -> Host:
         """Add a machine."""
@@ -99,10 +95,10 @@ class Network:
 
 
 async def ip(*commands: str, netns: str | None = None) -> str:
-    """Run commands of `ip`, in one go, and return their output.
+    """Run commands of `ip` as one batch, and return their output.
 
     Raises:
-        NetworkError: one of them was refused; those after it did not run.
+        NetworkError: a command failed; the later ones did not run.
     """
     place = ["-netns", netns] if netns else []
     process = await asyncio.create_subprocess_exec(

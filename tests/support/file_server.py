@@ -1,4 +1,4 @@
-"""A file server that misbehaves on request: what hubs, mirrors and plain web servers do, and what networks do to them.
+"""A file server that misbehaves on request, like hubs, mirrors and plain web servers, and like the network between.
 
 Tests and the demo fetch weights from it. It serves the files under a folder with ranges and entity tags, and a path
 `/ORG/REPO/resolve/REVISION/FILE` as a hub does: headers that name the commit, then a redirect to another origin (a
@@ -23,14 +23,14 @@ from aiohttp import web
 
 _CHUNK_BYTES = 65536
 _LARGE = (".gguf", ".safetensors")
-"""What a hub keeps as large files, of which it knows the digest."""
+"""Suffixes of the large files, for which a hub lists the digest."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-"""The commit that the hub routes name."""
+"""The commit in the headers of the hub routes."""
 
 
 @dataclasses.dataclass
 class Request:
-    """One request as it was seen, and what was answered."""
+    """One received request, and its answer."""
 
     method: str
     path: str
@@ -43,14 +43,14 @@ class Request:
 
 @dataclasses.dataclass
 class TransferFault:
-    """What happens to one answer after `after_bytes` of its body: the connection is cut, or goes silent."""
+    """A fault of one answer: after `after_bytes` of its body the connection is cut, or goes silent."""
 
     after_bytes: int
     silent: bool = False
 
 
 class FileServer:
-    """Serves the files under `root`; use as an async context manager.
+    """A server of the files under `root`; use it as an async context manager.
 
     Args:
         root: folder that is served.
@@ -65,7 +65,7 @@ class FileServer:
         self.port = port
         self.cdn_port = 0
         self.token: str | None = None
-        """When set, 401 to whoever does not bear it (not on the CDN port, whose links are signed)."""
+        """If set, requests without this token get 401 (not on the CDN port, whose links are signed)."""
         self.ranges = True
         """False: always 200 with the whole file, as simple servers do."""
         self.etags = True
@@ -74,24 +74,22 @@ class FileServer:
         """False: neither ETag nor Last-Modified."""
         self.conditions = True
         """False: If-Range is ignored, so that a range may be of another version."""
-        self.range_bytes: int | None = None
-        """At most so many bytes in the answer to a range, as some caches send."""
         self.sized = True
-        """False: a plain answer does not say its size and ends with its connection, cut or not."""
+        """False: a plain answer has no size and ends with its connection, even if the connection is cut."""
         self.range_bytes = 1 << 40
-        """An answer to a range has no more than this, as some caches do."""
+        """Maximum number of bytes in the answer to a range, as with some caches."""
         self.latency_seconds = 0.0
         """Wait before each answer."""
         self.pause_seconds = 0.0
         """Wait after each 64 KiB of a body."""
         self.commit = COMMIT
-        """The commit that listings name."""
+        """The commit in listings."""
         self.sizes: dict[str, int] = {}
-        """What listings say of the size of a file, by its name, where that is not the truth."""
+        """Wrong sizes for listings, by name of the file."""
         self.statuses: deque[int] = deque()
-        """The next requests are answered with these, one each."""
+        """Statuses for the next requests, one each."""
         self.faults: deque[TransferFault] = deque()
-        """The next bodies suffer these, one each."""
+        """Faults for the next bodies, one each."""
         self.requests: list[Request] = []
         self._stopping = asyncio.Event()
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
@@ -212,7 +210,7 @@ class FileServer:
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         response = web.StreamResponse(status=seen.status, headers=headers)
         response.content_length = last + 1 - (first or 0)
-        # A client that hangs up early, as an inspection does, is no fault of the server.
+        # A client may hang up early, as an inspection does: that is no error of the server.
         with contextlib.suppress(ConnectionError):
             await response.prepare(request)
             await self._send(request, response, seen, path, first or 0)
