@@ -1,8 +1,8 @@
 """State files: small JSON files that are complete or absent, even after a power failure.
 
-Downloads and agents keep a few hundred bytes each over their own end: a file per thing, replaced atomically. A damaged
-file is set aside and logged, and never keeps a process from starting. A file that cannot be read raises: it must not be
-taken for one that is absent.
+Downloads and agents keep a few hundred bytes each across restarts: one file per object, replaced atomically. A damaged
+file is set aside and logged, so that it never prevents a start. A file that cannot be read raises an error, because it
+must not be treated as absent.
 """
 
 import os
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def write(path: Path, value: object) -> None:
-    """Replace `path` by `value` as JSON, readable by the owner only. Raises OSError, and then the old file stands."""
+    """Replace `path` by `value` as JSON, readable by the owner only. Raises OSError; then the old file is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -31,9 +31,9 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, type_: type[T]) -> T | None:
-    """Read what `write` wrote; None when the file is absent, or damaged: then it is logged and set aside.
+    """Return the value that `write` stored, or None if the file is absent or damaged; log and set aside a damaged file.
 
-    Raises OSError when it cannot be read.
+    Raises OSError when the file cannot be read.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)

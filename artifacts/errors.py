@@ -5,14 +5,14 @@ from typing import Final, Literal
 RETRYABLE_EXIT: Final = 1
 """Exit code of `pomona inspect` and `pomona fetch` for a failure that a retry may heal."""
 PERMANENT_EXIT: Final = 2
-"""Their exit code for a failure that no retry heals: the controller creates no further Job."""
+"""Exit code of the same commands for a failure that no retry heals: the controller creates no further Job."""
 
 Reason = Literal[
-    "SourceInvalid",  # the text is no valid source
+    "SourceInvalid",  # the text is not a valid source
     "SourceNotFound",  # the server has no such file, repository or revision
-    "SourceUnauthorized",  # the server requires a token, or another one
+    "SourceUnauthorized",  # the server requires a token, or a different token
     "SourceForbidden",  # outside --file-root
-    "SourceRefused",  # the server answered, but not so that the file can be fetched
+    "SourceRefused",  # the server answered, but the file cannot be fetched
     "SourceUnreachable",  # network, time-out, overload
     "SourceChanged",  # the file on the server has another revision now
     "ChecksumMismatch",
@@ -28,7 +28,7 @@ class ArtifactError(Exception):
 
     Attributes:
         reason: CamelCase, fit for a Kubernetes condition.
-        message: one line that names the object, the value and the way out; holds no secret.
+        message: one line that names the object, the value and the remedy; contains no secret.
         retryable: True when the same call may succeed later without any change on this side.
 
     """

@@ -1,7 +1,7 @@
-"""Download of one file: resumed where it was cut, verified, and renamed to its final name only when complete.
+"""Download of one file: resumed where it was interrupted, verified, and renamed to its final name only when complete.
 
-The same call serves Job, host and command line. It may be killed at any line and called again: a verified file is not
-fetched again, a partial download continues if the server still has the same bytes.
+Jobs, hosts and the command line use the same call. It may be killed at any line and called again: a verified file is
+not fetched again, and a partial download continues if the server still has the same bytes.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from artifacts.source import Source, refuse_library
 from crds.size import size_text
 
 ReportProgress = Callable[[int, int | None], None]
-"""Called with the bytes that are here and the bytes in all (None: unknown)."""
+"""Called with the number of bytes present and the total number of bytes (None: unknown)."""
 MakeRoom = Callable[[int], Awaitable[None]]
 """Called with the number of bytes about to be written; it may free space."""
 
@@ -39,7 +39,7 @@ class FetchedArtifact:
     """A complete file.
 
     Attributes:
-        path: where it is; of a file:// source its own real path.
+        path: path of the file; for a file:// source, its real path.
         size_bytes: its size.
         sha256: its digest; empty for a file:// source without an expected digest, which is not hashed.
         revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
@@ -65,10 +65,10 @@ async def fetch(
     patience: Patience = DEFAULT_PATIENCE,
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
-    """Bring the file of `source` to `destination_dir` and return it; file:// sources stay where they are.
+    """Download the file of `source` to `destination_dir` and return it; a file:// source is not copied.
 
     Args:
-        source: what to fetch.
+        source: the file to fetch.
         destination_dir: folder, made if absent.
         sha256: expected digest, 64 lower-case hexadecimal digits; None takes the digest that the hub states, if any.
         token: bearer token for the source's origin.
@@ -118,7 +118,7 @@ async def _verify_local(
 async def _find_present(
     path: Path, source: Source, sha256: str | None, revision: str | None, on_progress: ReportProgress
 ) -> DownloadRecord | None:
-    """Return the record of the file that is already here, if it is the wanted one."""
+    """Return the record of the file that is already present, if it is the wanted one."""
     record = read_download_record(path)
     if record:
         same = record.source == source.text and revision in (None, record.revision)
@@ -189,7 +189,7 @@ class _Download:
             if response.first == 0:
                 await partial.restart(response.validator)
             elif response.validator and response.validator != partial.validator:
-                # The server ignored If-Range: these bytes would be glued to those of another version.
+                # The server ignored If-Range: these bytes would be appended to bytes of another version.
                 partial.discard()
                 raise self._build_changed("file changed while it was fetched")
             if self._make_room:

@@ -1,7 +1,7 @@
-"""Artifacts of several files: the folder of a repository, as MLX has its weights.
+"""Artifacts of several files: a folder of a repository, the form of MLX weights.
 
-The hub lists the files of a revision. Only those that an engine reads are fetched, so no code that came with the
-weights is. The commit of the listing pins every file, so a branch that moves meanwhile mixes no two versions.
+The hub lists the files of a revision. Only files that an engine reads are fetched, so code beside the weights is
+not. The commit of the listing pins every file, so two versions are never mixed if the branch moves meanwhile.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _ADAPTER_CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = ".safetensors"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _OURS: Final = (".verified.json", ".part.json")
-"""Suffixes of our own files beside a download."""
+"""Suffixes of the files that this package keeps beside a download."""
 _COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _LISTING_BYTES: Final = 8 << 20
 _CONFIG_BYTES: Final = 1 << 20
@@ -82,7 +82,7 @@ class _Repository(msgspec.Struct):
 
 
 def refuse_digest(source: Source, sha256: str | None) -> None:
-    """Raise SourceInvalid for an expected digest of a folder: a folder has none that the hub or a user could know."""
+    """Raise SourceInvalid for an expected digest of a folder: neither the hub nor a user can compute one."""
     if sha256 and source.is_folder:
         raise ArtifactError(
             "SourceInvalid",
@@ -92,7 +92,7 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A source that is a folder, with the settings to read it, which are those of `fetch.fetch`."""
+    """A source that is a folder, with the settings of `fetch.fetch`."""
 
     source: Source
     token: str | None
@@ -124,7 +124,7 @@ class Folder:
         return listing
 
     async def config(self, listing: FolderListing) -> bytes:
-        """Return the text of its config.json; an adapter has none.
+        """Return the text of the folder's config.json; an adapter has none.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.

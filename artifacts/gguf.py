@@ -1,9 +1,9 @@
 """Reader of GGUF headers from untrusted bytes: every count and length is checked before it is used.
 
-A pure function of a prefix of the file. Nothing is allocated by a size that the header claims; long arrays (a
+A pure function of a prefix of the file. No allocation depends on a size that the header claims; long arrays (a
 tokenizer's vocabulary) are skipped, not kept. Format: ggml-org/ggml `docs/gguf.md`, versions 2 and 3, little
-endian. Whatever llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions, tensors
-outside the file) is refused here too, so an engine can load a file whose header passes.
+endian. Every header that llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions,
+tensors outside the file) is refused here too, so an engine can load a file whose header passes.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ _LEAST_ENTRY_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 
 # ggml type number -> name, elements in a block, bytes of a block. From ggml/src/ggml.c (`type_traits`) and
-# ggml/src/ggml-common.h (`block_*` structs); a test holds it against the gguf package.
+# ggml/src/ggml-common.h (`block_*` structs); a test compares it with the gguf package.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -96,11 +96,11 @@ class GGUFHeader:
     """The content of a header.
 
     Attributes:
-        version: of the format.
+        version: version of the format.
         metadata: key to value, in the order of the file.
         tensor_count: number of tensors.
-        tensor_bytes: exact sum of their sizes, without padding.
-        bytes_by_type: the same by the name of the tensor type.
+        tensor_bytes: exact sum of the sizes of the tensors, without padding.
+        bytes_by_type: the same sum for each tensor type, by the name of the type.
         shapes: dimensions of each tensor by name, the innermost first.
         data_offset: offset of the first tensor, in bytes from the start of the file.
 

@@ -21,9 +21,9 @@ _MAX_LAYERS: Final = 4096
 _LARGEST: Final = 1 << 48
 """Larger than any product of two sizes of a model; a status takes no more than 63 bits."""
 _MAX_KINDS: Final = 16
-"""A Job's termination message ends at 4,096 bytes."""
+"""Kubernetes cuts a Job's termination message at 4,096 bytes."""
 
-# `general.file_type`, from llama.cpp's include/llama.h (enum llama_ftype); a test holds it against the gguf package.
+# `general.file_type`, from llama.cpp's include/llama.h (enum llama_ftype); a test compares it with the gguf package.
 FILE_TYPES = {
     0: "F32",
     1: "F16",
@@ -98,7 +98,7 @@ nemotron exaone granite granitemoe chameleon plm bailingmoe bailingmoe2 dots1 ar
 hunyuan-dense hunyuan_vl hy_v3 smollm3 seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded mistral3 mistral4
 paddleocr llama-embed maincoder
 """
-"""Every layer attends to the whole context, even where a header states a window that llama.cpp does not use."""
+"""Every layer attends to the whole context, even if a header states a window, which llama.cpp does not use."""
 
 _WINDOWS: Final[dict[str, tuple[int, bool]]] = {
     "gemma2": (2, False),
@@ -124,11 +124,11 @@ _WINDOWS: Final[dict[str, tuple[int, bool]]] = {
     "spark2_5": (0, False),
     "step35": (0, False),
 }
-"""One layer of so many attends to the whole context, and whether it is the first of them instead of the last. 0: the
-header has to state the pattern. A pattern in the header comes before these."""
+"""Period n and flag: one layer of every n attends to the whole context, the first if the flag is True, else the last.
+0: the header has to state the pattern. A pattern in the header takes precedence over this table."""
 _FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}
 _WINDOWED_FROM_LAYERS: Final = {"exaone4": 64}
-"""llama.cpp uses the window only of the variant with so many layers."""
+"""llama.cpp uses the window only in the variant with this many layers."""
 
 _RECURRENT: Final = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _RECURRENT_WITHOUT_HEADS: Final = frozenset(
@@ -174,7 +174,7 @@ class _LayoutReader:
         heads = widest(self._values("attention.head_count", 0)) or 0
         width = self._number("attention.key_length", embedding // heads if heads else 0)
         if latent := self._number("attention.key_length_mla"):
-            # The query, the query in the latent space and the output there: three in all, as for other kinds.
+            # Three widths, as for other kinds: the query, and the query and the output in the latent space.
             width = -(-(latent + (width or 0) + (self._number("attention.value_length") or 0)) // 3)
         layout = Layout(
             tensor_bytes=self._header.tensor_bytes,
@@ -193,7 +193,7 @@ class _LayoutReader:
         return default if found is None else found
 
     def _values(self, key: str, default: int | None) -> tuple[int, ...] | None:
-        """Return the value of each layer: stated for each, or one for all."""
+        """Return the value of each layer; the header states a value for each layer, or one for all layers."""
         return per_layer(self._header.metadata.get(f"{self._architecture}.{key}", default), self._count)
 
     def _kinds(self) -> list[Layers] | None:
@@ -245,7 +245,7 @@ class _LayoutReader:
         latent = self._number("attention.key_length_mla") is not None
         kept = len(heads_kv) - self._shared_layers()
         widths = [near if window else full for window in windows]
-        # A latent cache (MLA) has no values of its own: they are part of the key.
+        # A latent cache (MLA) has no separate values: they are part of the key.
         return [
             (count * (key or 0), 0 if latent else count * (value or 0)) if layer < kept else (0, 0)
             for layer, (count, (key, value)) in enumerate(zip(heads_kv, widths, strict=True))
@@ -283,7 +283,7 @@ class _LayoutReader:
         return [None if layer % period == full else window for layer in range(self._count)]
 
     def _recurrent(self) -> Sequence[bool] | None:
-        """Return for each layer whether it keeps a recurrent state."""
+        """Return a flag for each layer: True if the layer keeps a recurrent state."""
         if self._architecture in _RECURRENT | _BOTH:
             return [True] * self._count
         if self._architecture in _RECURRENT_WITHOUT_HEADS:
@@ -317,7 +317,7 @@ class _LayoutReader:
         return (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner) * _F32_BYTES
 
     def _feed_forward_size(self) -> int:
-        """Return the width of one token in the widest layer, in elements, over all experts that it uses."""
+        """Return the width of one token in the widest layer, in elements, over all experts that the token uses."""
         metadata, prefix = self._header.metadata, self._architecture
         dense = widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = widest(metadata.get(f"{prefix}.expert_used_count")) or 0
@@ -348,7 +348,7 @@ def count_of(value: Value) -> int | None:
 
 
 def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
-    """Return the count (or flag) of each layer: stated for each, or one for all; None when it is not valid."""
+    """Return the count (or flag) of each layer, from a value for each layer or one for all; None if it is not valid."""
     if not isinstance(value, tuple):
         one = count_of(value)
         return None if one is None else (one,) * layers
@@ -358,7 +358,7 @@ def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
 
 
 def widest(value: Value) -> int | None:
-    """Return the largest of one count per layer, or the one for all."""
+    """Return the largest of the counts per layer, or the single count for all layers."""
     if not isinstance(value, tuple):
         return count_of(value)
     counts = [count_of(number) for number in value]

@@ -1,7 +1,7 @@
-"""HTTP requests to a source: one ranged request, checked and translated, for fetching and inspecting alike.
+"""HTTP requests to a source: one ranged request with a checked response, used to fetch and to inspect.
 
-Every fault is raised as an ArtifactError that says whether a retry can help. A token goes to the source's own
-origin only: aiohttp drops the Authorization header when a redirect leads to another one, as hubs do to their CDN.
+Every fault is raised as an ArtifactError that says whether a retry can help. The token is sent to the
+source's own origin only: aiohttp drops the Authorization header on a redirect to another origin, such as a hub's CDN.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from artifacts.source import Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-# Bytes that aiohttp has buffered are lost when a connection breaks: large enough for few thread switches, small enough
-# to request again.
+# Bytes that aiohttp has buffered are lost when a connection breaks. The block is large enough for few thread switches,
+# and small enough to be requested again.
 _BLOCK_BYTES = 256 << 10
 _UNAUTHORIZED = (401, 403)
 _GONE = (404, 410)
@@ -69,7 +69,7 @@ class Origin:
         """Request the bytes from `first` to `last` (inclusive, None is the end), if they still match `validator`.
 
         Raises:
-            ArtifactError: refused or unreachable, also when that happens while the blocks are read.
+            ArtifactError: the server refuses or is unreachable, also while the blocks are read.
             RangeRefused: the file has no byte `first`.
 
         """
@@ -82,7 +82,7 @@ class Origin:
             yield self._build_response(response, first)
 
     async def read_whole(self, most_bytes: int) -> bytes:
-        """Return a short response. Raises ArtifactError, also when it is longer than `most_bytes`."""
+        """Return the body of a short response. Raises ArtifactError, also when the body is longer than `most_bytes`."""
         text = bytearray()
         try:
             async with self._get({}) as response:
@@ -139,7 +139,7 @@ class Origin:
                 )
             first, size = requested_first, None if match[3] == "*" else int(match[3])
         if size is None:
-            # Its end could not be distinguished from a broken connection, and no volume or host could be chosen for it.
+            # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
             raise ArtifactError(
                 "SourceRefused", f"{self._source.display}: the server does not say how large the file is"
             )
@@ -162,7 +162,7 @@ class Origin:
 async def connect(
     source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience, url: str = ""
 ) -> AsyncIterator[Origin]:
-    """Open the origin of an hf:// or http(s):// source, or of `url` about it; proxies of the environment are used."""
+    """Open the origin of an hf:// or http(s):// source, or of `url` instead; use the proxies of the environment."""
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
     if token:
@@ -175,13 +175,13 @@ async def connect(
 
 
 def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    """Return the headers of the hub's own response: the CDN that it redirects to names neither commit nor digest."""
+    """Return the headers of the hub's own response: the CDN sends neither commit nor digest."""
     hops = [*response.history, response]
     return next((hop.headers for hop in hops if "X-Repo-Commit" in hop.headers), {})
 
 
 def _text(headers: Mapping[str, str], name: str) -> str:
-    """Return a header if it is plain text, and else nothing: it could neither be kept nor sent back."""
+    """Return a header if it is printable ASCII, else an empty text: other text can neither be stored nor sent back."""
     text = headers.get(name, "")
     return text if text.isascii() and text.isprintable() else ""
 

@@ -27,10 +27,10 @@ class Inspection:
     Attributes:
         size_bytes: size of the whole file.
         revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
-        file: its name; empty for a folder.
-        sha256: its digest as expected or as the hub states it, or None.
-        gguf: summary of the header; of a folder, of its config.json.
-        layout: the sizes that decide the memory of serving; None where the header does not have all of them.
+        file: name of the file; empty for a folder.
+        sha256: digest as expected or as the hub states it, or None.
+        gguf: summary of the header, or of a folder's config.json.
+        layout: the sizes that decide the memory of serving; None if the header does not have all of them.
         tensor_bytes: exact bytes of all weights.
 
     """
@@ -79,14 +79,14 @@ async def inspect(
     sha256: str | None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Inspection:
-    """Read the header of `source`, or a folder's config.json; takes at most 64 MiB of the file and 5 minutes.
+    """Read the header of `source`, or a folder's config.json: at most 64 MiB of the file, in at most 5 minutes.
 
     Args:
-        source: what to inspect.
+        source: the file or folder to inspect.
         token: bearer token for the source's origin.
         endpoint: hub of hf:// sources.
         file_root: folder that file:// sources have to be in; None refuses them.
-        sha256: expected digest; compared with the hub's where it states one.
+        sha256: expected digest; compared with the hub's digest if the hub states one.
         patience: time-outs and attempts.
 
     Raises:
@@ -177,7 +177,7 @@ async def _read_remote_header(source: Source, origin: Origin, patience: Patience
 
 
 async def _read_header(source: Source, origin: Origin) -> _FoundHeader:
-    """Request growing ranges until the header is complete; a server without ranges is read only so far."""
+    """Request growing ranges until the header is complete; stop reading there even if the server ignores ranges."""
     prefix = bytearray()
     wanted = _FIRST_BYTES
     validator = ""
@@ -198,7 +198,7 @@ async def _read_header(source: Source, origin: Origin) -> _FoundHeader:
 
 
 async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
-    """Read the response into `prefix` until it has the header; None when the response ends before the header does."""
+    """Read the response into `prefix` until the header is complete; return None if the response ends before that."""
     parsed_bytes = -1
     async for block in response.blocks:
         prefix += block

@@ -1,4 +1,4 @@
-"""`file://` sources: files below the one folder that the owner chose, and none that a link or `..` leads out of it."""
+"""`file://` sources: files below the one folder that the owner chose; no link or `..` leads out of the folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
     """Return the real path of a file:// source.
 
     Raises:
-        ArtifactError: SourceForbidden when it is not below `file_root` or there is none, SourceNotFound.
+        ArtifactError: SourceForbidden when the path is not below `file_root` or `file_root` is None; SourceNotFound.
 
     """
     if file_root is None:

@@ -1,4 +1,4 @@
-"""Facts of the `config.json` of a folder of weights (Hugging Face layout, as MLX has it), as gguf_facts for a GGUF.
+"""Facts of the `config.json` of a folder of weights (Hugging Face layout, which MLX uses); see gguf_facts for a GGUF.
 
 The names are those of transformers' configurations. Only the plain and the rotating KV cache of mlx-lm are computed; a
 configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
@@ -14,7 +14,7 @@ from artifacts.gguf_facts import count_of, text_of
 from crds.model import GGUF, Layers, Layout
 
 _ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
-"""Layer types, and whether they attend through a window."""
+"""Layer types; True if layers of the type attend through a window."""
 _OTHER_STATE: Final = (
     *("kv_lora_rank", "state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_num_key_heads"),
     *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
@@ -26,7 +26,7 @@ _LARGEST: Final = 1 << 24
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """Read a configuration; of a multimodal model, that of its language model.
+    """Parse a configuration; for a multimodal model, return the configuration of its language model.
 
     Raises:
         ArtifactError: HeaderInvalid.
@@ -91,7 +91,7 @@ def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
     """Count the layers by window; None when a layer is of an unknown type."""
     types = config.get("layer_types")
     if types is None:
-        # One window for all layers is ignored: some models do not use it, and then take the most memory.
+        # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({None: count})
     window = count_of(config.get("sliding_window"))
     if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):

@@ -1,9 +1,9 @@
 """A download on disk: partial beside its final name, locked while a process works on it, renamed when complete.
 
-Beside `FILE` lie `FILE.part` and `FILE.part.json` (source and version of the partial download), `FILE.verified.json`
-(the verified digest, with the size and time of the file) and `FILE.lock`. The process may be killed at any line: the
-partial file is emptied before its state names another version, and the record of the verification is written before
-the rename, since it holds only for a file of that size and time.
+The files beside `FILE` are `FILE.part` and `FILE.part.json` (source and version of the partial download),
+`FILE.verified.json` (the verified digest, with the size and time of the file) and `FILE.lock`. The process may be
+killed at any line: the partial file is emptied before its state names another version, and the record of the
+verification is written before the rename, since the record is valid only for a file of that size and time.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class _Readable(Protocol):
 
 
 class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A verified digest, which holds for a file as long as its size and time are these."""
+    """A verified digest, valid for a file while its size and time are these."""
 
     sha256: str
     size_bytes: int
@@ -112,7 +112,7 @@ async def hash_file(file: _Readable, size_bytes: int, on_hashed: Callable[[int],
 
 @contextlib.asynccontextmanager
 async def locked(path: Path) -> AsyncIterator[None]:
-    """Lock the download of `path`; wait while another process has it. The kernel frees it when its process dies."""
+    """Lock the download of `path`; wait while another process has it. The kernel frees the lock of a dead process."""
     lock = path.with_name(f"{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -134,7 +134,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def read_download_record(path: Path) -> DownloadRecord | None:
-    """Return the record of `path` if it still holds for the file."""
+    """Return the record of `path` if it is still valid for the file."""
     record = durable.read(path.with_name(f"{path.name}.verified.json"), DownloadRecord)
     return record if record and record.holds_for(path) else None
 
@@ -159,7 +159,7 @@ class PartialDownload:
     def __init__(self, path: Path, source: str) -> None:
         self._path = path
         self._partial_path = path.with_name(f"{path.name}.part")
-        # Unbuffered: every counted byte is written, and closing cannot fail on buffered ones.
+        # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
         descriptor = os.open(self._partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._source = source
@@ -169,7 +169,7 @@ class PartialDownload:
         self.validator = ""
         """HTTP validator of the bytes so far, for If-Range; empty when they cannot be continued."""
         self.inherited = False
-        """True when it has bytes of an earlier process, which may have been damaged by a power failure."""
+        """True when the file has bytes of an earlier process, which a power failure may have damaged."""
 
     @property
     def sha256(self) -> str:
@@ -179,7 +179,7 @@ class PartialDownload:
     async def resume(self, on_hashed: Callable[[int], None]) -> None:
         """Continue the download of an earlier process, unless it is of another source or has no validator."""
         state = durable.read(self._state_path, _PartialState)
-        # One byte less than there is: a complete file is then answered with 206, not with a 416 that names no version.
+        # The last byte is requested again: a complete file then gets a 206, and not a 416, which names no version.
         size = os.fstat(self._file.fileno()).st_size - 1
         if size < 1 or not state or state.source != self._source or not state.validator:
             return
@@ -190,7 +190,7 @@ class PartialDownload:
         self.size_bytes, self.validator, self.inherited = size, state.validator, True
 
     async def restart(self, validator: str) -> None:
-        """Empty the file, and begin the version that `validator` names."""
+        """Empty the file, and start the version that `validator` names."""
         self._file.seek(0)
         self._file.truncate()
         self._digest = hashlib.sha256()
@@ -205,7 +205,7 @@ class PartialDownload:
             while left:
                 left = left[self._file.write(left) :]
             self._digest.update(block)
-            # Here, not after the await: the bytes are written even if the caller is cancelled.
+            # Counted here, not after the await: the bytes are written even if the caller is cancelled.
             self.size_bytes += len(block)
 
         await in_thread(write)
@@ -223,7 +223,7 @@ class PartialDownload:
             )
 
     async def finish(self, revision: str) -> DownloadRecord:
-        """Make it the final file: flush it to disk, write the record, rename it."""
+        """Turn the partial file into the final file: flush it to disk, write the record, rename the file."""
 
         def finish() -> DownloadRecord:
             os.fsync(self._file.fileno())

@@ -1,4 +1,4 @@
-"""Patience of a download: how long it waits for a server, and how often it tries again."""
+"""Patience of a download: its time-outs and its number of attempts."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ class Patience:
     """Bounds on waiting.
 
     Attributes:
-        connect_seconds: for a connection, including name resolution and TLS.
-        silence_seconds: between two bytes of an answer.
-        attempts: requests in a row that may fail without progress.
+        connect_seconds: limit for a connection, including name resolution and TLS.
+        silence_seconds: limit between two bytes of an answer.
+        attempts: number of requests in a row that may fail without progress.
         first_pause_seconds: pause after the first failure; it doubles with each up to `longest_pause_seconds`.
-        progress_bytes: how much further than ever before counts as progress, and starts the counting anew.
+        progress_bytes: bytes beyond the furthest position so far that count as progress and reset the failure count.
 
     """
 
@@ -33,9 +33,9 @@ DEFAULT_PATIENCE = Patience()
 
 
 class Backoff:
-    """Counts failures in a row until `patience` ends.
+    """Counter of failures in a row, up to the limits of `patience`.
 
-    Only a position further than ever before counts as progress, so that no server can keep a download going for ever.
+    Only a new furthest position counts as progress, so that no server can keep a download running for ever.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -44,10 +44,10 @@ class Backoff:
         self._furthest = 0
 
     def pause_seconds(self, error: ArtifactError, position: int = 0) -> float:
-        """Return how long to wait before the next attempt.
+        """Return the seconds to wait before the next attempt.
 
         Args:
-            error: what went wrong.
+            error: failure of the attempt.
             position: how far this attempt got, in bytes from the start of the file.
 
         Raises:

@@ -15,15 +15,15 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
-# The tag is required: without it Ollama takes whatever is `latest` at that time.
+# The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 MAX_NAME_BYTES = 240
-"""The names of files beside it (with `.verified.json`) must fit in the 255 bytes of file systems too."""
+"""The name with a suffix (such as `.verified.json`) must fit in the 255 bytes of file systems too."""
 _KEY_DIGITS = 16
 
 
 class SourceError(ArtifactError):
-    """The text is no valid source: reason SourceInvalid, never retryable."""
+    """The text is not a valid source: reason SourceInvalid, never retryable."""
 
     def __init__(self, text: str, problem: str) -> None:
         super().__init__("SourceInvalid", f"source {without_secrets(text)!r}: {problem}")
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def is_folder(self) -> bool:
-        """True for a folder of weights, as MLX has them."""
+        """True for a folder of MLX weights."""
         return not self.file
 
     @property
@@ -67,7 +67,7 @@ class Source:
         return without_secrets(self.text)
 
     def url(self, endpoint: str, revision: str | None = None) -> str:
-        """Return the URL to get; `revision` replaces that of an hf:// source."""
+        """Return the URL to request; `revision` replaces the revision of an hf:// source."""
         if self.scheme != "hf":
             return self.path
         at = quote(revision or self.revision, safe="")
@@ -88,7 +88,7 @@ def cache_key(text: str, revision: str) -> str:
     """Return the name of the cache folder for the file of this source at a resolved revision.
 
     Raises:
-        SourceError: `text` is no source.
+        SourceError: `text` is not a valid source.
 
     """
     return hashlib.sha256(f"{parse(text).text}@{revision}".encode()).hexdigest()[:_KEY_DIGITS]
@@ -104,7 +104,7 @@ def parse(text: str) -> Source:
     """Return the source that `text` names.
 
     Raises:
-        SourceError: it is no source, leaves its folder, or carries a password.
+        SourceError: `text` is not a valid source, leaves its folder, or contains a password.
 
     """
     scheme = text.partition("://")[0]

@@ -52,12 +52,12 @@ class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
         return cls(name=path.name, size_bytes=stat.st_size, sha256=sha256, mtime_nanoseconds=stat.st_mtime_ns)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether the file at `path` has this name, and its digest still holds."""
+        """Return whether the file at `path` has this name, and its digest is still valid."""
         return path.name == self.name and self.holds_for(path)
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of an object. `source` and `revision` are those of its download; others may have the same bytes."""
+    """The content of an object. `source` and `revision` are of its download; other sources may have the same bytes."""
 
     source: str
     revision: str
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
         return sum(file.size_bytes for file in self.files)
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether `folder` has all files as they were verified."""
+        """Return whether `folder` has all files, unchanged since their verification."""
         return bool(self.files) and all(file.is_at(folder / file.name) for file in self.files)
 
 
@@ -92,7 +92,7 @@ class HeldWeights:
         self.path = path
         """The file, or the folder of an artifact with several files."""
         self.digest = digest
-        """Digest of their content; empty for the owner's own file without an expected digest."""
+        """Digest of the content; empty for the owner's own file without an expected digest."""
         self.descriptor = descriptor
         """Descriptor of the lock, for processes to inherit; None for the owner's own file, which is never deleted."""
 
@@ -100,7 +100,7 @@ class HeldWeights:
         """Release the lock; may be called twice."""
         if self.descriptor is not None:
             with contextlib.suppress(OSError):
-                os.utime(self.descriptor)  # it was used until now
+                os.utime(self.descriptor)  # the time of the folder is its last use
             os.close(self.descriptor)
             self.descriptor = None
 
@@ -137,14 +137,14 @@ class WeightsStore:
         token: str | None,
         on_progress: ReportProgress,
     ) -> HeldWeights:
-        """Return the weights of `source`, after fetching and verifying what is missing.
+        """Return the weights of `source`, after fetching and verifying missing files.
 
         Args:
-            source: what to obtain; file:// sources stay where they are.
+            source: source of the weights; a file:// source is not copied.
             sha256: expected digest of the file; None accepts any. A folder has none.
             revision: resolved revision; None is the current one, or the one of an earlier download.
             token: bearer token for the source's origin.
-            on_progress: called often with bytes here and bytes in all.
+            on_progress: called often with the bytes present and the total bytes.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
@@ -157,13 +157,13 @@ class WeightsStore:
             held = await _hold_in_thread(self.find, source.text, revision, sha256)
             if held:
                 return held
-            # Of several tasks or processes that want one source, the first fetches and the others find it.
+            # If several tasks or processes need one source, the first fetches it and the others find it.
             async with locked(self._name_path(source.text, revision)):
                 held = await _hold_in_thread(self.find, source.text, revision, sha256)
                 return held or await self._fetch_object(source, sha256, revision, token, on_progress)
 
     def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
-        """Hold the stored weights of an hf:// or http(s):// source; None when they are not here completely.
+        """Lock and return the stored weights of an hf:// or http(s):// source; None when they are not complete.
 
         Nothing is hashed or requested. Raises OSError and SourceError.
         """
@@ -177,7 +177,7 @@ class WeightsStore:
             manifest = durable.read(folder / _MANIFEST, Manifest)
             if manifest is None or not manifest.is_in(folder):
                 return None
-            os.utime(descriptor)  # its time is when it was last used
+            os.utime(descriptor)  # the time of the folder is its last use
             on_return.pop_all()
         return HeldWeights(
             folder if manifest.is_folder else folder / manifest.files[0].name, manifest.digest, descriptor
@@ -201,7 +201,7 @@ class WeightsStore:
     def make_room(self, needed_bytes: int, incoming: Path) -> None:
         """Reserve `needed_bytes` more for the download in `incoming`, beside the space that stays free for the owner.
 
-        Deletes unused objects, least recently used first; none when all of them would not be enough.
+        Deletes unused objects, least recently used first, but none if even all of them are not enough.
 
         Raises OSError, and ArtifactError with reason NoSpace.
         """
@@ -234,7 +234,7 @@ class WeightsStore:
                 log.info("weights_evicted", object=folder.name, freed=size_text(freed))
 
     async def _hold_local_file(self, source: Source, sha256: str | None, on_progress: ReportProgress) -> HeldWeights:
-        """Hold the owner's own file, verified once, and again when it has changed."""
+        """Return the owner's own file; verify it once, and again after a change."""
         path = await asyncio.to_thread(local_files.locate, source, self._file_root)
         if not sha256:
             return HeldWeights(path, "")
@@ -242,7 +242,7 @@ class WeightsStore:
         async with locked(record):
             known = await asyncio.to_thread(durable.read, record, StoredFile)
             if known is None or known.sha256 != sha256 or not known.is_at(path):
-                before = StoredFile.of(path, sha256)  # or a change while it is hashed would pass as verified
+                before = StoredFile.of(path, sha256)  # before hashing, to detect a change during it
                 await fetch(
                     source,
                     self._incoming,
@@ -300,7 +300,7 @@ class WeightsStore:
             return [one], one.revision
         folder = Folder(source=source, token=token, endpoint=self._endpoint, file_root=None, patience=self._patience)
         listing = await folder.listing(revision)
-        # For all files, before the first: a refusal now is better than one after hours.
+        # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
         several = await folder.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
         return several, listing.revision
@@ -310,7 +310,7 @@ class WeightsStore:
     ) -> HeldWeights:
         """Make the fetched files an object: write its name and manifest, then rename its folder.
 
-        Until the rename it is an unfinished download: after a crash the next call does this step again.
+        Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
         files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
         digest = _folder_digest(files) if source.is_folder else files[0].sha256
@@ -343,7 +343,7 @@ class WeightsStore:
 
     @contextlib.contextmanager
     def _lock_objects(self) -> Iterator[None]:
-        """Lock the folder of objects: no other thread or process adds or deletes one meanwhile."""
+        """Lock the folder of objects: no other thread or process adds or deletes an object meanwhile."""
         self._objects.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -353,7 +353,7 @@ class WeightsStore:
             os.close(descriptor)
 
     def _remove_unused(self, folder: Path) -> int | None:
-        """Delete a folder and return the bytes it had on disk; None, and nothing is deleted, when it is in use."""
+        """Delete a folder and return the bytes it had on disk; delete nothing and return None when it is in use."""
         descriptor = _try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if descriptor is None:
             return None
@@ -368,7 +368,7 @@ class WeightsStore:
         shutil.rmtree(self._move_to_trash(folder))
 
     def _move_to_trash(self, folder: Path) -> Path:
-        # Renamed in one step; if we die before it is deleted, a later eviction deletes it as an unused folder.
+        # Renamed in one step; if the process dies before the deletion, a later eviction deletes the unused folder.
         self._incoming.mkdir(parents=True, exist_ok=True)
         return folder.rename(self._incoming / f".trash-{secrets.token_hex(4)}")
 
@@ -391,9 +391,9 @@ def _release_unclaimed(ended: "asyncio.Future[H]") -> None:
 
 
 def _try_lock_folder(folder: Path, operation: int) -> int | None:
-    """Lock a folder and return the descriptor that holds the lock; None when it is gone or may not be locked so.
+    """Lock a folder and return the descriptor of the lock; None when the folder is gone or the lock is refused.
 
-    Without LOCK_NB it waits, but never long: an exclusive lock is held only while its owner renames the folder.
+    Without LOCK_NB the call waits, but not long: an exclusive lock is held only while its owner renames the folder.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -401,7 +401,7 @@ def _try_lock_folder(folder: Path, operation: int) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, operation)
-        # It may have been renamed before we had the lock.
+        # The folder may have been renamed before the lock was taken.
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -429,7 +429,7 @@ def _protect_from_eviction(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.utime(descriptor)  # it was worked on until now
+            os.utime(descriptor)  # the time of the folder is its last use
         os.close(descriptor)
 
 

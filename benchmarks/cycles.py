@@ -1,4 +1,4 @@
-"""Leaks after a thousand starts and stops of engines, in the agent's process and on the host; the floor is none.
+"""Leaks after a thousand starts and stops of engines, in the agent's process and on the host; the floor is zero.
 
 Supervisor, records, weights, ledger and probe are the real ones. The engine is a stand-in that starts in a fraction of
 a second, because llama.cpp's server would take an hour.

@@ -1,7 +1,7 @@
 """The memory estimate of `fitness/memory.py` beside llama.cpp's memory, over models, contexts, slots and cache types.
 
 The figure is the estimate; the floor is the resident size of the server after prompts of the full context on every slot
-(`tests/support/resident_memory.py` says why that one). Every row is above 100 MiB; the goal is an error below 10 %.
+(`tests/support/resident_memory.py` explains this choice). Every row is above 100 MiB; the goal is an error below 10 %.
 """
 
 import tempfile

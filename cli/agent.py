@@ -114,7 +114,7 @@ def command(
 def _read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
     """Return certificate and key. Raises click.UsageError: one is missing."""
     if certificate and key:
-        # The proxy reads them, and has another working directory.
+        # The proxy reads the files, and has another working directory.
         return Tls(str(certificate.absolute()), str(key.absolute()))
     if certificate or key:
         raise click.UsageError("--tls-certificate and --tls-key belong together: give both, or none for plain HTTP")

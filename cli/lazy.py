@@ -26,7 +26,7 @@ class LazyGroup(click.Group):
         """Import this sub-command only.
 
         Raises:
-            click.ClickException: it needs an extra that is not installed.
+            click.ClickException: the sub-command needs an extra that is not installed.
         """
         del ctx
         if cmd_name not in self._subcommands:
@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
                 raise
             extra = EXTRAS[error.name]
             raise click.ClickException(
-                # No index has a package of ours: its name there would be anybody's.
+                # Pomona is on no package index: anyone could publish a package of this name there.
                 f"`pomona {cmd_name}` needs the extra `{extra}`: pip install '.[{extra}]' in a checkout of Pomona"
             ) from error
         return command if isinstance(command, click.Command) else None

@@ -1,4 +1,4 @@
-"""`pomona llama-server`: llama.cpp's server out of the `pomona[llama]` wheel, with llama-server's own arguments."""
+"""`pomona llama-server`: llama.cpp's server from the `pomona[llama]` wheel, with llama-server's own arguments."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Logging of long-running commands: one event in a line on standard error, as text on a terminal and JSON elsewhere."""
+"""Logging of long-running commands: one event per line on standard error, as text on a terminal and JSON elsewhere."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     ]
     renderer: structlog.types.Processor
     if stream.isatty():
-        # Where rich is installed, the default shows the variables of each frame, tokens and prompts among them.
+        # If rich is installed, the default prints the variables of each frame, including tokens and prompts.
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
         shared.append(structlog.processors.format_exc_info)

@@ -12,7 +12,7 @@ import click
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
 )
-"""The default state folder in `--help`, where it is the same for every user."""
+"""The default state folder as `--help` prints it, the same for every user."""
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
 _LAST_PORT: Final = 65535
@@ -59,7 +59,7 @@ def _read_port(text: str) -> int:
 
 
 class Size(click.ParamType[int]):
-    """A size above 0, in the form in which Pomona shows one: `12GiB`, `12Gi`, or a number of bytes."""
+    """A size above 0, in the form that Pomona prints: `12GiB`, `12Gi`, or a number of bytes."""
 
     name = "SIZE"
 

@@ -54,7 +54,7 @@ def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
 
 
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    # The kernel ignores SIGTERM for the first process of a container unless that handles it.
+    # The kernel ignores SIGTERM for the first process of a container unless the process handles it.
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task

@@ -39,7 +39,7 @@ def command(ctx: click.Context, *, as_json: bool) -> None:
 
 
 def format_json(lines: list[Line]) -> str:
-    """Return the lines as JSON, each in a row of its own."""
+    """Return the lines as a JSON array, one per row."""
     return "[\n" + ",\n".join(json.dumps(line._asdict()) for line in lines) + "\n]"
 
 

@@ -89,7 +89,7 @@ def command(
 async def _serve(
     found: Manifests, sources: tuple[str, ...], question: str | None, *, folder: Path, port: int, budget: int | None
 ) -> bool:
-    """Serve until a signal or until the question is answered; return whether all went well."""
+    """Serve until a signal or until the question is answered; return whether the command succeeded."""
     signals = UserSignals()
     _handle_signals(signals)
     known = await asyncio.to_thread(host.read)
@@ -123,7 +123,7 @@ async def _serve(
 
 @contextlib.contextmanager
 def _report_unusable_files(folder: Path) -> Iterator[None]:
-    """Report files of the state folder that cannot be used: a run with `sudo` leaves some of another owner."""
+    """Report files of the state folder that cannot be used: a run with `sudo` leaves files of another owner."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ def _handle_signals(signals: UserSignals) -> None:
 
 
 def _hint(signals: UserSignals) -> str:
-    """Return what the user can do now."""
+    """Return a hint about the available keys."""
     if signals.stop.is_set():
         return "stopping: waiting for running requests; press Ctrl-C again to abort them"
     return "press Ctrl-C to stop; restart to load changes"

@@ -1,7 +1,7 @@
 """The running controller: its reconcilers, the watches that feed them, and leader election.
 
-Every replica follows the cluster, so that a new leader starts with a warm store; only the leader reconciles. Nothing
-here ends because the API server is away: watches list again, the queue backs off, the elector competes again, and a
+Every replica follows the cluster, so that a new leader starts with a warm store; only the leader reconciles. No part
+ends because the API server is unreachable: watches list again, the queue backs off, the elector competes again, and a
 new leader first lists everything and then reconciles every object.
 """
 
@@ -75,7 +75,7 @@ class ControllerOptions(NamedTuple):
     image: str
     """Image with `pomona` as its entry point, for the Jobs."""
     environment: dict[str, str]
-    """Variables that are handed on to the Jobs."""
+    """Environment variables that are passed to the Jobs."""
     trust: ssl.SSLContext | None = None
     """Trust for the certificates of hosts; None: the system's roots."""
 
@@ -159,7 +159,7 @@ class Controller:
             return await self._executor.reconcile(self._reconcilers[item.resource], item.key)
 
     async def _load(self) -> None:
-        """List everything until that succeeds: what a standby saw last may be old."""
+        """List everything, and retry until that succeeds: the store of a standby may be out of date."""
         for failures in itertools.count(1):
             try:
                 await load(self._client, self.store, (*WATCHED, Watched(ENDPOINT_SLICES, OURS)))
@@ -182,7 +182,7 @@ class Controller:
             self._queue.add(Item(resource, key))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue all objects that a change concerns: itself, its owner, and those that a reconciler maps it to."""
+        """Enqueue all objects that a change concerns: the changed one, its owner, and those of `Reconciler.maps`."""
         for obj in (each for each in (old, new) if each is not None):
             for reconciler in self._reconcilers.values():
                 if resource == reconciler.resource:

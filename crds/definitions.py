@@ -22,7 +22,7 @@ class Column(msgspec.Struct, frozen=True):
     wide: bool = False
 
     def render(self) -> dict[str, Any]:
-        """Return the printer column as the CRD has it."""
+        """Return the printer column in the form of the CRD."""
         column: dict[str, Any] = {"name": self.name, "type": self.type, "jsonPath": self.path}
         return column | {"priority": 1} if self.wide else column
 
@@ -180,4 +180,4 @@ DEFINITIONS = (
         selectable=(".spec.hostName",),
     ),
 )
-"""All kinds, in the order in which a user meets them."""
+"""All kinds, in the order in which a user encounters them."""

@@ -1,4 +1,4 @@
-"""`InferenceService`: desired serving of one Model, as a Deployment and a Service are for pods."""
+"""`InferenceService`: desired serving of one Model; the counterpart of a Deployment with a Service."""
 
 from typing import Annotated, Literal
 
@@ -33,7 +33,7 @@ class ServiceHardware(ApiStruct, frozen=True):
 
 
 class Resources(ApiStruct, frozen=True):
-    """Resources that one replica requests of its node where it runs as a pod."""
+    """Resources that one replica requests of its node if it runs as a pod."""
 
     gpu: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None,
@@ -150,4 +150,4 @@ NAME_RULE = rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 40",
     "the name becomes a Service: use at most 40 lower-case letters, digits and '-', starting with a letter",
 )
-"""Held on the whole object: 40 characters leave room for what is appended to name a Service's children."""
+"""A rule on the whole object: 40 characters leave room for the suffixes in the names of a Service's children."""

@@ -1,8 +1,8 @@
 """Definitions that all Pomona resources share: group, labels, object metadata, conditions, and the base of structs.
 
-Structs read what the API server sends and write what we apply. Unknown fields are ignored, so that an older agent
-reads a newer object; a field that equals its default is left out of what is written, so that server-side apply owns
-only what was decided.
+Structs decode objects of the API server and encode objects to apply. Unknown fields are ignored, so that an older agent
+can read a newer object. A field that equals its default is not written, so that server-side apply owns only the fields
+that were decided.
 """
 
 from typing import Annotated, Any, Final, Literal, get_args
@@ -15,25 +15,25 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 LABEL_SERVICE: Final = f"{GROUP}/service"
-"""On serving pods and MetalProcesses only: a Service selects by it, so nothing else may carry it."""
+"""Label of serving pods and MetalProcesses only: a Service selects by it, so no other object may have it."""
 LABEL_MODEL: Final = f"{GROUP}/model"
-"""On the pods of a Model's Jobs."""
+"""Label of the pods of a Model's Jobs."""
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "pomona"
 LABEL_SERVICE_NAME: Final = "kubernetes.io/service-name"
-"""On an EndpointSlice: the Service whose requests it takes."""
+"""Label of an EndpointSlice: the Service whose requests the slice takes."""
 LABEL_SLICE_MANAGED_BY: Final = "endpointslice.kubernetes.io/managed-by"
 SLICE_MANAGED_BY: Final = "metal-agent.pomona.dev"
-"""Value of `LABEL_SLICE_MANAGED_BY`, which keeps Kubernetes' own controller off a host's slices."""
+"""Value of `LABEL_SLICE_MANAGED_BY`, with which Kubernetes' own controller leaves a host's slices unchanged."""
 HOSTS_NAMESPACE: Final = "pomona-metal-hosts"
-"""Holds each host's Lease, ServiceAccount and Secret."""
+"""Namespace of each host's Lease, ServiceAccount and Secret."""
 PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 """Keeps a MetalProcess, and so its reserved bytes, until its host has stopped it or is known to be gone."""
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
-"""Condition of a MetalProcess that needs another place, named as a Pod's."""
+"""Condition of a MetalProcess that needs another host; Pods have a condition of the same name."""
 MEMORY_PRESSURE: Final = "MemoryPressure"
-"""Condition of a MetalHost that takes on nothing, named as a Node's; also the reason of what follows from it."""
+"""Condition of a MetalHost that takes no new process, named like a Node's; also the reason in resulting statuses."""
 
 Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
@@ -42,36 +42,36 @@ PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority i
 
 
 HTTPS: Final = "https"
-"""Value of `appProtocol` on the port of a slice whose host serves with a certificate; without one it says nothing."""
+"""Value of `appProtocol` on the port of a slice if its host serves with a certificate; else the field is absent."""
 
 
 def slice_name(service: str, host: str) -> str:
-    """Return the name of the EndpointSlice of a service on a host, which `split_slice_name` takes apart."""
+    """Return the name of the EndpointSlice of a service on a host; `split_slice_name` is the inverse."""
     return f"{service}.{host}"
 
 
 def split_slice_name(name: str) -> tuple[str, str]:
-    """Return service and host of a slice: a Service's name has no dot. The host of a slice without one is empty."""
+    """Return service and host of a slice: a Service's name has no dot. Without a dot, the host is empty."""
     service, _, host = name.partition(".")
     return service, host
 
 
 def host_secret_key(namespace: str, secret: str) -> str:
-    """Return the key under which a host's Secret has the token of another Secret; a namespace has no underscore."""
+    """Return the key of another Secret's token in a host's Secret; it is unique, as a namespace has no underscore."""
     return f"{namespace}_{secret}_token"
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Base of every struct that crosses the API."""
+    """Base of every struct that is read from or written to the API."""
 
 
 def rule(cel: str, message: str) -> dict[str, str]:
-    """One CEL rule of a CRD; `message` tells the user what to do. Standard CEL functions only."""
+    """Return a CEL rule of a CRD, with standard CEL functions only; `message` gives the user the remedy."""
     return {"rule": cel, "message": message}
 
 
 def described(description: str, *rules: dict[str, str], **schema: object) -> Meta:
-    """Describe a field for `kubectl explain`, with the CEL rules and Kubernetes schema extensions that hold for it."""
+    """Describe a field for `kubectl explain`, with the CEL rules and Kubernetes schema extensions of the field."""
     extra: dict[str, object] = dict(schema)
     if rules:
         extra["x-kubernetes-validations"] = list(rules)
@@ -79,7 +79,7 @@ def described(description: str, *rules: dict[str, str], **schema: object) -> Met
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:
-    """Schema of a list that server-side apply merges by key, so that each entry has its own writer."""
+    """Return the schema of a list that server-side apply merges by key, so that each entry may have another writer."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -105,14 +105,14 @@ class OwnerReference(ApiStruct, frozen=True):
 
 
 class ManagedFields(ApiStruct, frozen=True):
-    """`metav1.ManagedFieldsEntry`: when one writer last changed what it owns."""
+    """`metav1.ManagedFieldsEntry`: the time when one writer last changed its fields."""
 
     time: str = ""
     subresource: str = ""
 
 
 class ObjectMeta(ApiStruct, frozen=True):
-    """The part of `metav1.ObjectMeta` that a decision of ours reads."""
+    """The fields of `metav1.ObjectMeta` that Pomona reads."""
 
     name: str = ""
     namespace: str = ""
@@ -129,7 +129,7 @@ class ObjectMeta(ApiStruct, frozen=True):
 
 
 class Condition(ApiStruct, frozen=True):
-    """`metav1.Condition`: one observed fact, with when it last changed and for which generation it was seen."""
+    """`metav1.Condition`: one observed fact, with the time of its last change and the observed generation."""
 
     type: Annotated[
         str,
@@ -157,7 +157,7 @@ Conditions = Annotated[
 
 
 class SecretReference(ApiStruct, frozen=True):
-    """Names a Secret in the object's own namespace."""
+    """Reference to a Secret in the namespace of the object."""
 
     name: Annotated[SecretName, described("Name of a Secret in the same namespace.")]
 

@@ -1,4 +1,4 @@
-"""`MetalHost`: an off-cluster host run by a metal agent, as a Node is for a kubelet."""
+"""`MetalHost`: an off-cluster host run by a metal agent; the counterpart of a Node with a kubelet."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ class CoreLevel(ApiStruct, frozen=True):
 class MetalHostStatus(ApiStruct, frozen=True):
     """Observed state of a host, as its agent reports it. An unknown value is absent, never 0.
 
-    A value that changes all the time is read once a minute and written when it has changed by a step.
+    A value that changes all the time is read once a minute, and written when it has changed by one step.
     """
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
@@ -105,4 +105,4 @@ NAME_RULE = rule(
     "size(self.metadata.name) <= 63",
     "use a name of at most 63 characters, as a MetalProcess's spec.hostName takes no more",
 )
-"""Held on the whole object: a host with a longer name could be registered and never be bound."""
+"""A rule on the whole object: a host with a longer name could be registered, but no process could be bound to it."""

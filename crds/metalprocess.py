@@ -1,7 +1,7 @@
-"""`MetalProcess`: one native process on a host, as a Pod is on a node.
+"""`MetalProcess`: one native process on a host; the counterpart of a Pod on a node.
 
-The spec is self-contained and holds no secret, so that a host can serve it from disk while the API server is away.
-All of it is immutable but `hostName`, which is absent until bound and then fixed: an edit or a move is a new object.
+The spec is self-contained and contains no secret, so that a host can serve it from disk while the API server is away.
+The spec is immutable except `hostName`, which is absent until bound and then fixed: an edit or a move is a new object.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 
 class Artifact(ApiStruct, frozen=True):
-    """The exact weights: what a host fetches and verifies by itself."""
+    """The exact weights, which a host fetches and verifies by itself."""
 
     source: Annotated[str, Meta(max_length=2048), described("Where the weights are, as in the Model's spec.source.")]
     revision: Annotated[Revision, described("Exact revision; empty takes what the source has.")] = ""

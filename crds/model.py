@@ -1,4 +1,4 @@
-"""`Model`: an artifact and what it needs, as an image is for pods. Inspected once, then used by many services."""
+"""`Model`: an artifact and its needs; the counterpart of an image. Inspected once, then used by many services."""
 
 from typing import Annotated, Literal
 
@@ -81,7 +81,7 @@ class ModelSpec(ApiStruct, frozen=True):
 
 
 class Layers(ApiStruct, frozen=True):
-    """Layers that keep the same for a request. A model lists them by kind, not one by one."""
+    """Layers that keep the same sizes for a request. A model lists its layers by kind, not one by one."""
 
     count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
     key_elements: Annotated[
@@ -148,11 +148,11 @@ class GGUF(ApiStruct, frozen=True):
 
 
 Revision = Annotated[str, Meta(max_length=256)]
-"""An HTTP server decides how long its ETag is; what is longer is refused where it is read."""
+"""An HTTP server decides the length of its ETag; a longer ETag is refused when it is read."""
 
 
 class Cached(ApiStruct, frozen=True):
-    """Verified weights for pods. A volume made anew under the same name is another, and empty."""
+    """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
     claim: Annotated[str, described("Uid of the PersistentVolumeClaim of the volume that they are on.")] = ""
     path: Annotated[str, described("The file, relative to the root of the volume.")] = ""
@@ -234,4 +234,4 @@ NAME_RULE = rule(
     "size(self.metadata.name) <= 46",
     "use a name of at most 46 characters: what a Job appends to it must fit into the 63 of a label",
 )
-"""Held on the whole object, since a Job's name becomes a label of its pods."""
+"""A rule on the whole object, since a Job's name becomes a label of its pods."""

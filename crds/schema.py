@@ -1,7 +1,7 @@
-"""Renders a struct as the structural OpenAPI schema that a CustomResourceDefinition wants.
+"""Render a struct as the structural OpenAPI schema that a CustomResourceDefinition requires.
 
-msgspec's own JSON schema is not one: a CRD allows no `$ref`, no `anyOf` with null, no `title`, and wants a type beside
-every enum. So the type information is walked once, and each type of a field has one line here.
+msgspec's own JSON schema is not structural: a CRD allows no `$ref`, no `anyOf` with null, no `title`, and requires a
+type for every enum. So this module walks the type information itself, with one case for each type of a field.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ Schema = dict[str, Any]
 
 
 def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> Schema:
-    """Return the structural schema of one field of a struct, and of all below it.
+    """Return the structural schema of one field of a struct, with all nested fields.
 
     Args:
         struct: The struct of a kind.
         name: Its field, `spec` or `status`.
-        defaults: Whether the API server fills in the fields' defaults: yes in a spec; never in a status, where a
+        defaults: True if the API server fills in the fields' defaults: in a spec, but never in a status, where a
             default would be a second writer.
 
     Raises:
@@ -52,7 +52,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
 
 
 def _default(field: inspect.Field, schema: Schema) -> object:
-    """Return the default that the API server fills in, or None; an empty value is none, since absent means the same."""
+    """Return the default that the API server fills in, or None; an empty value is none, as it equals absence."""
     value = field.default
     if value is msgspec.NODEFAULT or value in (None, "", []):
         return None

@@ -1,8 +1,8 @@
-"""Serving options: how a model is served, as an InferenceService states it and its MetalProcesses carry it.
+"""Serving options: how a model is served, as stated by an InferenceService and copied to its MetalProcesses.
 
-`ServingOptions` is the one definition of them. Both kinds inherit it, and it goes whole to the engine and to the memory
-estimate, so that a new option is a field here, an argument of the engines and, where it takes memory, a term of the
-estimate. Speculative decoding names a Model in one kind and a file in the other, and is apart.
+`ServingOptions` is the one definition of them. Both kinds inherit it, and the whole struct is passed to the engine and
+to the memory estimate, so that a new option is a field here, an argument of the engines and, if it takes memory, a term
+of the estimate. Speculative decoding is separate: it names a Model in one kind and a file in the other.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ TUNING_ARGUMENTS: Final[Mapping[RuntimeName, tuple[str, ...]]] = MappingProxyTyp
 )
 """Arguments of the engine that a user may set, by runtime.
 
-Everything else is refused, unknown arguments too: it would set what Pomona renders, open the engine to the network,
-name files of its machine, log prompts, or take memory that is not reserved.
+All other arguments are refused, unknown ones too: they could change arguments that Pomona renders, open the engine to
+the network, name files of its machine, log prompts, or take memory that is not reserved.
 """
 _ANY_TUNING = tuple(dict.fromkeys(name for names in TUNING_ARGUMENTS.values() for name in names))
 EXTRA_ARGUMENT = rf"^({'|'.join(_ANY_TUNING)}|[^-\x00-\x1f\x7f][^\x00-\x1f\x7f]*)$"
-"""One item of extraArgs: such an argument, or a value, which has no leading '-' and no control character."""
+"""One item of extraArgs: one of these arguments, or a value, which has no leading '-' and no control character."""
 
 ExtraArguments = Annotated[
     list[

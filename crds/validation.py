@@ -1,9 +1,9 @@
-"""Validates a manifest as the API server does, where there is none: by the generated schema and its CEL rules.
+"""Validate a manifest as the API server does, but without one: by the generated schema and its CEL rules.
 
 The schema is the one that `make crds` writes, so a manifest that is valid here is valid on a cluster, and the messages
-are the API server's. A JSON Schema library walks the schema; what Kubernetes adds to it (CEL rules, RE2 patterns,
-unknown fields) are keywords of that walk, and defaults are filled in first. Rules about an edit (`oldSelf`) do not
-apply to a single manifest.
+are the API server's. A JSON Schema library walks the schema; the additions of Kubernetes (CEL rules, RE2 patterns,
+unknown fields) are extra keywords of the library, and defaults are filled in first. Rules about an edit (`oldSelf`) do
+not apply to a single manifest.
 """
 
 import json
@@ -41,13 +41,13 @@ _LABEL_TEXT: Final = (
 _IN_BODY: Final = {
     "type": "must be of type {}",
     "anyOf": "must be of type integer or string",
-    "format": "must be of type integer",  # what has more bits is a mere number to the API server
+    "format": "must be of type integer",  # the API server reads a longer integer as a number
     "minimum": "should be greater than or equal to {}",
     "maximum": "should be less than or equal to {}",
     "minLength": "should be at least {} chars long",
     "pattern": "should match '{}'",
 }
-"""The API server's words, by keyword of JSON Schema; the braces are the keyword's value."""
+"""The API server's messages, by keyword of JSON Schema; the braces are the keyword's value."""
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -57,7 +57,7 @@ class SchemaViolation(NamedTuple):
     path: Path
     """The field; empty is the whole object."""
     message: str
-    """What is wrong and the way out, without the field."""
+    """The problem and the remedy, without the field."""
 
     def __str__(self) -> str:
         """Return the message as the API server prints it."""
@@ -65,30 +65,30 @@ class SchemaViolation(NamedTuple):
 
 
 def kinds() -> tuple[str, ...]:
-    """Name the kinds that can be checked."""
+    """Return the names of the kinds that can be checked."""
     return tuple(each.kind for each in DEFINITIONS)
 
 
 def with_defaults(manifest: Manifest) -> Manifest:
-    """Return the manifest with what the API server fills in; its kind is one of `kinds()`."""
+    """Return the manifest with the defaults of the API server; its kind is one of `kinds()`."""
     schema = _schema(manifest["kind"])
     return {**manifest, "spec": _filled(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
 
 
 def problems(manifest: Manifest) -> list[SchemaViolation]:
-    """Return all that is wrong with a manifest of one of `kinds()`; nothing when the API server would take it."""
+    """Return all problems of a manifest of one of `kinds()`; none when the API server would accept it."""
     found = [*_envelope(manifest)]
     if found:
         return found
     whole = {"metadata": manifest["metadata"], **with_defaults({"spec": {}, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
     structural = [each for each in errors if each.validator != "x-kubernetes-validations"]
-    # As on the API server: rules may rely on what the schema promises.
+    # As on the API server, rules are checked only after the schema, since they may rely on it.
     return [SchemaViolation(_path_of(each), _render_message(each)) for each in structural or errors]
 
 
 def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
-    """Check what Kubernetes itself checks of every object."""
+    """Check the fields that Kubernetes itself checks in every object."""
     if manifest.get("apiVersion") != API_VERSION:
         yield SchemaViolation(
             ("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}"
@@ -148,7 +148,7 @@ def _filled(value: Any, schema: Schema) -> Any:
 
 
 def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
-    """JSON Schema's own keyword, and unknown fields, as kubectl has the API server refuse them."""
+    """Check JSON Schema's own keyword, and refuse unknown fields, as the API server does for kubectl."""
     if not isinstance(value, dict):
         return
     for name in value.keys() - properties.keys():
@@ -177,13 +177,13 @@ def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> 
 
 
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Errors:
-    """Match as RE2 does, whose `$` is only the very end."""
+    """Match as RE2 does, whose `$` matches only the very end."""
     if isinstance(value, str) and not _evaluate("value.matches(pattern)", value=value, pattern=pattern):
         yield ValidationError("")
 
 
 def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
-    """Evaluate CEL rules with the value as `self`; one that cannot be evaluated refuses, as on the API server."""
+    """Evaluate CEL rules with the value as `self`; a rule that cannot be evaluated refuses, as on the API server."""
     for rule in rules:
         if "oldSelf" in rule["rule"]:
             continue
@@ -197,7 +197,7 @@ def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Sc
 
 
 def _evaluate(expression: str, /, **variables: object) -> object:
-    # Its import takes longer than all others together, since it loads a prompt for terminals: only rules need it.
+    # This import takes longer than all others together, since cel loads a terminal prompt, and only rules need cel.
     import cel  # noqa: PLC0415
 
     return cel.evaluate(expression, variables)
@@ -236,7 +236,7 @@ def _items(value: object) -> list[Any]:
 
 
 def _shown(value: object) -> str:
-    """Quote a value; an object is what the manifest has at this place, and need not be repeated."""
+    """Quote a value; an object is not repeated, since the manifest shows it at this place."""
     return json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, dict | list) else '"object"'
 
 

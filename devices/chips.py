@@ -18,12 +18,12 @@ class Bandwidth(NamedTuple):
     """In 10^9 bytes, as Apple counts."""
     source: str
     gpu_cores: int | None = None
-    """GPU cores of this variant; None where all variants have the same bandwidth."""
+    """GPU cores of this variant; None if all variants have the same bandwidth."""
 
 
 CHIPS: Final[Mapping[str, tuple[Bandwidth, ...]]] = MappingProxyType(
     {
-        # Apple states none for the M1; its memory is LPDDR4X-4266 on 128 bits.
+        # Apple states no bandwidth for the M1; its memory is LPDDR4X-4266 on 128 bits.
         "Apple M1": (Bandwidth(68, "4266 MT/s x 16 bytes; Apple calls the M2's 100 GB/s 50 % more, 2022-06-06"),),
         "Apple M1 Pro": (Bandwidth(200, "Apple newsroom, M1 Pro and M1 Max, 2021-10-18"),),
         "Apple M1 Max": (Bandwidth(400, "Apple newsroom, M1 Pro and M1 Max, 2021-10-18"),),

@@ -26,7 +26,7 @@ class HostFacts:
     """The maker's name of the machine, for example `Mac16,9`."""
     cpu_cores: int | None = None
     core_levels: tuple[CpuCluster, ...] = ()
-    """The fastest first; empty where not known. The first is no number of useful threads: an M5 Max has 6 of 18."""
+    """The fastest level first; empty if not known. Its cores are no useful number of threads: 6 of 18 on an M5 Max."""
     gpu_cores: int | None = None
     os: str | None = None
     """Name and version, for example `macOS 26.1`."""
@@ -36,7 +36,7 @@ class HostFacts:
     working_set_bytes: int | None = None
     """Metal's recommendedMaxWorkingSetSize."""
     wired_limit_bytes: int | None = None
-    """The owner's iogpu.wired_limit_mb in bytes; None where the system decides."""
+    """The owner's iogpu.wired_limit_mb in bytes; None if the system decides."""
     model_memory_bytes: int | None = None
     """Memory that all models together may take without starving the system, by the system's own rule."""
     boot_id: str | None = None

@@ -22,7 +22,7 @@ class Footprint(NamedTuple):
 
     bytes: int
     unavailable_bytes: int
-    """The share that is not available to others: on Linux without pages of files, which can be read again."""
+    """Bytes that cannot be reclaimed: on Linux without the pages of files, which can be read again."""
 
 
 def footprint_bytes(pid: int) -> int | None:
@@ -44,7 +44,7 @@ def footprint(pid: int) -> Footprint | None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that `pid` started, and those that they started."""
+    """Yield the child processes of `pid`, and their descendants."""
     seen = {pid}
     waiting = [pid]
     while waiting:
@@ -66,7 +66,7 @@ def _measure_one(pid: int) -> Footprint | None:
 
 
 def parse_statm(text: str) -> Footprint | None:
-    """Read the resident size, and its share that is not of files, from /proc/PID/statm; None for a zombie."""
+    """Read the resident size, and its share without pages of files, from /proc/PID/statm; None for a zombie."""
     _, _, rest = text.partition(" ")
     resident, _, rest = rest.partition(" ")
     shared = rest.partition(" ")[0].strip()
@@ -78,7 +78,7 @@ def parse_statm(text: str) -> Footprint | None:
 def _children(pid: int) -> list[int]:
     if sys.platform == "darwin":
         return libsystem.children(pid)
-    # Each thread lists what it started itself.
+    # Each thread lists only the processes that it started.
     found = []
     for path in (_PROC / str(pid) / "task").glob("*/children"):
         try:

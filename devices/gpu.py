@@ -1,4 +1,4 @@
-"""The GPU of a Mac, read from the kernel's registry: the only count of all processes' GPU memory without root."""
+"""The GPU of a Mac, read from the kernel's registry, which alone counts all processes' GPU memory without root."""
 
 import re
 from typing import Final, NamedTuple
@@ -29,8 +29,8 @@ def read() -> Gpu:
 def parse(text: str) -> Gpu:
     """Parse the output of ioreg: one property a line; an incomplete line is ignored.
 
-    The statistics are one dictionary in one line. Other properties repeat their names (a legend of 40 KB does), and the
-    key of the driver's own memory begins like that of all memory.
+    The statistics are one dictionary in one line. Other properties repeat their names (such as a legend of 40 KB), and
+    the key of the driver's own memory begins with the key of all memory.
     """
     statistics = re.search(r'^[\s|]*"PerformanceStatistics" = \{(.*)\}\n', text, re.MULTILINE)
     values = dict(re.findall(r'"([^"]+)"=([0-9]+)(?=,|$)', statistics[1] if statistics else ""))
@@ -49,5 +49,5 @@ def _property(text: str, pattern: str) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    # As long as the longest number that the kernel's 64 bits hold.
+    # The longest number of 64 bits has 20 digits.
     return int(text) if text is not None and len(text) <= 20 else None  # noqa: PLR2004 - digits

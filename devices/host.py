@@ -14,14 +14,14 @@ from devices.thermal import ThermalLevel
 
 
 class HostState(NamedTuple):
-    """The facts that change all the time; one that could not be read is None."""
+    """The facts that change all the time; a fact that could not be read is None."""
 
     pressure: PressureReading = PressureReading()
     thermal: ThermalLevel | None = None
     power: Power = Power()
     gpu: Gpu = Gpu()
     uptime_seconds: int | None = None
-    """Since the system was started, sleep included."""
+    """Seconds since the system was started, sleep included."""
 
 
 def read() -> HostFacts:
@@ -50,7 +50,7 @@ def _boot_id() -> str | None:
 
 def _since_boot_seconds() -> float:
     """Return the seconds since the system was started, sleep included, independent of the wall clock."""
-    # Neither system's CLOCK_MONOTONIC: Linux's stands still in sleep, macOS's follows changes of the wall clock.
+    # Not CLOCK_MONOTONIC: on Linux it stops during sleep, and on macOS it follows changes of the wall clock.
     if sys.platform == "darwin":
         return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,7 +1,7 @@
-"""macOS facts that the system's own library gives faster, or more exactly, than any tool: read through ctypes.
+"""macOS facts from the system's own library, read through ctypes: faster or more exact than any tool.
 
 The level of memory pressure is read each second, and no cheap tool prints a process's physical footprint.
-Layouts are those of Apple's <sys/resource.h> (rusage_info_v4) and <libproc.h>. On another system, and wherever the
+Layouts are those of Apple's <sys/resource.h> (rusage_info_v4) and <libproc.h>. On another system, or if the
 library fails, the result is None.
 """
 
@@ -41,7 +41,7 @@ def footprint_bytes(pid: int) -> int | None:
 
 
 def parse_footprint(rusage: bytes) -> int | None:
-    """Read ri_phys_footprint of a rusage_info_v4; a process that runs has one, so that 0 is a zombie's."""
+    """Read ri_phys_footprint of a rusage_info_v4; None for 0, which only a zombie has."""
     if len(rusage) < _RUSAGE_BYTES:
         return None
     return int(struct.unpack_from("=Q", rusage, _FOOTPRINT_OFFSET)[0]) or None

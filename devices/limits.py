@@ -1,4 +1,4 @@
-"""The limit of open files of this process, raised to what a server needs: service managers start jobs with few."""
+"""The limit of open files of this process, raised for a server: service managers start jobs with a low limit."""
 
 import resource
 import sys
@@ -7,7 +7,7 @@ _DESCRIPTORS = 10240  # the most that macOS grants by default
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files of this process and those that it starts: launchd starts its jobs with 256."""
+    """Raise the limit of open files of this process and its children: launchd starts its jobs with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

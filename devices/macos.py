@@ -18,7 +18,7 @@ _MOST_LEVELS: Final = 4
 _WIRED_LIMIT_KEYS: Final = ("iogpu.wired_limit_mb", "debug.iogpu.wired_limit")
 """The second is the name in macOS 13."""
 SYSCTL: Final = (
-    # -i: an older macOS does not know every key, and one unknown key must not hide the others.
+    # -i: an older macOS does not have every key, and one unknown key must not hide the others.
     *("/usr/sbin/sysctl", "-i", "hw.memsize", "hw.physicalcpu", "hw.model", "machdep.cpu.brand_string"),
     *("hw.nperflevels", *(f"hw.perflevel{n}.{each}" for n in range(_MOST_LEVELS) for each in ("name", "physicalcpu"))),
     *_WIRED_LIMIT_KEYS,
@@ -81,13 +81,13 @@ def core_levels(values: dict[str, str]) -> tuple[CpuCluster, ...]:
 
 
 def wired_limit_bytes(values: dict[str, str]) -> int | None:
-    """Return the limit that the owner set; None for 0, by which the system decides."""
+    """Return the limit that the owner set; None for 0, with which the system decides."""
     limits = [positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
     return next((limit * 2**20 for limit in limits if limit is not None), None)
 
 
 def parse_displays(text: str) -> int | None:
-    """Read the GPU's cores from `system_profiler SPDisplaysDataType -json`, where they are a text."""
+    """Read the GPU's cores from `system_profiler SPDisplaysDataType -json`, where the number is a string."""
     try:
         adapters = json.loads(text)["SPDisplaysDataType"]
         found = [positive(adapter.get("sppci_cores")) for adapter in adapters]
@@ -97,11 +97,11 @@ def parse_displays(text: str) -> int | None:
 
 
 def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version: str) -> int | None:
-    """Estimate Metal's recommendedMaxWorkingSetSize where Metal does not answer; None when the memory is not known.
+    """Estimate Metal's recommendedMaxWorkingSetSize if Metal does not answer; None when the memory is not known.
 
-    A limit that the owner raised counts as it is, up to the memory there is. Otherwise as Macs report it: two thirds
-    up to 36 GiB and three quarters above, before macOS 26; 74 % (16 GB) and 84 % (128 GB) since. Between these two the
-    lower is assumed.
+    A limit that the owner set is used as it is, up to the size of the memory. Otherwise the shares are those that Macs
+    report: before macOS 26 two thirds up to 36 GiB and three quarters above; since then 74 % (16 GB) and 84 % (128 GB).
+    Between these two sizes the lower share is assumed.
     """
     if memory_bytes is None:
         return None
@@ -116,6 +116,6 @@ def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version
 
 
 def parse_swap_used(text: str | None) -> int | None:
-    """Read the bytes in use from the value of vm.swapusage, where they stand in MiB with two digits."""
+    """Read the bytes in use from the value of vm.swapusage, which has MiB with two decimals."""
     found = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
     return round(float(found[1]) * 2**20) if found else None

@@ -1,6 +1,6 @@
 """`python -m devices.metal`: memory that Metal lets models use, read from Metal in a process that then ends.
 
-It is a process of its own because a framework loaded into the agent would make fork and spawn unsafe. Metal is called
+It is a separate process because a framework loaded into the agent would make fork and spawn unsafe. Metal is called
 through the Objective-C runtime by ctypes, so that no binding has to be installed.
 """
 
@@ -13,7 +13,7 @@ from devices.tools import output_or_empty
 
 _METAL: Final = "/System/Library/Frameworks/Metal.framework/Metal"
 _CORE_GRAPHICS: Final = "/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics"
-"""Unless it is loaded, Metal gives a program that is not an app no default device."""
+"""Unless CoreGraphics is loaded, Metal returns no default device to a program that is not an app."""
 _OBJC: Final = "/usr/lib/libobjc.A.dylib"
 
 
@@ -22,7 +22,7 @@ class Metal(NamedTuple):
 
     name: str | None = None
     working_set_bytes: int | None = None
-    """recommendedMaxWorkingSetSize: more than this slows down or fails. It follows iogpu.wired_limit_mb."""
+    """recommendedMaxWorkingSetSize: work above this size slows down or fails. It follows iogpu.wired_limit_mb."""
     buffer_bytes: int | None = None
     """maxBufferLength: the largest single buffer."""
 
@@ -54,7 +54,7 @@ def _positive(value: object) -> int | None:
 
 
 class MetalDevice:
-    """Metal's default device, in this process. Raises OSError when Metal is not there, or has no device."""
+    """Metal's default device, in this process. Raises OSError when Metal is not installed, or has no device."""
 
     def __init__(self) -> None:
         ctypes.CDLL(_CORE_GRAPHICS)

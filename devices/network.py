@@ -1,8 +1,8 @@
 """Changes of this machine's network: a link, an address or a route. The kernel reports them on a socket.
 
-Linux sends it on a netlink socket (rtnetlink(7)), macOS and the BSDs on a routing socket (route(4)); both are open to
-every user. The change itself is not read: the caller reads the state that it needs. On the routing socket macOS also
-reports lookups of routes, which the caller's own reading causes; those are ignored.
+Linux reports on a netlink socket (rtnetlink(7)), macOS and the BSDs on a routing socket (route(4)); every user may open
+both. The change itself is not read: the caller reads the state that it needs. On the routing socket macOS also
+reports lookups of routes, which the caller's own reading causes; lookups are ignored.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ class Power(NamedTuple):
 
     source: PowerSource | None = None
     battery_percent: int | None = None
-    """Also None where there is no battery."""
+    """Also None if there is no battery."""
 
 
 def read() -> Power:
@@ -30,8 +30,8 @@ def read() -> Power:
 def parse_pmset(text: str) -> Power:
     """Read `pmset -g batt`: the source in the first line, then one line for each battery and UPS.
 
-    The battery's state and its remaining time are not read: `charging` is part of `discharging`, and there is not
-    always an estimate.
+    The battery's state and its remaining time are not read: the word `charging` is part of `discharging`, and
+    an estimate is not always printed.
     """
     source = re.search(r"^Now drawing from '([^']+)'\n", text, re.MULTILINE)
     percent = re.search(r"^ -InternalBattery-[0-9]+ [^\t\n]*\t([0-9]{1,3})%;[^\n]*\n", text, re.MULTILINE)

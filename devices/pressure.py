@@ -1,9 +1,9 @@
-"""Memory pressure of the host, on which models are held and evicted.
+"""Memory pressure of the host, which decides when models are held back and evicted.
 
-macOS has a level of its own, with hysteresis, which includes what it can compress; shares of memory are no measure
-there (a healthy Mac has hardly any free memory, and swap in use means nothing). Linux has no level, so it is derived
-from two signals: the time that tasks wait for memory (PSI), which is the harm itself, and the available memory, which
-falls before.
+macOS has its own level, with hysteresis, which accounts for memory that can be compressed; shares of memory are no
+measure there (a healthy Mac has hardly any free memory, and swap in use means nothing). Linux has no level, so it is
+derived from two signals: the time that tasks wait for memory (PSI), which is the harm itself, and the available memory,
+which falls earlier.
 """
 
 import sys
@@ -17,20 +17,20 @@ from devices import libsystem, proc
 PressureLevel = Literal["normal", "warn", "critical"]
 
 _KERNEL_LEVELS: Final[dict[int, PressureLevel]] = {1: "normal", 2: "warn", 4: "critical"}
-"""Values of kern.memorystatus_vm_pressure_level; any other, also 0, is no level."""
+"""Values of kern.memorystatus_vm_pressure_level; any other value, including 0, is no level."""
 
 _WAITING_PERCENT: Final = 10.0
 """Share of the last 10 s in which some task (warn), or every one (critical), waited for memory.
 
-Waiting is 0 on a healthy host, and a tenth of a second lost each second is felt in every stream. systemd-oomd kills at
-60 % for 30 s, which is too late to drain first.
+Waiting is 0 on a healthy host, and a tenth of a second lost each second slows every stream noticeably. systemd-oomd
+kills at 60 % for 30 s, which is too late to drain first.
 """
 _WARN_SHARE: Final = 0.10
 _CRITICAL_SHARE: Final = 0.05
 """Shares of the host's memory that are still available; at these earlyoom, by default, sends SIGTERM and SIGKILL."""
 _WARN_BYTES: Final = 4 * 2**30
 _CRITICAL_BYTES: Final = 2 * 2**30
-"""With this much available a big host is not short of memory, whatever share it is."""
+"""With this much available memory a large host is not short of memory, regardless of the share."""
 
 
 class PressureReading(NamedTuple):

@@ -27,13 +27,13 @@ def boot_id() -> str:
 def start_time(pid: int) -> str | None:
     """Return the start time of process `pid` as the kernel states it; None when it does not run or is a zombie.
 
-    The text is for comparing within one boot only.
+    Texts are comparable within one boot only.
 
     Raises:
-        OSError: it cannot be read, so the process may well run.
+        OSError: the start time cannot be read, so the process may be running.
     """
     if sys.platform == "darwin":
-        # lstart has the second in which the process began, as it was stored then. Our own pid always has a line, so no
+        # lstart is the second in which the process began, stored at that time. Our own pid always has a line, so no
         # line at all is a failure, and not the absence of `pid`.
         ours = os.getpid()
         return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{ours}"), pid)
@@ -47,7 +47,7 @@ def cpu_seconds(pid: int) -> float | None:
     """Return the processor time of `pid` and its running descendants; None when it cannot be read."""
     try:
         times = [psutil.Process(each).cpu_times() for each in (pid, *descendants(pid))]
-    except (psutil.Error, OSError):  # it, or a child, has just ended
+    except (psutil.Error, OSError):  # the process or a child has just ended
         return None
     return sum(each.user + each.system for each in times)
 
@@ -60,7 +60,7 @@ def parse_stat(text: str) -> str | None:
 
 
 def parse_ps(text: str, pid: int) -> str | None:
-    """Read the start time from `ps -o pid=,state=,lstart=`; None for a zombie, or when ps knows no such process."""
+    """Read the start time from `ps -o pid=,state=,lstart=`; None for a zombie, or when ps lists no such process."""
     for line in text.splitlines():
         found, state, *started = line.split()
         if found == str(pid):

@@ -17,15 +17,15 @@ _CONNECT_SECONDS: Final = 1.0
 
 
 def loopback_port(pid: int) -> int | None:
-    """Return the TCP port on which process `pid`, or one that it started, listens on 127.0.0.1; None before it does.
+    """Return the TCP port on which process `pid` or a descendant listens on 127.0.0.1; None if there is none yet.
 
-    Blocks while their open files are read.
+    Blocks while the open files of these processes are read.
     """
     try:
-        # Not psutil's children(), which looks at every process of the machine: a Mac has many hundreds.
+        # Not psutil's children(), which reads every process of the machine: a Mac has many hundreds.
         family = (pid, *descendants(pid))
         found = [socket for member in family for socket in psutil.Process(member).net_connections("tcp4")]
-    except (psutil.Error, OSError):  # it, or a child, has just ended
+    except (psutil.Error, OSError):  # the process or a child has just ended
         return None
     ports = [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN and each.laddr.ip == LOOPBACK]
     return min(ports, default=None)

@@ -1,4 +1,4 @@
-"""Thermal level of the host, by the system's own scale: from a certain level on it throttles."""
+"""Thermal level of the host, by the system's own scale: from a certain level on the system throttles."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from devices import proc
 from devices.tools import output_or_empty
 
 ThermalLevel = Literal["nominal", "moderate", "heavy", "trapping", "sleeping"]
-"""macOS's own levels. From moderate on the system slows down; at trapping it is about to sleep, at sleeping it does."""
+"""macOS's own levels. From moderate on the system slows down; trapping: it is about to sleep; sleeping: it sleeps."""
 
 COMMAND: Final = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 """`pmset -g therm` has no level on Apple Silicon, and powermetrics needs root."""
@@ -17,7 +17,7 @@ _LEVELS: Final[tuple[ThermalLevel, ...]] = ("nominal", "moderate", "heavy", "tra
 _TRIPS: Final[dict[str, ThermalLevel]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
 """Linux's trip points: from passive on the kernel throttles, at hot it warns, at critical it shuts down."""
 _COLDEST_MILLIDEGREES: Final = 1000
-"""Firmware states a trip point that is not used as 0 or below."""
+"""Firmware states 0 or below for an unused trip point."""
 
 
 def read() -> ThermalLevel | None:
@@ -32,7 +32,7 @@ def parse_notifyutil(text: str) -> ThermalLevel | None:
 
 
 def _linux(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
-    """Return the worst level of all zones; None where no zone has both a temperature and a trip point."""
+    """Return the worst level of all zones; None if no zone has both a temperature and a trip point."""
     worst = None
     for zone in sorted(zones.glob("thermal_zone*")):
         temperature = _millidegrees(zone / "temp")

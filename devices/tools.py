@@ -21,7 +21,7 @@ def output(*argv: str, with_errors: bool = False, timeout_seconds: float = _TIME
             timeout=timeout_seconds,
             check=True,
             env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
-            # Otherwise it forks, and a fork of a macOS process with threads may crash. Ours are not inheritable anyway.
+            # True would fork, and a fork of a macOS process with threads may crash. Our files are not inheritable.
             close_fds=False,
         )
     except subprocess.SubprocessError as error:

@@ -1,6 +1,6 @@
 """The table of accelerators: the resources and tolerations with which a pod gets a device. A vendor is one entry.
 
-All differences between vendors are data here; the code that builds a pod knows no vendor by name.
+All differences between vendors are data here; the code that builds a pod names no vendor.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Vendor(NamedTuple):
     in_pods: bool
     """True when replicas are pods; else they are processes of an off-cluster host."""
     device_resource: str | None = None
-    """Extended resource of the vendor's device plugin; None where there is no device to count."""
+    """Extended resource of the vendor's device plugin; None if there is no device to count."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that keep other pods off the vendor's nodes, by the vendor's convention."""
     gpu_layers: int | None = None

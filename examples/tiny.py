@@ -1,9 +1,9 @@
-"""Writes a tiny model that llama.cpp loads and answers from, with nothing but the standard library.
+"""Write a tiny model that llama.cpp loads and answers from, with the standard library only.
 
-`make run` serves it, so that a new user waits for no download, and the tests build their models of the same parts
+`make run` serves it, so that a new user waits for no download, and the tests build their models from the same parts
 (`tests/support/tiny_models/tiny_gguf.py`). The weights are built, not trained: word i of a sentence has a random unit
 embedding e_i, the output row of its successor is 4 * e_i, and attention and feed-forward are zero. So every prompt
-starts the sentence and each word calls the next. There is one token of prompt for each byte.
+starts the sentence and each word predicts the next. A prompt has one token for each byte.
 
     python examples/tiny.py tiny.gguf
 """
@@ -67,13 +67,13 @@ class EncodedTensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Sizes, the fastest first."""
+    """Sizes, the fastest-varying dimension first."""
     data: bytes
     kind: int = F32
 
 
 def build_vocabulary(text: str = SENTENCE) -> tuple[list[Token], list[int]]:
-    """Return all tokens, and the ids of those that say the words of `text` in order."""
+    """Return all tokens, and the ids of those for the words of `text`, in order."""
     tokens = [Token("<unk>", UNKNOWN), Token("<s>", CONTROL), Token("</s>", CONTROL)]
     tokens += [Token(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
     tokens += [Token(f"<|{role}|>", CONTROL) for role in ("system", "user", "assistant", "tool")]
@@ -90,9 +90,9 @@ def build_vocabulary(text: str = SENTENCE) -> tuple[list[Token], list[int]]:
 def build_chain(
     size: int, chain: Sequence[int], width: int, *, loop: bool = False, seed: int = 0
 ) -> tuple["array[float]", "array[float]"]:
-    """Return token embedding and output matrix, a row for each token, that make each word of the chain call the next.
+    """Return token embedding and output matrix, a row for each token: each word of the chain predicts the next.
 
-    `loop` makes the last word call the first, instead of the end.
+    With `loop`, the last word predicts the first instead of the end.
     """
     dice = random.Random(seed)  # noqa: S311 - weights, no secret
     directions = [_draw_unit(dice, width) for _ in range(len(chain) + 1)]
@@ -101,7 +101,7 @@ def build_chain(
     for token in range(size):
         if token in position_of:
             embedding.extend(directions[position_of[token] + 1])
-        else:  # whatever the prompt ends with, the first word follows
+        else:  # the first word follows any token with which a prompt may end
             noise = _draw_unit(dice, width)
             embedding.extend(0.05 * small + start for small, start in zip(noise, directions[0], strict=True))
     for token, direction in zip([*chain, chain[0] if loop else END], directions, strict=True):
@@ -111,7 +111,7 @@ def build_chain(
 
 
 def list_layer_matrices(dimensions: Dimensions) -> list[tuple[str, tuple[int, int]]]:
-    """Return name and shape of the matrices of all layers, which need not hold anything but zeros."""
+    """Return name and shape of the matrices of all layers, which may all be zeros."""
     width, head = dimensions.width, dimensions.width // dimensions.heads
     found = []
     for layer, heads_kv in enumerate(dimensions.heads_kv_of_layers()):
@@ -168,7 +168,7 @@ def describe(tokens: Sequence[Token], dimensions: Dimensions, name: str) -> dict
 
 
 def encode_gguf(metadata: Mapping[str, Value], tensors: Sequence[EncodedTensor]) -> bytes:
-    """Return the file: header, metadata, where each tensor is, and the tensors."""
+    """Return the file: header, metadata, the position of each tensor, and the tensors."""
     header = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))
     for name, value in metadata.items():
         kind, encoded = _encode_value(value)

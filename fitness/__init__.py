@@ -1,1 +1,1 @@
-"""Memory estimates: what fits where."""
+"""Memory estimates of models, by engine."""

@@ -1,7 +1,7 @@
 """Memory of llama.cpp, part by part, as its own source computes it (llama.cpp b11549; file names are of that source).
 
-ggml's allocator lays out compute buffers and reuses what is no longer read. The formulas here are upper bounds of what
-is live at once, fitted to `--verbosity` logs of many shapes.
+ggml's allocator lays out compute buffers and reuses those that are no longer read. The formulas here are upper bounds
+of the bytes that are live at once, fitted to `--verbosity` logs of many shapes.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from fitness.parts import Parts
 from runtimes.llama_server import CHECKPOINTS
 
 _PADDING: Final = 256
-"""Multiple of cells that a cache has (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
+"""The number of cells of a cache is a multiple of this (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
 _BATCH: Final = 512
-"""Tokens that are computed at once: n_ubatch in `common/common.h`, which Pomona leaves as it is for chat."""
+"""Tokens that are computed at once: n_ubatch in `common/common.h`, which Pomona does not change for chat."""
 _F16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 
@@ -31,7 +31,7 @@ _BLOCK_BYTES: Final[dict[CacheType, int]] = {
     "q4_0": 18,
     "iq4_nl": 18,
 }
-"""Bytes of 32 elements (`block_*` in `ggml-common.h`); a test holds them against the gguf package."""
+"""Bytes of 32 elements (`block_*` in `ggml-common.h`); a test compares them with the gguf package."""
 _BLOCK_ELEMENTS: Final = 32
 
 _PROCESS_BYTES: Final = 32 * 2**20
@@ -42,7 +42,7 @@ byte pairs, which take twice as much as other kinds."""
 
 
 def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts:
-    """Compute what one server of `runtime` holds after prompts of the full context on all slots."""
+    """Compute the memory of one server of `runtime` after prompts of the full context on all slots."""
     unified = _is_switched_on(
         options.extra_args, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
     )
@@ -53,7 +53,7 @@ def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Par
     # A text is embedded in one batch, however long it is.
     batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
     server = runtime == "llama.cpp"
-    # llama-cpp-python leaves llama.h's own default, which keeps windows whole.
+    # llama-cpp-python keeps llama.h's own default, which caches the whole context of windowed layers.
     near_tokens = None if "--swa-full" in options.extra_args or runtime == "llama-cpp-python" else batch
     cache = checkpoint = 0
     for layers in layout.layers:
@@ -74,7 +74,7 @@ def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Par
 
 
 def _token_bytes(layers: Layers, options: ServingOptions) -> int:
-    """Return the bytes of one cell of one layer; a row is whole blocks."""
+    """Return the bytes of one cell of one layer; a row has whole blocks only."""
     kept = ((layers.key_elements, options.cache_type_k), (layers.value_elements, options.cache_type_v))
     return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
 
@@ -103,8 +103,8 @@ def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, ba
 def _has_flash(options: ServingOptions, runtime: str) -> bool:
     """Decide whether attention is computed without a matrix of all scores.
 
-    llama-server's `auto` does so on every backend that we use. llama-cpp-python does it for a quantized cache only, or
-    when asked; Ollama decides by model and device, so the larger is assumed.
+    llama-server's `auto` does so on every backend that we use. llama-cpp-python does so for a quantized cache only, or
+    with --flash_attn; Ollama decides by model and device, so the larger size is assumed.
     """
     if runtime == "llama-cpp-python":
         quantized = (options.cache_type_k, options.cache_type_v) != ("f16", "f16")

@@ -1,9 +1,9 @@
-"""Estimates the memory that serving an artifact takes, before it is loaded anywhere.
+"""Estimate the memory that serving an artifact takes, before it is loaded anywhere.
 
-The controller, a pod's request and the agent's admission use this one estimator, so that they agree. It counts what an
-engine holds at most, after prompts of the full context on every slot: on a Mac Metal wires all of it, so that none can
-be paged out, and on Linux it is the resident size. When a part is unknown the estimate is unknown too, and the caller
-must not place the model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp itself, and
+The controller, a pod's request and the agent's admission use this one estimator, so that they agree. It counts the
+most that an engine holds, after prompts of the full context on every slot: on a Mac Metal wires all of it, so that none
+can be paged out, and on Linux it is the resident size. When a part is unknown the estimate is unknown too, and the
+caller must not place the model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp itself, and
 `benchmarks/memory_estimate.py` a whole table.
 """
 
@@ -23,22 +23,22 @@ _MLX: Final = frozenset({"mlx-lm", "omlx"})
 _LEAST_CONTEXT: Final = 512
 """A smaller context is not worth proposing."""
 _CONTEXT_STEP: Final = 256
-"""llama.cpp pads to it, and MLX grows its cache by it."""
+"""llama.cpp pads the context to a multiple of it, and MLX grows its cache by it."""
 
 _LEAST_QUANTIZATION_SHARE: Final = 0.125
-"""From 16 bits a weight to 2, the fewest that are in use."""
+"""2 bits a weight, the fewest in use, instead of 16."""
 
 
 class Workload(NamedTuple):
     """The artifacts that one engine loads, as far as memory depends on them."""
 
     layout: Layout | None
-    """Layout of the model, out of the artifact's header; None where that lacks something."""
+    """Layout of the model, from the artifact's header; None if the header lacks a part of it."""
     runtime: str = "llama.cpp"
     draft: Layout | None = None
-    """Layout of the draft model. The caller must not estimate where there is a draft of unknown layout."""
+    """Layout of the draft model. The caller must not estimate with a draft of unknown layout."""
     further_bytes: int = 0
-    """Bytes of projector and adapters, by `further_bytes`."""
+    """Bytes of projector and adapters, as `further_bytes` returns them."""
 
 
 class Estimate(NamedTuple):
@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
-    """Compute what one replica takes that serves `workload` with `options`, or None when it cannot be known."""
+    """Compute the memory of one replica that serves `workload` with `options`; None when it cannot be known."""
     if workload.layout is None:
         return None
     own = _estimate_parts(workload.layout, options, workload.runtime)
@@ -71,7 +71,7 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     own = own._replace(further_bytes=workload.further_bytes)
     if workload.draft is None:
         return Estimate(own)
-    # A draft shares the engine's process, and loads nothing beside its own weights.
+    # A draft shares the engine's process, so the engine is counted once.
     draft = _estimate_parts(workload.draft, options, workload.runtime)
     return Estimate(own, draft and draft._replace(engine_bytes=0))
 
@@ -83,10 +83,10 @@ def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Pa
 
 
 def further_bytes(role: Role, size_bytes: int | None) -> int | None:
-    """Return what a projector or an adapter of this size takes beside the model; None when its size is not known.
+    """Return the bytes that a projector or an adapter of this size adds to the model; None when its size is not known.
 
-    A projector's graph depends on what it sees, and no key of its header tells it: as much as its weights is assumed
-    for the buffers of one image, and what is seen in use corrects that.
+    A projector's graph depends on its input, and no key of its header describes it: the buffers of one image are
+    assumed to be as large as the weights, and the memory measured in use corrects this estimate.
     """
     if size_bytes is None:
         return None
@@ -94,9 +94,9 @@ def further_bytes(role: Role, size_bytes: int | None) -> int | None:
 
 
 def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int) -> int | None:
-    """Return the longest context, shorter than that of `options`, with which it fits into `limit_bytes`, or None.
+    """Return the longest context, shorter than that of `options`, that fits into `limit_bytes`, or None.
 
-    The estimate never falls with a longer context (a property test holds that), so halving finds it.
+    The estimate never falls with a longer context (a property test checks this), so a binary search finds it.
     """
 
     def fits(steps: int) -> bool:
@@ -113,7 +113,7 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
 
 
 def way_out(workload: Workload, options: ServingOptions, limit_bytes: int) -> str:
-    """Return a message with what would fit into `limit_bytes`: a shorter context, else fewer requests or bits."""
+    """Return a message with a change that fits into `limit_bytes`: a shorter context, else fewer requests or bits."""
     layout, context = workload.layout, largest_context(workload, options, limit_bytes)
     if context is not None:
         return f"a contextLength of {context} would fit"

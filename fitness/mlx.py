@@ -18,7 +18,7 @@ _PREFILL: Final = 2048
 _BYTES: Final = 2
 """Bytes of an element of the cache and of intermediate results: bfloat16 or float16."""
 _CACHE_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"f16": 32, "q8_0": 17, "q4_0": 9})
-"""Bits of two elements of a cache; a quantized group of 64 has two halves beside it (`--kv-bits`)."""
+"""Bits of two elements of a cache; a quantized group of 64 has two 16-bit numbers in addition (`--kv-bits`)."""
 _PROCESS_BYTES: Final = 400 * 2**20
 """Python with mlx, mlx-lm and transformers."""
 _TOKEN_BYTES: Final = 1200
@@ -26,7 +26,7 @@ _TOKEN_BYTES: Final = 1200
 
 
 def estimate_parts(layout: Layout, options: ServingOptions) -> Parts:
-    """Compute what one server holds after prompts of the full context on all slots."""
+    """Compute the memory of one server after prompts of the full context on all slots."""
     context = -(-options.context_length // _STEP) * _STEP
     cache = 0
     for layers in layout.layers:
@@ -39,7 +39,7 @@ def estimate_parts(layout: Layout, options: ServingOptions) -> Parts:
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache * options.parallel,
-        # As many conversations that have ended are kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
+        # The same number of finished conversations is kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
         checkpoints_bytes=cache * options.parallel,
         compute_bytes=_compute_bytes(layout, options),
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,

@@ -13,7 +13,7 @@ class Parts(NamedTuple):
     cache_bytes: int
     """Keys, values and recurrent states of all slots."""
     checkpoints_bytes: int
-    """Copies of what a shortened cache cannot give again, kept so that a conversation goes on at once."""
+    """Copies of states that a shortened cache cannot restore, kept so that a conversation continues at once."""
     compute_bytes: int
     """Intermediate results of one batch."""
     engine_bytes: int

@@ -1,4 +1,4 @@
-"""Server-side apply that is sent only when it would change something: a needless one costs the server almost as much.
+"""Server-side apply, sent only when it would change something: a needless request costs the server almost as much.
 
 kube/comparison.py decides; this module reads the observed object and sends the request.
 """
@@ -20,9 +20,9 @@ _STATUS_TRIES = 3
 def is_applied(
     resource: Resource, desired: Mapping[str, Any], observed: Obj, field_manager: str, subresource: str = ""
 ) -> bool:
-    """Decide whether applying `desired` would change nothing: all is there, and we own nothing else.
+    """Decide whether applying `desired` would change nothing: all its fields are there, and we own no others.
 
-    `desired` must hold what can be read back: a Secret's `data`, never its write-only `stringData`.
+    `desired` must have fields that can be read back: a Secret's `data`, never its write-only `stringData`.
     """
     owned = owned_fields(observed, field_manager, subresource)
     return owned is not None and Comparison(zero_is_absent=not resource.custom).covers(observed, desired, owned)
@@ -44,11 +44,11 @@ async def apply_if_changed(
 async def apply_status(
     client: Client, resource: Resource, observed: Obj, status: Mapping[str, Any], field_manager: str
 ) -> Obj:
-    """Apply `status` as the whole status of `field_manager` on the very object `observed`, if it differs.
+    """Apply `status` as the whole status of `field_manager` on exactly the object `observed`, if it differs.
 
-    The server ignores a uid on a status, so the version is the precondition; an object merely behind is read again.
+    The server ignores a uid on a status, so the version is the precondition; an outdated object is read again.
 
-    Raises, besides the usual of `Client`: Conflict when the name now belongs to another object, NotFound when to none.
+    Raises as `Client`; also Conflict when the name now belongs to another object, and NotFound when to none.
     """
     metadata = observed["metadata"]
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}

@@ -1,6 +1,6 @@
 """The pause before the next try, which doubles with each failure up to a bound.
 
-Every retry of Pomona computes its pause here, with numbers of its own. The jitter keeps many clients that lost one
+Every retry of Pomona computes its pause here; only the numbers differ. The jitter keeps many clients that lost one
 server from coming back at once.
 """
 
@@ -23,7 +23,7 @@ EXACT: Final = Jitter(1.0, 1.0)
 """The same pause each time it is computed: for a decision that is repeated until the pause is over."""
 
 _MOST_DOUBLINGS: Final = 32
-"""By then every bound is reached; without it the power would overflow after a thousand failures."""
+"""Every bound is reached by then; without this limit the power would overflow after a thousand failures."""
 
 
 def backoff_seconds(failures: int, *, first: float, most: float, jitter: Jitter = AROUND) -> float:

@@ -1,7 +1,7 @@
 """The API server's verbs on plain JSON objects.
 
-One method is one request (a list is one per page), so a caller knows between which calls it can die. A refusal is
-an ApiError that names the call; only 429 is retried here, because the server asks for it and says how long.
+One method is one request (a list is one per page), so it is clear between which requests a caller can die. A refusal
+is an ApiError that names the call; only 429 is retried here, because the server requests a retry and states the delay.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """The API server, spoken to through `transport`, which the caller closes (see `connect`).
+    """The API server, reached through `transport`, which the caller closes (see `connect`).
 
     Every method raises ApiError (by status: NotFound, Conflict, Gone, Forbidden, Invalid) and Unreachable.
     """
@@ -83,7 +83,7 @@ class Client:
         self._transport = transport
 
     async def reconnect(self) -> None:
-        """Use new connections from now on: those of an address that this host has lost would fail only by time-out."""
+        """Use new connections from now on: old ones, from an address that this host has lost, fail only by time-out."""
         await self._transport.reconnect()
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
@@ -104,7 +104,7 @@ class Client:
     async def list_metadata(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
-        """Read the metadata of all objects that match: cheap, enough to know which exist."""
+        """Read the metadata of all objects that match: a cheap way to find out which exist."""
         return await self._pages(resource, namespace, _selectors(label_selector, field_selector), _METADATA_LIST)
 
     async def watch(
@@ -152,7 +152,7 @@ class Client:
         subresource: str = "",
         force: bool = True,
     ) -> Obj:
-        """Server-side apply: `obj` is all that `field_manager` sets; a field that it leaves out, it gives up.
+        """Server-side apply: `obj` has all fields that `field_manager` sets; fields that it leaves out are given up.
 
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
@@ -167,7 +167,7 @@ class Client:
         try:
             return await self._call("apply", resource, namespace, name, request)
         except Invalid as error:
-            # A successor of the same name is no conflict to the server, but an attempt to change its uid.
+            # For a successor of the same name the server reports no conflict, but an attempt to change its uid.
             if any(field == "metadata.uid" for field, _ in error.causes):
                 raise _conflict(error, "the name belongs to another object now") from error
             raise
@@ -181,14 +181,14 @@ class Client:
         *,
         subresource: str = "",
     ) -> Obj:
-        """JSON patch; a failed `test`, or a path that is not there, raises Conflict."""
+        """JSON patch; a failed `test`, or a path that does not exist, raises Conflict."""
         body = msgspec.json.encode(operations)
         path = resource.path(namespace, name, subresource)
         request = Request("PATCH", path, {}, body, "application/json-patch+json")
         try:
             return await self._call("patch", resource, namespace, name, request)
         except Invalid as error:
-            # A patch that does not fit the object is answered as invalid too, but names no field.
+            # The server reports a patch that does not fit the object as invalid too, but names no field.
             if error.causes:
                 raise
             raise _conflict(error, "the object is not as the patch expects it") from error
@@ -218,7 +218,7 @@ class Client:
         return _decode(call, await self._send(call, request), Obj)
 
     async def _pages(self, resource: Resource, namespace: str | None, query: dict[str, str], accept: str) -> ObjectList:
-        """Return all pages at one resourceVersion; when it expires on the way, the whole list at once."""
+        """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
         call = _describe("list", resource, namespace, None)
         path = resource.path(namespace)
         items: list[Obj] = []
@@ -281,12 +281,12 @@ def _decode(call: str, body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # Something between us and the server answered in its place; whether the server did anything is unknown.
+        # A proxy on the way may have answered instead of the server; it is not known whether the server did anything.
         raise Unreachable(f"{call}: the answer is not what the API sends: {error}") from error
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield whole lines; a last one that was cut off is dropped."""
+    """Yield whole lines; an incomplete last line is dropped."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

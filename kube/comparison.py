@@ -1,7 +1,7 @@
 """Decide without asking the server whether applying an object would change it.
 
 Three trees are walked together: the desired object, the observed one, and the fields that the server has recorded as
-ours in managedFields. Where a field is ours, its kind is known (associative list, set, atomic), so lists are matched as
+ours in managedFields. If a field is ours, its kind is known (associative list, set, atomic), so lists are matched as
 the server matches them, and a field that we own and no longer desire is found, which a comparison of values alone
 cannot see.
 """
@@ -24,7 +24,7 @@ item of a set, `.` the object itself. A field without children is a leaf, or a l
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "overhead"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit"})
 _SERVER_DEFAULTS: Final = frozenset({"apiVersion", "divisor", "protocol", "expirationSeconds"})
-"""What the server adds inside maps and lists that are owned as a whole (fieldRef, endpoint ports, projected tokens)."""
+"""Fields that the server adds in maps and lists owned as a whole (fieldRef, endpoint ports, projected tokens)."""
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 _POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -34,8 +34,8 @@ class Comparison:
     """The comparison of desired and observed, with its strictness.
 
     Attributes:
-        zero_is_absent: the server drops empty strings, zeros and the like of built-in kinds, so their absence is as
-            good; it keeps them in custom resources.
+        zero_is_absent: the server drops empty strings, zeros and similar values of built-in kinds, so their absence is
+            no difference; it keeps them in custom resources.
     """
 
     zero_is_absent: bool
@@ -53,7 +53,7 @@ class Comparison:
 
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
         desired = {name: value for name, value in desired.items() if value is not None}
-        # An empty map says that it is there, so what the server fills it with is not a difference.
+        # An empty map only states that the field exists, so fields that the server adds to it are no difference.
         atomic = owned is not None and _is_atomic(owned) and bool(desired)
         if atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
             return False
@@ -89,7 +89,7 @@ class Comparison:
     def _covers_items(
         self, observed: Sequence[Any], desired: Sequence[Any], owned: Sequence[tuple[Mapping[str, Any], FieldSet]]
     ) -> bool:
-        """Compare an associative list: items match by their keys, in our order; others may stand between ours."""
+        """Compare an associative list: items match by their keys, in our order; other items may stand between ours."""
         keys = owned[0][0].keys()
         if not all(any(_identifies(item, identity, keys) for item in desired) for identity, _ in owned):
             return False

@@ -20,7 +20,7 @@ from kube.kubeconfig import CredentialsError, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PLUGIN_SECONDS = 60.0
-"""How long one run of an exec plugin may take, and the least time between two runs that nothing refused."""
+"""Time-out of one run of an exec plugin, and the least time between two runs unless a request is refused."""
 _EXPIRY_MARGIN_SECONDS = 60.0
 _UNSUPPORTED = ("as", "as-groups", "as-uid", "username")
 
@@ -43,7 +43,7 @@ class Credentials:
         server: base URL without a trailing slash.
         identity: our proof of identity.
         tls: the context of all connections, built once; None for a plain http server.
-        tls_server_name: name to check in the server's certificate, where it is not the URL's.
+        tls_server_name: name to check in the server's certificate, if it is not the URL's.
         proxy: URL of an HTTP proxy to use.
     """
 
@@ -58,7 +58,7 @@ class Credentials:
         return await self.identity.authorization()
 
     async def refresh(self) -> bool:
-        """Get new credentials after a 401; return whether it is worth sending the request again."""
+        """Get new credentials after a 401; return whether the request should be sent again."""
         return await self.identity.refresh()
 
 
@@ -78,7 +78,7 @@ class StaticToken:
 
 
 class TokenFile:
-    """A token that another program rotates on disk, as kubelet does; while the file is missing, the last one counts."""
+    """A token that another program rotates on disk, as kubelet does; without the file, the last token is used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class TokenFile:
 
 
 class Plugin:
-    """A kubeconfig user that the `kubernetes` library knows how to log in: exec plugin or auth provider."""
+    """A kubeconfig user that the `kubernetes` library logs in: exec plugin or auth provider."""
 
     def __init__(self, entry: KubeconfigEntry, tls: ssl.SSLContext | None) -> None:
         self._entry = entry
@@ -115,7 +115,7 @@ class Plugin:
         self._lock = asyncio.Lock()
         self._header: str | None = None
         self._valid_until = 0.0
-        # The library keeps what an auth provider returned (OIDC tokens) in this very dict.
+        # The library stores the tokens that an auth provider returned (OIDC) in this dict.
         self._config = {
             "current-context": "pomona",
             "contexts": [{"name": "pomona", "context": {"cluster": "pomona", "user": "pomona"}}],
@@ -180,7 +180,7 @@ def load(
     """Read the configuration of the current context.
 
     Without `kubeconfig`: the files in $KUBECONFIG, else the ServiceAccount of the pod, else ~/.kube/config.
-    `token_file` takes the place of the user's own token, and is read again when it changes on disk.
+    `token_file` replaces the token of the user, and is read again when it changes on disk.
 
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
@@ -259,7 +259,7 @@ def _pem(entry: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a client certificate. `ssl` reads files only: this one is ours alone, and gone when this returns."""
+    """Load a client certificate. `ssl` reads files only: this one is private and deleted afterwards."""
     with tempfile.NamedTemporaryFile(prefix="pomona-") as file:
         file.write(certificate + b"\n" + key)
         file.flush()

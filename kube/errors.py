@@ -23,8 +23,8 @@ class ApiError(Exception):
         call: verb, resource and name.
         status: the HTTP status code.
         reason: the server's CamelCase reason, such as `AlreadyExists`.
-        message: the server's own sentence.
-        retry_after_seconds: how long the server asks to wait, where it does.
+        message: the server's message.
+        retry_after_seconds: the wait that the server requests, if any.
         causes: the fields that the server complains about, as (field, message).
     """
 
@@ -68,7 +68,7 @@ class Gone(ApiError):
 
 
 class Invalid(ApiError):
-    """422: the object breaks its schema, a CEL rule or an immutability; the same write never succeeds."""
+    """422: the object breaks its schema, a CEL rule or an immutable field; the same write never succeeds."""
 
 
 BY_STATUS: dict[int, type[ApiError]] = {

@@ -23,7 +23,7 @@ class LeadershipLost(Exception):  # noqa: N818 - what happened, as client-go cal
 
 
 def _now() -> float:
-    """Seconds of the loop's clock, which never jumps."""
+    """Return the seconds of the loop's clock, which never jumps."""
     return asyncio.get_running_loop().time()
 
 
@@ -101,13 +101,13 @@ class Elector:
             if left <= 0:
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
             if await self._attempt(min(left, self._deadline / 2), self._take_or_renew):
-                # What counts is when the request left, since the server's record is no younger.
+                # The time before the request counts: the server cannot have recorded the renewal earlier.
                 renewed_at = started
             elif (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} is held by {holder}")
 
     async def _attempt(self, seconds: float, step: Callable[[], Awaitable[bool]]) -> bool:
-        """One bounded try; after a failure the lease is read again, since the write may have happened."""
+        """Try `step` within `seconds`; after a failure the lease is read again, since the write may have happened."""
         try:
             async with asyncio.timeout(seconds):
                 return await step()
@@ -183,19 +183,19 @@ class _HostLease:
         self._field_manager = field_manager
         self._duration = duration_seconds
         self._version: str | None = None
-        """resourceVersion of what we wrote last, or of what we may take; None when it must be read again."""
+        """resourceVersion of the Lease that we wrote last or may take; None when it must be read again."""
         self._rival: Obj = {}
-        """What another holder wrote, as first seen."""
+        """The spec that another holder wrote, as first seen."""
         self._rival_since = 0.0
         # Earlier versions wrote the host's name; an agent that was updated takes over such a lease at once.
         self._predecessor: str | None = name
 
     def forget(self) -> None:
-        """Read it again, as after a write that was refused or was not answered."""
+        """Read the Lease again next time, as after a write that was refused or was not answered."""
         self._version = None
 
     async def renew(self) -> bool:
-        """Renew it, or take it over when its holder has not renewed it for its whole duration; False: not yet.
+        """Renew the Lease, or take it over when its holder has not renewed it for its whole duration; False: not yet.
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """

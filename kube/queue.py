@@ -1,7 +1,7 @@
 """A queue of keys to reconcile, with the semantics of client-go's work queue.
 
-A key is never reconciled twice at once; added while it is being reconciled, it comes again afterwards; added many
-times, it comes once. Nothing polls: delays are timers of the event loop.
+A key is never reconciled twice at once. A key that is added during its reconcile is reconciled again afterwards; a key
+that is added many times is reconciled once. Nothing polls: delays are timers of the event loop.
 """
 
 import asyncio

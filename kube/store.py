@@ -1,8 +1,8 @@
 """The watch cache: the objects observed in the cluster, one dict per resource, with indexes and listeners.
 
-Sources put into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. The sources race each
-other, so the store never goes back in time: an older version of an object does not replace a newer one, and does not
-bring back a deleted one.
+Sources put objects into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. The sources race
+each other, so the store never goes back in time: an older version of an object does not replace a newer one, and does
+not bring back a deleted one.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class _Index:
 
 
 class Store:
-    """Objects by resource, namespace and name. Treat what it returns as frozen: it is shared."""
+    """Objects by resource, namespace and name. Never change a returned object: it is shared."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
@@ -127,7 +127,7 @@ class Store:
         for key, obj in present.items():
             old = self._objects[resource].get(key)
             if old and _version(old) == before.get(key):
-                # Unchanged since before the list: the list is right even where it is older (a restored etcd).
+                # Unchanged since before the list: the list is right even if its version is older (a restored etcd).
                 if _version(old) != _version(obj):
                     self._set(resource, key, obj)
             else:
@@ -146,7 +146,7 @@ class Store:
         return self._drop_vanished(resource, before, {object_key(obj): obj for obj in found.items})
 
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
-        """Remove what was known before a list, is not in it, and did not come anew meanwhile."""
+        """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many."""
         dropped = 0
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)

@@ -1,7 +1,7 @@
 """HTTP to the API server; tests inject faults here and nowhere else.
 
-It knows HTTP, time-outs and credentials, and nothing of Kubernetes objects. Every failure to get an answer is
-Unreachable; every answer, whatever its status, is data.
+This module handles HTTP, time-outs and credentials, and no Kubernetes objects. Every failure to get an answer is
+Unreachable; every answer, whatever its status, is returned.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Transport(Protocol):
         """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
 
     async def reconnect(self) -> None:
-        """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
+        """Break off all connections, and use new ones from now on: requests on the old ones raise Unreachable."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -94,9 +94,9 @@ class AiohttpTransport:
             yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
 
     async def reconnect(self) -> None:
-        """Break off all connections, and use new ones from now on: what runs on the old ones raises Unreachable."""
+        """Break off all connections, and use new ones from now on: requests on the old ones raise Unreachable."""
         old, self._session = self._session, self._open()
-        # A closed session drops its answers without an error to their readers, and their time-outs as well.
+        # A closed session drops its answers and their time-outs, without an error to the readers of the answers.
         for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientConnectionError("all connections were closed to open new ones"))
         await old.close()

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
-"""At most so long after an outage has ended the watch is back."""
+"""The longest time from the end of an outage until the watch is back."""
 LONGEST_RETRY_AFTER_SECONDS = 30.0
 """Bound on the Retry-After of a server."""
 PATIENT_TRIES = 5
@@ -41,7 +41,7 @@ async def reflect(
 ) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
-    One reflection per resource (and namespace) of a store: it removes the objects that it does not select.
+    Use one reflection per resource (and namespace) of a store: each removes the objects that it does not select.
 
     Args:
         client: the API server.
@@ -82,7 +82,7 @@ async def reflect(
                 namespace=namespace,
                 error=str(error),
             )
-        # A server that ends a watch without an event, as servers do when they restart, is not asked again at once.
+        # A server may end a watch without an event, as on its restart: then the next watch waits.
         failures = 0 if events else failures + 1
         if failures:
             pause_seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)

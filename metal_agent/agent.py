@@ -1,8 +1,8 @@
-"""The agent of one host: it runs what the API assigns to this host, and reports that to the API.
+"""The agent of one host: it runs the processes that the API assigns to this host, and reports them to the API.
 
-Each write to the API is a key of one queue and is computed from the state of that moment, so that no failure loses a
-write and none is done twice. What is unknown is not deleted: only a fresh and complete list of MetalProcesses, or a
-deletion mark, takes a process away; an API server that is down, slow or wrong takes none.
+Each write to the API is a key of one queue and is computed from the state at the time of the write, so that no failure
+loses a write and none is done twice. A process is removed only if a fresh and complete list of MetalProcesses lacks it,
+or if it has a deletion mark: an API server that is down, slow or wrong removes none.
 """
 
 import asyncio
@@ -46,17 +46,17 @@ from metal_agent.traffic import certificate
 from metal_agent.traffic.proxy_process import Proxy
 
 PATIENCE_SECONDS: Final = 10.0
-"""Wait of a starting agent for the API, before it serves the last known assignments."""
+"""Time that a starting agent waits for the API before it serves the last known assignments."""
 _REPORT_SECONDS: Final = 60.0
-"""Between two checks of the own MetalHost and EndpointSlices, which may have been deleted."""
+"""Interval between two checks of this host's MetalHost and EndpointSlices, which may have been deleted."""
 _EXPOSE_SECONDS: Final = 10.0
-"""Between two tries to configure a proxy that cannot serve everything yet."""
+"""Interval between two tries to configure a proxy that cannot serve everything yet."""
 _PROOF_SECONDS: Final = 5.0
-"""For engines to answer after a gap, before those that did are made ready again without the others."""
+"""Time for engines to answer after a gap; then the engines that answered are made ready without the others."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 WorkKey = tuple[str, ...]
-"""A key of the work queue: the kind of work, then what it is about."""
+"""A key of the work queue: the kind of work, then the object of the work."""
 _ASSIGN: Final[WorkKey] = ("assign",)
 _REGAIN: Final[WorkKey] = ("regain",)
 _PROXY: Final[WorkKey] = ("proxy",)
@@ -137,7 +137,7 @@ class Agent:
         self._recorder = EventRecorder(client, "pomona.dev/metal-agent", options.name)
         self._identity = load_identity(options.folder)
         self._renewed_once = asyncio.Event()
-        """The Lease of this name is ours: before that, nothing is written under the name and nothing new is run."""
+        """Set once this agent has the Lease of its name; before, it starts nothing new and writes nothing under it."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
         self._known = self._last_known_file.load()
         self._tokens = HostTokens(self._store, options.name, self._known.secret)
@@ -145,9 +145,9 @@ class Agent:
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._runners: dict[str, Runner] = {}
         self._claims_end: float | None = None
-        """Until then, in monotonic seconds, the cluster may claim the engines that a `pomona up` left running here."""
+        """Monotonic time until which the cluster may claim the engines that a `pomona up` left running here."""
         self._doubted = False
-        """Contact to the API was lost since engines were last known to answer."""
+        """True if contact to the API was lost after the last check that engines answer."""
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -175,7 +175,7 @@ class Agent:
         self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
 
     async def run(self) -> None:
-        """Adopt what runs, then follow the API until cancelled."""
+        """Adopt running engines and the proxy, then follow the API until cancelled."""
         log.info(
             "agent_started", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes
         )
@@ -202,7 +202,7 @@ class Agent:
             await self._await_api()
 
     async def _recover(self, group: asyncio.TaskGroup) -> None:
-        """Adopt what runs. Raises StartError: an agent that does not know what runs could run it twice."""
+        """Adopt running engines and the proxy. Raises StartError if they are unknown: they could be started twice."""
         try:
             await self._host.recover(group)
         except OSError as error:
@@ -244,7 +244,7 @@ class Agent:
             self._queue.add(key)
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue what follows from a change in the store; a change of status alone is our own write."""
+        """Enqueue the work that a change in the store requires; a change of status alone is a write of this agent."""
         if resource == SECRETS:
             self._queue.add(_PROXY)
         if old is None or new is None or _desired_state(old) != _desired_state(new):
@@ -310,7 +310,7 @@ class Agent:
             case ("slice", namespace, name):
                 await self._exposed.publish(ObjectKey(namespace, name))
             case ("process" | "host" | "events", *_) if not self._renewed_once.is_set():
-                pass  # another agent may have this name; it is enqueued again once the Lease is ours
+                pass  # another agent may have this name; the key is enqueued again once this agent has the Lease
             case ("process", uid):
                 if runner := self._runners.get(uid):
                     await self._processes.report(runner, self._host.watchdog.displacement_condition(runner))
@@ -326,7 +326,7 @@ class Agent:
         return None
 
     def _assign(self) -> float | None:
-        """Run what the API assigns, once the list is complete; return the seconds until it is to be called again."""
+        """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
         if not (self._synced.is_set() and self._renewed_once.is_set()):
             return None
         processes = self._store.list(METAL_PROCESSES)
@@ -341,11 +341,11 @@ class Agent:
         return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
 
     async def _regain(self) -> None:
-        """After a gap in contact, read the assignments anew, publish their endpoints, and write what is overdue."""
+        """List the assignments again after a gap in contact, publish their endpoints, and enqueue overdue writes."""
         if self._doubted:
-            # Old connections may be dead unnoticed, and a watch would wait long to find that out.
+            # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
-        # Without those that are added while the list is requested, which cannot be in it.
+        # Processes that are added while the list is requested are left out, since the list cannot have them.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         found = await self._exposed.endpoints.list_services()
@@ -363,7 +363,7 @@ class Agent:
             self._queue.add(key)
 
     async def _prove(self) -> None:
-        """Check that each engine answers, as the machine may have slept; one that does not becomes not ready."""
+        """Check that each engine answers, as the machine may have slept; an engine that does not becomes not ready."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PROOF_SECONDS):
                 await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
@@ -393,7 +393,7 @@ class Agent:
         await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])
 
     async def _metrics_text(self) -> bytes:
-        """Return the agent's metrics, and the proxy's where it answers."""
+        """Return the agent's metrics, and the proxy's metrics if the proxy answers."""
         try:
             proxied = await self._proxy.client.metrics()
         except (ProxyUnreachableError, ProxyRefusedError):

@@ -16,12 +16,12 @@ from crds.metalprocess import MetalProcessSpec
 from kube.resources import ObjectKey
 
 STANDALONE: Final = "standalone-"
-"""Prefix of the uid of a process that `pomona up` started, and that no API server knows."""
+"""Prefix of the uid of a process that `pomona up` started, and that is in no API server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One MetalProcess that is bound to this host, or its equivalent where there is no cluster."""
+    """One MetalProcess that is bound to this host, or its equivalent without a cluster."""
 
     uid: str
     namespace: str
@@ -38,7 +38,7 @@ class Assignment:
 
     @property
     def service(self) -> ObjectKey | None:
-        """The InferenceService that it serves."""
+        """The InferenceService that the process serves."""
         return ObjectKey(self.namespace, self.spec.service_name) if self.spec else None
 
 

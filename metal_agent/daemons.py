@@ -1,9 +1,9 @@
-"""The shared daemons of this host, and our models in them, each behind an `EngineHandle` as an engine process is.
+"""The shared daemons of this host, and our models in them, each with an `EngineHandle` as an engine process has.
 
 A daemon has no event for a model that it unloads, so it is checked every few seconds while it has models of ours, and
-seldom otherwise, since each check is a line in its owner's log. One check serves all its models. The end of a daemon is
-noticed at once, since that closes an idle connection. An unknown result changes nothing: a model is gone if the daemon
-lists only others, or if nothing listens there any more.
+rarely otherwise, since each check adds a line to its owner's log. One check covers all its models. The end of a daemon
+is noticed at once, since it closes an idle connection. An unknown result changes nothing: a model is gone if the daemon
+lists only other models, or if nothing listens on its port any more.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from runtimes.omlx import Omlx
 from runtimes.serving import Serving
 
 WATCH_SECONDS: Final = 5.0
-"""Between two checks of a daemon that has a model of ours, or that cannot be used so far."""
+"""Interval between two checks of a daemon that has a model of ours, or that cannot be used so far."""
 IDLE_SECONDS: Final = 30.0
-"""Between two checks of a daemon that has only models of its owner."""
+"""Interval between two checks of a daemon that has only models of its owner."""
 SILENT_CHECKS: Final = 6
 """Checks in a row without an answer, each of up to 10 s, after which the daemon counts as hung."""
 _LEAVING_SECONDS: Final = 0.25
@@ -123,13 +123,13 @@ class SharedDaemon:
         self._on_change = on_change
         self._handles: list[DaemonModel] = []
         self._unknown = False
-        """The last check did not find out what is loaded."""
+        """True if the last check could not list the loaded models."""
         self._silences = 0
         self._silent_until = 0.0
         self._found: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._clean = False
-        # A clean-up must not remove a model that is being brought, which no process has by name yet.
+        # A clean-up must not remove a model that `bring` is adding, which no handle has by name yet.
         self._changing = asyncio.Lock()
 
     def name(self, spec: MetalProcessSpec) -> str:
@@ -145,7 +145,7 @@ class SharedDaemon:
     def adopt(self, model: str) -> DaemonModel | None:
         """Adopt a model that an earlier agent loaded; None if the last check did not find it.
 
-        If the daemon was too busy to answer, the model is adopted: the next checks find out.
+        If the daemon was too busy to answer, the model is adopted: the next checks find out whether it is loaded.
         """
         if not self._unknown and model not in {name for name, _ in self._found}:
             return None
@@ -213,7 +213,7 @@ class SharedDaemon:
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(WATCH_SECONDS if self._handles or self.problem else IDLE_SECONDS):
-                        # A daemon that closed it and still runs allows no idle connection: wait for the interval.
+                        # A daemon that closed the connection and still runs allows no idle one: wait for the interval.
                         hung_up = bool(self._handles) and not hung_up and await self._wait_for_hang_up()
                         if not hung_up:
                             await self._wake.wait()
@@ -237,10 +237,10 @@ class SharedDaemon:
             if error.reason == NOT_RUNNING:
                 self._found = []
             if error.reason in {NOT_RUNNING, UNAUTHORIZED, SILENT}:
-                # Loaded or not, the model cannot serve through us.
+                # Even a model that is still loaded cannot be served now.
                 for handle in watched:
                     handle.report_exit(EngineExit(reason=error.reason, message=self.problem))
-        except Exception:  # a defect here must not end what the host serves
+        except Exception:  # a defect here must not end the engines of this host
             log.exception("daemon_check_crashed", daemon=self.daemon.runtime)
             self._unknown = True
         else:
@@ -271,7 +271,7 @@ class SharedDaemon:
             await asyncio.sleep(_LEAVING_SECONDS)
 
     async def _wait_for_hang_up(self) -> bool:
-        """Hold an idle connection until the daemon closes it (True), or until another reason for a check (False)."""
+        """Keep an idle connection open until the daemon closes it (True) or a check is requested (False)."""
         loop = asyncio.get_running_loop()
         with socket.socket() as line:
             line.setblocking(False)
@@ -332,7 +332,7 @@ class Daemons:
         return [model for shared in self._shared.values() for model in shared.loaded()]
 
     async def look(self) -> None:
-        """Check each once, to know which can be used."""
+        """Check each daemon once, to find out which can be used."""
         await asyncio.gather(*(shared.look() for shared in self._shared.values()))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
@@ -342,7 +342,7 @@ class Daemons:
                 await shared.remove_unwanted(partial(_list_names, shared, wanted))
             except DaemonError as error:
                 log.warning("daemon_cleanup_failed", daemon=runtime, error=str(error))
-            except Exception:  # a defect here must not end what the host serves
+            except Exception:  # a defect here must not end the engines of this host
                 log.exception("daemon_cleanup_failed", daemon=runtime)
 
     def _notify(self, runtime: str) -> None:
@@ -350,7 +350,7 @@ class Daemons:
             listener(runtime)
 
     async def run(self) -> None:
-        """Check all of them at intervals until cancelled."""
+        """Check all daemons at intervals until cancelled."""
         async with asyncio.TaskGroup() as group:
             for shared in self._shared.values():
                 group.create_task(shared.run())

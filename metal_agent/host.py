@@ -1,7 +1,7 @@
-"""Builds one host: the supervisor of its processes, and the memory accounting, daemons and weights that they share.
+"""Build one host: the supervisor of its processes, and the memory accounting, daemons and weights that they share.
 
-The agent, `pomona up` and tests build it here alike. They differ in how its processes are exposed, where tokens come
-from, and what follows from a change.
+The agent, `pomona up` and tests all build their host here. They differ in the exposure of processes, the source of
+tokens, and the reaction to changes.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from metal_agent.weights import HostWeights
 
 
 class HostExposure(Exposure, Protocol):
-    """Exposes the processes of a host and knows which of them are idle."""
+    """An exposure of the processes of a host that also reports their idle times."""
 
     async def idle_seconds(self) -> Mapping[str, float | None]:
-        """Return by uid for how long each process has answered no request; None: it never had one."""
+        """Return, by uid, the seconds that each process has been without a request; None: it never had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class HostCallbacks:
     process_changed: Callable[[Runner], None]
     """After each change of a process's state or progress."""
     memory_changed: Callable[[], None]
-    """More or less memory is free than before."""
+    """After each change of the free memory."""
     pressure_handled: Callable[[PressureAction, str], None]
     """After each step against memory pressure, with a message for the user."""
 
@@ -65,7 +65,7 @@ class Host:
     async def recover(self, group: asyncio.TaskGroup) -> None:
         """Adopt the proxy and the engines that an earlier agent left running; processes run in `group`.
 
-        Raises OSError when it cannot be found out what runs: starting all the same could run it twice.
+        Raises OSError if the running engines cannot be determined: a start without them could run one twice.
         """
         if self.proxy:
             self.proxy.adopt()
@@ -100,12 +100,12 @@ def build_host(
         runners: empty; the supervisor fills it, and `exposure` reads it.
         exposure: brings requests to the processes.
         callbacks: called on changes.
-        session: for questions to engines.
-        secret: returns the token in a Secret by namespace and name; None where it is not known.
+        session: for requests to engines.
+        secret: returns the token in a Secret by namespace and name; None if unknown.
         file_root: the folder below which file:// sources are allowed.
-        proxy: the proxy of this host; None where nothing is served.
-        shared_daemons: those of this machine where it is None.
-        read_pressure: reads how short of memory the host is; blocks for a moment.
+        proxy: the proxy of this host; None if nothing is served.
+        shared_daemons: the daemons to use; None: those of this machine.
+        read_pressure: reads the memory pressure of the host; blocks for a moment.
 
     Raises:
         OSError: a file in `folder` cannot be read.

@@ -1,8 +1,8 @@
-"""The state machine of one native process: `step` decides what follows from an event, as a pure function.
+"""The state machine of one native process: `step` returns the next state and its actions, as a pure function.
 
-The runner performs the actions and feeds their outcome back as events. Whatever must never happen is excluded here,
-where it can be tested without a process: two engines at once, Ready before the first token, a stop before the endpoint
-is withdrawn, a tight restart loop.
+The runner performs the actions and feeds their outcome back as events. This module excludes all forbidden behaviour, so
+that tests of it need no process: two engines at once, Ready before the first token, a stop before the endpoint is
+withdrawn, a tight restart loop.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Refused:
     reason: str
     message: str
     needed_bytes: int | None = None
-    """Memory that was missing: the process is checked again once so much is free."""
+    """Memory that was needed and not free: the process is checked again once so much is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFreed:
-    """The host has as much memory free as was missing at the refusal."""
+    """The host has as much memory free as the process needed at its refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +269,13 @@ def resume_lifecycle(
 def restart_backoff_seconds(failures: int) -> float:
     """Return the pause before an engine, or its runner, is started again after `failures` (1 or more) in a row.
 
-    It has no jitter, since it stands in the status and engines of one host wait for each other anyway.
+    It has no jitter, since the status shows it and engines of one host wait for each other anyway.
     """
     return backoff_seconds(failures, first=FIRST_BACKOFF_SECONDS, most=MAX_BACKOFF_SECONDS, jitter=EXACT)
 
 
 def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Decide what follows from `event`. An event that arrives too late to fit the state changes nothing."""
+    """Return the next state and its actions. An event that arrives too late to fit the state changes nothing."""
     match event:
         case Removed():
             return _on_removed(state)

@@ -7,7 +7,7 @@ from gateway.proxy.config import Tls
 
 
 class StartError(Exception):
-    """The agent cannot start with its options; the message says what to change."""
+    """The agent cannot start with its options; the message says how to change them."""
 
 
 @dataclass(frozen=True, slots=True)

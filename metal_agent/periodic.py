@@ -1,4 +1,4 @@
-"""Runs background work of the agent at intervals, where there is no event: samples, measurements, log rotation."""
+"""Run background work of the agent at intervals, as no event triggers it: samples, measurements, log rotation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ log = structlog.get_logger()
 
 
 async def run_periodically(work: Callable[[], Awaitable[None]], pause_seconds: float, *, name: str) -> None:
-    """Call `work` until cancelled, with a pause after each call; `name` is what the log calls it when it raises."""
+    """Call `work` until cancelled, with a pause after each call; an exception is logged with `name`."""
     while True:
         try:
             await work()

@@ -1,8 +1,8 @@
 """Ownership of a state folder by one agent or one `pomona up`, hand-over to an agent, and the identity of its agent.
 
-The lock is one of the operating system, which releases it however its owner ends. The lock file only names the process
-to signal: a `pomona up` that gets the signal leaves its engines running, so that a host that joins a cluster does not
-load its models again.
+The operating system releases the lock however its owner ends. The lock file only names the process to signal: a
+`pomona up` that gets the signal leaves its engines running, so that a host that joins a cluster does not load its
+models again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
             who = "`pomona up`" if owner and owner.standalone else "agent"
             pid = f" (process {owner.identity.pid})" if owner else ""
             raise StartError(f"another {who}{pid} uses --state-dir {folder}: stop it, or give another folder")
-        # It only names the owner: a full disk, or a system that hides processes, must not keep the agent from starting.
+        # The file only names the owner: a full disk, or a system that hides processes, must not prevent the start.
         with contextlib.suppress(OSError):
             os.ftruncate(lock.fileno(), 0)
             if identity := identify_process(os.getpid()):
@@ -63,7 +63,7 @@ def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
 
 
 async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
-    """Make a `pomona up` that owns the folder hand it over; any other owner is left to `own_folder`, which refuses.
+    """Make a `pomona up` that owns the folder hand it over; any other owner keeps it, and `own_folder` raises.
 
     `prove` checks first that the caller can serve in its place, and raises the error of the API server if not.
 
@@ -106,7 +106,7 @@ async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
 
 
 def load_identity(folder: Path) -> str:
-    """Return the identity of this agent among all that may have its name; it is kept in the state folder.
+    """Return the identity of this agent, which distinguishes it from others of its name; the state folder keeps it.
 
     Raises OSError if it cannot be read or written.
     """
@@ -127,7 +127,7 @@ def _open_lock(folder: Path) -> IO[bytes]:
 
 
 def _try_lock(lock: IO[bytes], folder: Path) -> bool:
-    """Try to take the lock, which closing the file releases. Raises StartError if the file system has no locks."""
+    """Try to take the lock; closing the file releases it. Raises StartError if the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -138,7 +138,7 @@ def _try_lock(lock: IO[bytes], folder: Path) -> bool:
 
 
 def _is_alive(owner: Owner) -> bool:
-    """Decide whether the pid is certainly still that process: the file may name an earlier owner for a moment."""
+    """Return True if `owner` is certainly still alive: the file may name an earlier owner for a moment."""
     try:
         return identify_process(owner.identity.pid) == owner.identity
     except OSError:

@@ -1,9 +1,9 @@
 """The protocol of a shared daemon: a server that its owner runs, and that serves many models at once.
 
-The agent never starts and never ends a daemon. It is the owner's program, with the owner's settings, models and memory
-limit; a second one beside it would load everything twice. So it is used where it runs, and where it does not, the
-message says how to start it. The names of our models in it begin with our mark: so they are distinguished from
-the owner's models, which are only counted, and found again by an agent that died before it recorded anything.
+The agent never starts and never ends a daemon. The daemon is the owner's program, with the owner's settings, models and
+memory limit; a second daemon would load everything twice. So a running daemon is used, and if none runs, the message
+says how to start it. The names of our models in a daemon begin with the agent's mark, which separates them from the
+owner's models, which are only counted. By the mark, an agent that died before it recorded a model finds it again.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ SILENT: Final = "DaemonSilent"
 UNAUTHORIZED: Final = "DaemonUnauthorized"
 UNKNOWN_MODEL: Final = "ModelMissing"
 OnProgress = Callable[[int, int | None], None]
-"""Called with the bytes that are in the daemon's store and, where it is known, the bytes in all."""
+"""Called with the bytes in the daemon's store and the total number of bytes (None: unknown)."""
 
 
 class DaemonError(Exception):
     """A daemon fails or refuses a request.
 
-    `reason` is one CamelCase word for a status, the text says why and what to do. It never contains a key.
+    `reason` is one CamelCase word for a status, the text states the cause and the remedy. It never contains a key.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -37,9 +37,9 @@ class LoadedModel(NamedTuple):
 
     name: str
     memory_bytes: int | None
-    """None: the daemon does not say."""
+    """None: the daemon does not report it."""
     ours: bool
-    """Loaded for a process of this agent, which has reserved its memory; else it is what others use."""
+    """Loaded for a process of this agent, which has reserved its memory; otherwise others use it."""
 
 
 class ModelIdentity(NamedTuple):
@@ -54,48 +54,48 @@ class ModelIdentity(NamedTuple):
 
 
 class Daemon(Protocol):
-    """One shared daemon on this machine. Everything that talks to it raises DaemonError."""
+    """One shared daemon on this machine. Every method that calls it may raise DaemonError."""
 
     runtime: RuntimeName
     url: str
-    """Where it answers OpenAI's API, on loopback."""
+    """URL of its OpenAI API, on loopback."""
 
     copies: bool
-    """The daemon copies the weights into a store of its own, so that our copy may be deleted."""
+    """True if the daemon copies the weights into its own store, so that our copy may be deleted."""
 
     @property
     def api_key(self) -> str | None:
-        """Return the API key that its owner has set now. Never logged."""
+        """Return the API key that the owner has set at present. Never logged."""
 
     def installed(self) -> bool:
-        """Return whether it is installed here, running or not; where it is not, its port is never used."""
+        """Return whether it is installed here, running or not; if it is not installed, its port is never used."""
 
     def name(self, identity: ModelIdentity) -> str:
-        """Return what the model is called inside this daemon."""
+        """Return the name of the model inside this daemon."""
 
     async def loaded(self) -> list[tuple[str, int | None]]:
-        """List what it has in memory, the owner's models too: name and bytes."""
+        """List the models in its memory, the owner's models too: name and bytes."""
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
-        """Make the weights at `serving.model` known under `name`, with these settings; quick when they are.
+        """Register the weights at `serving.model` as `name`, with these settings; quick if they are registered already.
 
-        Where it has a library of its own, `serving.model` may be a source in that.
+        If the daemon has its own library, `serving.model` may be a source in that library.
         """
 
     async def load(self, name: str) -> None:
-        """Load it, to stay until it is unloaded; returns when it is in memory."""
+        """Load the model, to stay until it is unloaded; return when it is in memory."""
 
     async def unload(self, name: str) -> None:
-        """Unload it; no error where it is not loaded. It may take a moment longer than this call."""
+        """Unload the model; no error if it is not loaded. Unloading may take a moment longer than this call."""
 
     async def marked(self, owner: str) -> set[str]:
-        """Name everything in it that carries the mark of `owner`, loaded or not."""
+        """Return the names of all its models with the mark of `owner`, loaded or not."""
 
     async def remove(self, name: str) -> None:
-        """Undo `bring`; no error where the model is not there."""
+        """Undo `bring`; no error if the model does not exist."""
 
     async def close(self) -> None:
-        """Close connections; the daemon goes on."""
+        """Close connections; the daemon keeps running."""
 
 
 def owner_mark(folder: str) -> str:
@@ -104,7 +104,7 @@ def owner_mark(folder: str) -> str:
 
 
 def identify_model(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> ModelIdentity:
-    """Identify a model: `weights` identify the artifacts, `settings` are all that changes how it serves."""
+    """Identify a model: `weights` identify the artifacts, `settings` are all values that change how it serves."""
     return ModelIdentity(owner, model, _digest(weights), _digest([str(each) for each in settings]))
 
 

@@ -1,8 +1,8 @@
 """llama-cpp-python's server, `python -m llama_cpp.server`: how to start it on a host.
 
-It has no health endpoint, so only an answer shows that it works. It takes one request at a time, and by default a new
-one cancels the one that runs. Its settings are pydantic's, which means that every one of them is also an
-environment variable of a common name (HOST, SEED, CACHE): so its environment has only what it needs.
+The server has no health endpoint, so only an answer shows that it works. It takes one request at a time, and by
+default a new request cancels the running one. Its settings are pydantic's, so every setting is also an environment
+variable with a common name (HOST, SEED, CACHE): therefore it gets only the variables that it needs.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
         "bf16": 30,
     }
 )
-"""Numbers of `enum ggml_type` in ggml.h, which is how it takes them; a test holds them against the gguf package."""
+"""Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
 _KEPT_ENVIRONMENT = frozenset({"PATH", "HOME", "TMPDIR", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "PYTHONPATH"})
 _ALL_LAYERS: Final = -1
 
@@ -39,8 +39,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_length)]
     if serving.gpu_layers is not None:
         rendered += ["--n_gpu_layers", str(_ALL_LAYERS if serving.gpu_layers else 0)]
-    # By default, a request cancels the one before it; all logits of a whole context are kept, which takes gigabytes
-    # with a large vocabulary; and the weights are locked into memory where the system allows it.
+    # By default, a request cancels the previous request; all logits of a whole context are kept, which takes gigabytes
+    # with a large vocabulary; and the weights are locked into memory if the system allows it.
     rendered += ["--interrupt_requests", "false", "--logits_all", "false", "--use_mlock", "false", "--cache", "false"]
     if options.mode == "embeddings":
         # A text is embedded in one batch.
@@ -48,7 +48,7 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
         rendered += ["--embedding", "true", "--n_batch", size, "--n_ubatch", size]
     if (options.cache_type_k, options.cache_type_v) != ("f16", "f16"):
         rendered += ["--type_k", str(_CACHE_TYPES[options.cache_type_k])]
-        # Quantized values need it, and unlike llama-server it does not turn it on by itself.
+        # Quantized values need flash attention, which this server, unlike llama-server, does not turn on by itself.
         rendered += ["--type_v", str(_CACHE_TYPES[options.cache_type_v]), "--flash_attn", "true"]
     for adapter in serving.adapters:
         rendered += ["--lora_path", adapter.path]
@@ -56,7 +56,7 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def command() -> list[str] | None:
-    """Return the argv prefix that starts it, or None where it is not installed."""
+    """Return the argv prefix that starts the server, or None if it is not installed."""
     return [sys.executable, "-m", "llama_cpp.server"] if importlib.util.find_spec("llama_cpp") else None
 
 

@@ -1,9 +1,9 @@
-"""llama-server out of the `xllamacpp` wheel: its argument names, its exit codes, its log.
+"""llama-server from the `xllamacpp` wheel, with llama-server's argument names, exit codes and log.
 
-The wheel carries llama.cpp's own HTTP server, with Metal on macOS, but no program and no argument parser. This module
-is that program, so that `pomona[llama]` serves where no llama-server is installed, with the same command line. An
-argument that the table does not have is refused, as llama-server refuses one it does not know: to serve with a setting
-ignored would be worse than not to serve. Nothing else imports the wheel.
+The wheel contains llama.cpp's own HTTP server, with Metal on macOS, but no program and no argument parser. This module
+is that program, so that `pomona[llama]` can serve with the same command line if no llama-server is installed. An
+argument that is not in the table is refused, as llama-server refuses unknown arguments: to ignore a setting would be
+worse than not to serve. No other module imports the wheel.
 """
 
 import os
@@ -19,23 +19,23 @@ _FAILURE = 1
 
 
 class ArgumentError(ValueError):
-    """An argument that llama-server would refuse too; the text is what it prints after `error:`."""
+    """An argument that llama-server would refuse too; the text equals llama-server's after `error:`."""
 
 
 class _Value(NamedTuple):
-    """An argument with a value: the field of CommonParams that takes it, and how it is read."""
+    """An argument with a value: the field of CommonParams that takes it, and the function that reads it."""
 
     field: str
     read: Callable[[str], Any]
 
 
 class _Switch(NamedTuple):
-    """An argument without a value: the field of CommonParams, and what it becomes."""
+    """An argument without a value: the field of CommonParams, and its new value."""
 
     field: str
     value: bool
     pooling: Any = None
-    """The pooling type that it sets too, or None."""
+    """The pooling type that the argument sets too, or None."""
 
 
 def _comma_separated(text: str) -> list[str]:
@@ -105,7 +105,7 @@ def _keys(path: str) -> list[str]:
 _POOLING = _one_of(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
 _CACHE_TYPE = _one_of(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
 
-# What Pomona renders, and what an operator tunes. The names are llama-server's; a test holds them against the wheel.
+# Arguments that Pomona renders or an operator tunes. Names are llama-server's; a test compares them with the wheel.
 _TABLE: dict[str, _Value | _Switch] = {
     "-m --model": _Value("model.path", str),
     "-a --alias": _Value("model_alias", lambda text: set(_comma_separated(text))),
@@ -202,13 +202,13 @@ def parse(argv: Sequence[str]) -> Any:
         except (ValueError, OverflowError) as error:
             raise ArgumentError(f"argument {name}: {error}") from error
     if not parameters.model.path:
-        # Without one, llama-server becomes a router that is healthy and serves nothing.
+        # Without a model, llama-server becomes a router that is healthy and serves nothing.
         raise ArgumentError("--model is required")
     return parameters
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT; 1 for a refused argument, a model that does not load, a port that is taken."""
+    """Serve until SIGTERM or SIGINT; return 1 for a refused argument, a model that does not load, a taken port."""
     if {"-h", "--help"}.intersection(argv):
         sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
         return 0
@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
     except ArgumentError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
-    # The wheel loads a model without giving Python a turn; as in llama-server, a signal then simply ends the process.
+    # Python's own handlers cannot run while the wheel loads a model; SIG_DFL ends it, as in llama-server.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         server = xllamacpp.Server(parameters)
@@ -242,11 +242,11 @@ def _devices() -> list[str]:
 
 
 def _serve(_server: Any) -> NoReturn:
-    """Keep the server alive until a signal, then leave at once.
+    """Keep the server alive until a signal, then exit at once.
 
-    The server's destructor waits for every request, for ever if a client stays, and lets no second signal through
-    meanwhile. So it never runs: the kernel closes the sockets, clients see their streams cut short rather than ended,
-    and draining is left to the proxy in front, which counts requests.
+    The server's destructor waits for every request, for ever if a client stays, and handles no second signal
+    meanwhile. So the destructor never runs: the kernel closes the sockets, clients see their streams cut short rather
+    than ended, and draining is left to the proxy in front, which counts requests.
     """
     wake, signalled = os.pipe()
     os.set_blocking(signalled, False)

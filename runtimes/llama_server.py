@@ -1,8 +1,8 @@
 """llama.cpp's `llama-server`: how to start it, wherever it runs.
 
 The pod builder and the agent render the same arguments here, so that a service behaves alike in a container and on a
-host. What decides memory is always explicit: llama-server's own defaults depend on the machine and the version, and
-left alone it makes the context smaller until it fits.
+host. Settings that decide memory are always explicit: llama-server's own defaults depend on the machine and the
+version, and without explicit settings llama-server reduces the context until it fits.
 """
 
 import importlib.util
@@ -32,18 +32,18 @@ _IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
 )
 
 CHECKPOINTS: Final = 3
-"""Copies of windows and recurrent states that a slot keeps to go on from. llama-server's own default of 32 takes
+"""Copies of windows and recurrent states that a slot keeps to continue from. llama-server's own default of 32 takes
 gigabytes with a large window; of three, one is before the last answer of a conversation."""
 
-# Every llama-server argument has an environment twin, so one stray variable of the owner's shell would silently change
-# a service; HF_* and OLLAMA_* also carry the owner's tokens and caches.
+# Every llama-server argument also has an environment variable, so one variable of the owner's shell could silently
+# change a service; HF_* and OLLAMA_* also contain the owner's tokens and caches.
 _FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
 
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render llama-server's arguments, without the program's own name.
 
-    llama-server divides `-c` among its slots, hence the product. Of a repeated argument it takes the last.
+    llama-server divides `-c` among its slots, hence the product. If an argument is repeated, the last one counts.
     """
     options = serving.options
     rendered = ["-m", serving.model, "--host", listen.host, "--port", str(listen.port), "-a", serving.service]
@@ -75,7 +75,7 @@ def _render_memory(options: ServingOptions) -> list[str]:
         rendered += ["-ctk", options.cache_type_k]
     if options.cache_type_v != "f16":
         rendered += ["-ctv", options.cache_type_v]
-    # The prompt cache beside the slots would grow to 8 GiB of memory that nobody has reserved.
+    # The prompt cache beside the slots would grow to 8 GiB of memory that is not reserved.
     return [*rendered, "--cache-ram", "0", "--ctx-checkpoints", str(CHECKPOINTS)]
 
 
@@ -89,7 +89,7 @@ def _render_companions(serving: Serving) -> list[str]:
         rendered += ["-md", serving.draft, "--spec-type", "draft-simple"]
         if serving.gpu_layers is not None:
             rendered += ["-ngld", str(serving.gpu_layers)]
-        # As the model's own: what is reserved for a draft is computed so.
+        # The same types as the model's: the memory reserved for a draft is computed with them.
         rendered += ["-ctkd", serving.options.cache_type_k, "-ctvd", serving.options.cache_type_v]
         if serving.draft_max_tokens is not None:
             rendered += ["--spec-draft-n-max", str(serving.draft_max_tokens)]
@@ -100,7 +100,7 @@ def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the argv prefix that starts llama-server on this machine, or None.
 
     In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH, unless it is known to be older than
-    llama.cpp's server from the wheel of `pomona[llama]`; and that, behind our launcher, which takes the same arguments.
+    the server in the wheel of `pomona[llama]`; the server in the wheel, by our launcher with the same arguments.
     """
     stated = environment.get("LLAMA_SERVER_BIN")
     if stated:
@@ -120,9 +120,9 @@ def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
 
 @lru_cache
 def _build_of(binary: str, _changed_at_ns: int) -> int | None:
-    """Ask a llama-server for its build number; None when it was built without one. Raises OSError when it cannot run.
+    """Read the build number of a llama-server; None when it was built without one. Raises OSError when it cannot run.
 
-    `_changed_at_ns` has it asked again after an upgrade.
+    `_changed_at_ns` is a part of the cache key: after an upgrade the number is read again.
     """
     match = _BUILD.search(tools.output(binary, "--version", with_errors=True))
     return int(match[1]) if match else None
@@ -144,7 +144,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset[Mode](get_args(Mode)),
     settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
-    # The loop that generates answers it, unlike /health.
+    # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,

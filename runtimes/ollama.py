@@ -1,11 +1,12 @@
 """Ollama: models in the daemon that the owner of this machine runs.
 
-What changes anything goes through Ollama's own client library. It is imported when it is first needed, for it takes
-16 MiB that an agent without Ollama does not spend. Two things are done without it: the lists, of which one is asked
-every second, and a GGUF's way into Ollama's store, for which the library has no progress and no "it is there already".
+Calls that change anything use Ollama's own client library. The library is imported on first use, because it takes
+16 MiB, which an agent without Ollama saves. Two operations do not use the library: the lists, one of which is requested
+every second, and the upload of a GGUF to Ollama's store, for which the library reports no progress and does not detect
+that the file is there already.
 
-The settings of a model are part of it (`parameters` at its creation), not of the request that loads it: requests come
-in OpenAI's form, which has no place for them, and Ollama loads anew when they differ.
+Settings are part of a model (`parameters` at its creation), not of the request that loads it: requests in OpenAI's form
+have no fields for them, and Ollama reloads a model when they differ.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _LEAVE: Final = 0
 class _Listed(msgspec.Struct):
     name: str
     size: int | None = None
-    """Bytes of memory where it is loaded, bytes of files where it is stored."""
+    """Bytes of memory in /api/ps, bytes of files in /api/tags."""
 
 
 class _List(msgspec.Struct):
@@ -61,29 +62,29 @@ class Ollama:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
         self._of_library: dict[str, str] = {}
-        """Our models that were made of a model of the library, by name."""
-        # On loopback, whatever address it listens on: one of another machine does not use the memory of this one.
+        """The library model that each of our models was created from, by the name of ours."""
+        # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
         self._client: ollama.AsyncClient | None = None
         self._errors: tuple[type[Exception], ...] = ()
 
     def installed(self) -> bool:
-        """Return whether its program is here, or OLLAMA_HOST is set."""
+        """Return whether Ollama is installed here, or OLLAMA_HOST is set."""
         return _installed(self._environment)
 
     def name(self, identity: ModelIdentity) -> str:
-        """Return the mark of the agent as namespace, the Model as model, and what it is as tag."""
+        """Return a name with the agent's mark as namespace, the Model as model, and weights and settings as tag."""
         return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
 
     async def loaded(self) -> list[tuple[str, int | None]]:
-        """List what is in memory, by /api/ps."""
+        """List the models in memory, by /api/ps."""
         return [(model.name, model.size) for model in await self._listed("/api/ps")]
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Copy or pull the weights into Ollama's store, and create the model with its context length.
 
-        A model that is pulled only for us is deleted again under its own name; ours keeps the weights.
+        A library model that is pulled only for us is deleted afterwards; our model keeps the weights.
         """
         client = await self._library()
         parameters = {"num_ctx": serving.options.context_length}
@@ -105,24 +106,24 @@ class Ollama:
                 await client.delete(base)
 
     async def load(self, name: str) -> None:
-        """Load it for good; a request without a prompt does that."""
+        """Load the model without expiry, by a request without a prompt."""
         await self._refuse_to_evict(name)
         client = await self._library()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_STAY)
 
     async def unload(self, name: str) -> None:
-        """Ask Ollama to unload it, which it does once no request is left."""
+        """Ask Ollama to unload the model, which happens once no request is left."""
         client = await self._library()
         with self._translate_errors(f"unload {name}", absent_is_fine=True):
             await client.generate(name, keep_alive=_LEAVE)
 
     async def marked(self, owner: str) -> set[str]:
-        """Name the models in the namespace that is `owner`."""
+        """Return the names of the models in the namespace `owner`."""
         return {model.name for model in await self._listed("/api/tags") if model.name.startswith(f"{owner}/")}
 
     async def remove(self, name: str) -> None:
-        """Unload and delete the model; Ollama frees the weights with the last that uses them."""
+        """Unload and delete the model; Ollama frees the weights with the last model that uses them."""
         await self.unload(name)
         client = await self._library()
         with self._translate_errors(f"delete {name}", absent_is_fine=True):
@@ -146,7 +147,7 @@ class Ollama:
                 on_progress(step.completed or 0, step.total)
 
     async def _refuse_to_evict(self, name: str) -> None:
-        """Refuse what would evict another: Ollama keeps one copy of a file, and loads it anew for other settings.
+        """Refuse to evict another model: Ollama keeps one copy of a file in memory, and reloads it for other settings.
 
         Raises DaemonError.
         """
@@ -176,7 +177,7 @@ class Ollama:
             raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
 
     async def _store(self, path: Path, on_progress: OnProgress) -> str:
-        """Bring the file into Ollama's store; returns its digest. Raises OSError and ClientError."""
+        """Upload the file to Ollama's store and return its digest. Raises OSError and ClientError."""
         with path.open("rb") as file:
             digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
         blob = f"{self.url}/api/blobs/{digest}"
@@ -194,12 +195,12 @@ class Ollama:
         return self._session
 
     async def _library(self) -> "ollama.AsyncClient":
-        """Return the client; the first time this imports it, which takes long enough to be done in a thread."""
+        """Return the client; the first call imports the library in a thread, because the import is slow."""
         if self._client is None:
             library = await asyncio.to_thread(importlib.import_module, "ollama")
             httpx = importlib.import_module("httpx")
             self._errors = (library.ResponseError, httpx.HTTPError)
-            # A proxy of the owner's environment is for the Internet, and OLLAMA_API_KEY for Ollama's own service.
+            # The environment is ignored: its proxy is meant for the Internet, OLLAMA_API_KEY for Ollama's own service.
             timeout = httpx.Timeout(None, connect=2.0)
             client: ollama.AsyncClient = library.AsyncClient(
                 host=self.url, trust_env=False, timeout=timeout, headers={"authorization": "none"}
@@ -236,7 +237,7 @@ async def _finish(steps: AsyncIterator[object]) -> None:
 
 
 def _port(host: str) -> int:
-    """Read the port out of OLLAMA_HOST, which has one of the forms that Ollama takes: [scheme://][host][:port]."""
+    """Read the port from OLLAMA_HOST, in any of the forms that Ollama accepts: [scheme://][host][:port]."""
     parts = urlsplit(host if "//" in host else f"//{host}")
     try:
         return parts.port or {"http": 80, "https": 443}.get(parts.scheme, DEFAULT_PORT)
@@ -253,7 +254,7 @@ def _text(error: Exception) -> str:
 
 
 def _reason(status: int | None) -> str:
-    """Name what went wrong; None is a failure of the connection, not an answer."""
+    """Return the reason for a status; None is a failure of the connection, not an answer."""
     if status is None:
         return SILENT
     if status == HTTPStatus.NOT_FOUND:

@@ -1,8 +1,8 @@
 """oMLX: MLX models in the daemon that the owner of this machine runs.
 
-oMLX knows the folders below its model directory, so a model of ours is a link in there, to the weights in our own
-store. It looks for new folders only when it is told to reload, and reloading unloads everything: so that is asked of it
-only while nothing of the owner's is loaded and nothing is being answered. Our models are pinned, that is, they stay
+oMLX serves the folders below its model directory, so a model of ours is a link in that directory, to the weights in our
+own store. oMLX looks for new folders only during a reload, and a reload unloads everything: so the agent requests a
+reload only while no model of the owner is loaded and no request is running. Our models are pinned, that is, they stay
 until we unload them, and oMLX loads them again by itself when it restarts.
 """
 
@@ -91,24 +91,24 @@ class Omlx:
 
     @property
     def api_key(self) -> str | None:
-        """The owner's key as it is now: OMLX_API_KEY of the agent's environment, or what oMLX's settings have."""
+        """The owner's present key: OMLX_API_KEY of the agent's environment, or the key in oMLX's settings."""
         return self._environment.get("OMLX_API_KEY") or self._settings().auth.api_key or None
 
     def installed(self) -> bool:
-        """Return whether its program is here, or the owner states where it listens."""
+        """Return whether oMLX is installed here, or OMLX_PORT is set."""
         return _installed(self._environment)
 
     def name(self, identity: ModelIdentity) -> str:
-        """Return the name of a folder; oMLX tells rerankers and embedding models by the words in it."""
+        """Return the name of a folder; oMLX recognizes rerankers and embedding models by the words in this name."""
         return f"{identity.owner}-{identity.model}-{identity.weights}-{identity.settings}"
 
     async def loaded(self) -> list[tuple[str, int | None]]:
-        """List what is in memory, by /v1/models/status."""
+        """List the models in memory, by /v1/models/status."""
         models = (await self._status()).models
         return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
-        """Link the weights into oMLX's model directory, have it find them, pin them and set their context length."""
+        """Link the weights into oMLX's model directory, reload if needed, pin the model and set its context length."""
         self._link(name, Path(serving.model))
         on_progress(0, None)
         if not await self._knows(name):
@@ -123,7 +123,7 @@ class Omlx:
         await self._admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
 
     async def load(self, name: str) -> None:
-        """Load it; the call returns when it is in memory."""
+        """Load the model; return when it is in memory."""
         status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", works=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             known = await self._status()
@@ -132,13 +132,13 @@ class Omlx:
         self._expect(status, said, f"load {name}", reasons.get(HTTPStatus(status), "DaemonRefused"))
 
     async def unload(self, name: str) -> None:
-        """Unload it at once; what it answers is broken off, so drain first."""
+        """Unload the model at once; running requests are aborted, so drain first."""
         status, said = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
         if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
             self._expect(status, said, f"unload {name}")
 
     async def marked(self, owner: str) -> set[str]:
-        """Name our links, and what is loaded although its link is gone."""
+        """Return the names of our links, and of our loaded models without a link."""
         try:
             links = {path.name for path in self._folder().glob(f"{owner}-*")}
         except OSError as error:
@@ -146,7 +146,7 @@ class Omlx:
         return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
 
     async def remove(self, name: str) -> None:
-        """Unload it, take it off the list of what is loaded at start, and remove the link, never the weights."""
+        """Unload the model, unpin it so that oMLX does not load it at start, and remove the link, never the weights."""
         await self.unload(name)
         if await self._knows(name):
             await self._admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
@@ -162,14 +162,14 @@ class Omlx:
         self._session = None
 
     def _settings(self) -> _Settings:
-        """Read what oMLX last wrote; its own defaults where there is nothing to be read."""
+        """Read oMLX's settings file; return oMLX's own defaults if it cannot be read."""
         try:
             return msgspec.json.decode((self._base / "settings.json").read_bytes(), type=_Settings)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return _Settings()
 
     def _folder(self) -> Path:
-        """Return the directory that oMLX looks through first."""
+        """Return the first of oMLX's model directories."""
         model = self._settings().model
         folders = [*self._environment.get("OMLX_MODEL_DIR", "").split(","), *model.model_dirs, model.model_dir or ""]
         first = next((folder for folder in folders if folder), None)
@@ -200,7 +200,7 @@ class Omlx:
         return name in {model.id for model in (await self._status()).models}
 
     async def _reload(self, name: str) -> None:
-        """Make it look for new folders, unless that would disturb the owner. Raises DaemonError."""
+        """Make oMLX look for new folders, unless that would disturb the owner. Raises DaemonError."""
         others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
         if others:
             raise DaemonError(
@@ -216,7 +216,7 @@ class Omlx:
         await self._admin("POST", "/admin/api/reload", None, "look for new models")
 
     async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
-        """Call what only an administrator may, logging in with the key where that is asked."""
+        """Call an endpoint for administrators, and log in with the key if oMLX requires it."""
         status, said = await self._call(method, path, what, body, works=True)
         if status == HTTPStatus.UNAUTHORIZED:
             await self._log_in()
@@ -248,7 +248,7 @@ class Omlx:
         *,
         works: bool = False,
     ) -> tuple[int, bytes]:
-        """Ask, and return status and body; what `works` takes as long as it takes."""
+        """Send a request, and return status and body; if `works`, the answer has no time limit."""
         timeout, headers = _WORK if works else _LOOK, {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
@@ -297,7 +297,7 @@ class Omlx:
 
 
 def _base(environment: Mapping[str, str], home: Path) -> Path:
-    """Find oMLX's own folder as oMLX does: the environment, what its app was told, ~/.omlx."""
+    """Find oMLX's own folder as oMLX does: by the environment, the setting of its app, or ~/.omlx."""
     if stated := environment.get("OMLX_BASE_PATH"):
         return Path(stated).expanduser()
     try:
@@ -308,7 +308,7 @@ def _base(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def _words(said: bytes) -> str:
-    """Return oMLX's message out of either of the forms that its versions use, so that no JSON is quoted."""
+    """Return the message of an error in either form that oMLX's versions use, so that no JSON is quoted."""
     try:
         body = msgspec.json.decode(said)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""Probes a server by a real request for a token, an embedding or a ranking, by its mode.
+"""Probe a server with a real request for a token, an embedding or a ranking, depending on its mode.
 
 Servers answer 200 on /health while they load, or for ever with a broken model. A service is ready when it has answered
-such a request; the agent probes its child processes so, and the controller the endpoints.
+such a request. The agent probes its child processes in this way, and the controller the endpoints.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from crds.serving import Mode
 
 _QUOTED_CHARACTERS = 300
 _READ_BYTES = 1 << 20
-"""Most bytes that are read of an answer: an embedding takes less, and the server may not be trusted."""
+"""Most bytes that are read of an answer: an embedding takes less, and the server is not trusted."""
 _DEAD = b"generation thread died"
 """Answer of an mlx_lm.server that could not load its model; its process stays alive."""
 _REASONS: dict[int, str] = {
-    # The question is well-formed, so these say that the engine was started with what cannot answer it.
+    # The request is well-formed, so these statuses mean that the engine's model or options cannot answer it.
     HTTPStatus.BAD_REQUEST: "Broken",
     HTTPStatus.NOT_IMPLEMENTED: "Broken",
     HTTPStatus.UNAUTHORIZED: "Unauthorized",
@@ -61,7 +61,7 @@ class _Completion(msgspec.Struct):
     usage: _Usage | None = None
 
     def is_answer(self) -> bool:
-        # A first token may decode to nothing (half a character), so the count is as good as the text.
+        # A first token may decode to nothing (half a character), so a count of tokens is proof without text.
         counted = self.usage is not None and self.usage.completion_tokens >= 1
         return bool(self.choices) and (counted or any(choice.message.content for choice in self.choices))
 
@@ -90,7 +90,7 @@ class _Ranking(msgspec.Struct):
 
 class _Answer(Protocol):
     def is_answer(self) -> bool:
-        """Return whether the model generated it."""
+        """Return whether the model generated this answer."""
 
 
 class _Question(NamedTuple):
@@ -101,9 +101,9 @@ class _Question(NamedTuple):
     answer: type[_Answer]
     reason: str
     done: str
-    """What the server did, for a message."""
+    """Action of the server, for a message."""
     missing: str
-    """What the answer lacks, for a message."""
+    """Part that an unusable answer lacks, for a message."""
 
 
 _QUESTIONS: Final[Mapping[Mode, _Question]] = MappingProxyType(
@@ -143,18 +143,18 @@ async def generate_token(
     timeout_seconds: float,
     mode: Mode = "chat",
 ) -> ProbeResult:
-    """Ask the server at `base_url` for one token of a chat completion, or what another mode has in its place.
+    """Request one token of a chat completion, or the equivalent of another mode, from the server at `base_url`.
 
     Args:
-        session: the session whose connections to use.
+        session: the session to use.
         base_url: scheme, host and port, without a path.
         model: the served model's name.
-        token: the bearer token, where the server asks for one.
-        timeout_seconds: for the whole exchange; a server that is still silent then is `TimedOut`.
-        mode: what the server is there for.
+        token: the bearer token, if the server requires one.
+        timeout_seconds: limit for the whole exchange; a server without an answer by then is `TimedOut`.
+        mode: mode of the server, which decides the request.
 
-    Never raises for what the server does or fails to do. A redirect is not followed: it would have us ask, and quote,
-    whatever the server names.
+    Never raises because of the server's behaviour. A redirect is not followed: it could make us request, and quote, any
+    address that the server names.
     """
     question = _QUESTIONS[mode]
     body = msgspec.json.encode({"model": model, **question.body})

@@ -1,4 +1,4 @@
-"""The table of runtimes: adding an engine is a module and one entry here."""
+"""The table of runtimes: a new engine is a module and one entry here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,4 +10,4 @@ from runtimes.serving import Runtime
 RUNTIMES: Final[Mapping[str, Runtime]] = MappingProxyType(
     {each.RUNTIME.name: each.RUNTIME for each in (llama_server, mlx_lm, llama_cpp_python, omlx, ollama)}
 )
-"""By name, in the order in which a host names what it has."""
+"""By name, in the order in which a host lists them."""

@@ -1,7 +1,7 @@
-"""The files and options that an engine serves, built by one function for pods and hosts alike, and what a runtime is.
+"""The files and options that an engine serves, built by one function for pods and hosts, and the type of a runtime.
 
 A runtime is data and three functions. It lists the formats, modes and settings that it supports, so that a service that
-it cannot serve is refused with a message before anything is placed, instead of by an engine that fails to start, or
+it cannot serve is refused with a message before anything is placed, and not later by an engine that fails to start or
 ignores a setting.
 """
 
@@ -57,13 +57,13 @@ def build_serving(
     draft_max_tokens: int | None = None,
     gpu_layers: int | None = None,
 ) -> Serving:
-    """Build what an engine serves, in a pod or on a host.
+    """Build the files and options that an engine serves, in a pod or on a host.
 
     Args:
         service: name of the InferenceService.
         model: path of the weights as the engine sees it.
-        options: how it is served; the spec of an InferenceService or MetalProcess is one.
-        companions: what is served together with the model; at most one draft and one projector.
+        options: serving options, such as the spec of an InferenceService or MetalProcess.
+        companions: files that are served together with the model; at most one draft and one projector.
         draft_max_tokens: tokens that the draft guesses ahead at most; None leaves it to the engine.
         gpu_layers: layers kept in accelerator memory; None leaves the choice to the engine.
     """
@@ -82,13 +82,13 @@ def build_serving(
 
 
 class Listen(NamedTuple):
-    """Where an engine listens."""
+    """Address at which an engine listens."""
 
     host: str
     port: int
     """0 lets the kernel choose; `devices.sockets` then finds it."""
     api_key_file: str | None = None
-    """Path of a file with the bearer token, where no proxy stands in front."""
+    """Path of a file with the bearer token, if no proxy is in front of the engine."""
 
 
 class RuntimeDemand(NamedTuple):
@@ -105,15 +105,15 @@ class RuntimeDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Start of a runtime that has a process of its own for each model."""
+    """Start of a runtime that has a separate process for each model."""
 
     command: Callable[[], list[str] | None]
-    """Returns the argv prefix that starts it on this machine, or None where it is not installed. May look at files: it
-    blocks."""
+    """Return the argv prefix that starts the engine on this machine, or None if it is not installed. Blocks, since it
+    may read files."""
     arguments: Callable[[Serving, Listen], list[str]]
-    """Renders what follows the command. It has no secret in it."""
+    """Render the arguments after the command. They contain no secret."""
     environment: Callable[[Mapping[str, str]], dict[str, str]]
-    """Makes the child's environment out of ours, without variables that would configure the engine."""
+    """Make the child's environment from ours, without variables that would configure the engine."""
     served_name: str | None = None
     """Value of `model` that the engine wants in a request; None: the service's name."""
 
@@ -128,18 +128,18 @@ class Runtime:
     settings: frozenset[Setting] = frozenset()
     cache_types: frozenset[CacheType] = frozenset({"f16"})
     pulse: str | None = None
-    """Path that the engine answers between two steps of its work, so that an answer proves that it works, and that,
-    unlike a token, costs no conversation its cached prompt. None: it has none, and only a token proves anything."""
+    """Path that the engine answers between two steps of its work, so that an answer proves that it works. Unlike a
+    token, an answer evicts no cached prompt. None: the engine has no such path, and only a token is a proof."""
     process: Process | None
-    """None: a daemon that serves many models, and that the agent talks to instead of starting a process."""
+    """None: a daemon that serves many models; the agent calls its API instead of starting a process."""
     installed: Callable[[], bool]
-    """Decides whether this host has it. May look at files: it blocks."""
+    """Return whether this host has the engine. Blocks, since it may read files."""
     install_hint: str
-    """Way to install it, for a message."""
+    """Instruction to install it, for a message."""
     images: Mapping[Accelerator, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Container image by accelerator; without one it cannot be a pod."""
+    """Container image by accelerator; without an image, the engine cannot run in a pod."""
     refusal: Callable[[RuntimeDemand], str | None] = lambda _demand: None
-    """Returns why it cannot do what its tables alone allow, with the way out, or None."""
+    """Return why the engine cannot serve a demand that the fields above allow, with the remedy, or None."""
 
 
 _FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
@@ -165,7 +165,7 @@ def default_runtime(artifact_format: Format) -> RuntimeName:
 
 
 def refusal(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why this runtime cannot serve that, with the field and the way out; None when it can."""
+    """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
     checks = (_refuse_place, _refuse_settings, _refuse_arguments)
     reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand))
     return next((reason for reason in reasons if reason is not None), None)

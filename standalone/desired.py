@@ -1,7 +1,7 @@
 """Assignments of this machine for a service, by the controller's own decisions.
 
-A cluster chooses between pods and hosts; here there is one host. So every service is read as one for a host. Fields
-about pods are reported and ignored, instead of being a reason not to serve: the file is the same as for the cluster.
+A cluster chooses between pods and hosts; here there is one host. So every service is treated as one for a host.
+Fields about pods are reported and ignored, and never prevent serving: the file is the same as for the cluster.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
 
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
-    """Decide what runs for a service; the status of each Model has what is known of it."""
+    """Decide the processes of a service; the status of each Model has the known facts."""
     metadata, adapted = service.metadata, _as_host_service(service)
     replicas = 0 if service.spec.suspend else service.spec.replicas
     if not replicas:
@@ -84,7 +84,7 @@ def with_inspection(model: Model, found: Inspection) -> Model:
     """Return the Model with the facts of its header in the status, as the controller would write it."""
     facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
     if model.spec.source.startswith("file://"):
-        # A cluster cannot read the file and so has no revision; with one, the process would get another name there.
+        # A cluster cannot read the file and so has no revision; with one, the process would get another name.
         facts = structs.replace(facts, revision="")
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
 
@@ -132,5 +132,5 @@ def _default(attribute: str) -> object:
 
 
 def _uid(namespace: str, name: str) -> str:
-    """Return a uid that is the same in the next run, which can then adopt the engine of this one."""
+    """Return a uid that is the same in the next run, which can then adopt the engine of this run."""
     return STANDALONE + hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Route requests on this machine to the engines: one endpoint for all services, by the `model` of each request.
 
-The proxy is the agent's, with a router as one more listener. Each service has a listener of its own behind it, on a
+The proxy is the agent's, with a router as one more listener. Behind the router, each service has its own listener, on a
 port that the kernel chooses and with a token that only this process and the proxy have.
 """
 
@@ -21,14 +21,14 @@ from metal_agent.traffic.proxy_process import Proxy
 
 
 class StandaloneExposure(ProxyExposure):
-    """Exposes `runners` at `port` of loopback through `proxy`; once `abort` is set, draining waits for no request."""
+    """Exposure of `runners` at `port` of loopback by `proxy`; once `abort` is set, draining waits for no request."""
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner], port: int, abort: asyncio.Event) -> None:
         super().__init__(proxy, runners)
         self.accepted: frozenset[ObjectKey] = frozenset()
-        """The services that the endpoint leads to."""
+        """The services that the endpoint forwards to."""
         self.router: ListenerState | None = None
-        """The endpoint, once the proxy has it."""
+        """The endpoint, once the proxy has opened it."""
         self._port = port
         self._abort = abort
         self._token = secrets.token_urlsafe()
@@ -41,7 +41,7 @@ class StandaloneExposure(ProxyExposure):
             return None
 
     async def withdraw(self, assignment: Assignment) -> None:
-        """Do nothing: only the proxy leads to the process, and `drain` takes it out there."""
+        """Do nothing: only the proxy forwards to the process, and `drain` removes the process from the proxy."""
 
     async def _configure(self) -> bool:
         grouped = self.services()

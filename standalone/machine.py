@@ -1,6 +1,6 @@
 """Run the services of the files on this machine: the same host as the agent's, without an API server.
 
-Models are inspected here, as a Job does it in a cluster, and after each result the assignments are decided again. It
+Models are inspected here, as by a Job in a cluster, and after each result the assignments are decided again. The run
 ends in one of two ways: everything is drained and stopped, or all engines keep running for an agent that takes over.
 """
 
@@ -129,7 +129,7 @@ class Machine:
     def decisions(self) -> Mapping[ObjectKey, Decision]:
         """The decision for each service, from the present status of the Models."""
         if self._decisions is None:
-            # Computed once for each inspection: the view reads them twice a second, and many services take long.
+            # Computed once for each inspection: the view reads them twice a second, which is slow with many services.
             self._decisions = {
                 key: desired.decide_assignments(service, self.models)
                 for key, service in self.manifests.services.items()
@@ -144,7 +144,7 @@ class Machine:
         """Wait until a service answers; return its base URL and the name of its model.
 
         Raises:
-            AskError: it failed, or is suspended.
+            AskError: the service failed, or is suspended.
         """
         seen = -1
         while True:
@@ -223,11 +223,11 @@ class Machine:
         self._note_change()
 
     def _update_assignments(self, supervisor: Supervisor) -> None:
-        """Decide again, and hand the assignments to the supervisor."""
+        """Decide again, and pass the assignments to the supervisor."""
         self._decisions = None
         assigned = [each for decision in self.decisions.values() for each in decision.assignments]
         if any(model.status.phase == "Pending" for model in self.models.values()):
-            # An engine of an earlier run may belong to that Model: nothing is stopped before its inspection.
+            # An engine of an earlier run may serve the pending Model: nothing is stopped before its inspection.
             supervisor.add(assigned)
         else:
             supervisor.assign(assigned)
@@ -235,7 +235,7 @@ class Machine:
         self._note_change()
 
     async def _inspect_until_known(self, supervisor: Supervisor, key: ObjectKey) -> None:
-        """Inspect a Model until that succeeds or fails for good."""
+        """Inspect a Model until the inspection succeeds or fails for good."""
         failures = 0
         while True:
             try:
@@ -284,7 +284,7 @@ class Machine:
                 self._reconfigure.set()
 
     async def _drain_and_stop(self, supervisor: Supervisor) -> None:
-        """Drain and stop everything; returns when the last engine is gone."""
+        """Drain and stop everything; return when the last engine has stopped."""
         supervisor.assign([])
         seen = self.changes.count
         while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
@@ -292,7 +292,7 @@ class Machine:
 
 
 class _ServingEnded(Exception):  # noqa: N818 - no error
-    """Cancels the loops of the task group; engines that run then keep running."""
+    """Signal that cancels the loops of the task group; running engines keep running."""
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

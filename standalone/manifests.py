@@ -1,6 +1,6 @@
 """Read Models and InferenceServices from files, and report every problem with its file and line.
 
-The files are those for `kubectl apply`, and are held to the same rules, so that a user can move on to a cluster with
+The files are those for `kubectl apply`, and are checked by the same rules, so that a user can move on to a cluster with
 them; nothing in them is ignored silently. One rule is stricter: a Model that a cluster would wait for has to be in the
 files, since nothing else can create it here.
 """
@@ -25,7 +25,7 @@ from kube.resources import ObjectKey
 
 NAMESPACE: Final = "default"
 TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
-"""Secret that a Model of `--model` refers to where a download token is in the environment."""
+"""Secret that a Model of `--model` refers to if a download token is in the environment."""
 T = TypeVar("T")
 
 _KINDS: Final[Mapping[str, type[Model | InferenceService]]] = {"Model": Model, "InferenceService": InferenceService}
@@ -72,7 +72,7 @@ class Document:
 
     @property
     def title(self) -> str:
-        """Kind and name, where the document has them."""
+        """Kind and name, if the document has them."""
         metadata = self.manifest.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each) or "a manifest"
@@ -118,14 +118,14 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
 def accept_manifest(manifest: dict[str, Any], struct: type[T]) -> T:
     """Return a valid manifest with the API server's defaults, as `struct`."""
     filled = validation.with_defaults(manifest)
-    # Null is absent, as to the API server: tools write `creationTimestamp: null`.
+    # Null counts as absent, as on the API server: tools write `creationTimestamp: null`.
     stated = {name: value for name, value in filled["metadata"].items() if value is not None}
     metadata = {**stated, "namespace": stated.get("namespace") or NAMESPACE, "generation": 1}
     return msgspec.convert({**filled, "metadata": metadata, "status": {}}, struct)
 
 
 def build_manifests(source: str, *, token: bool) -> tuple[Model, InferenceService]:
-    """Return a Model and an InferenceService for `source`; `token`: there is a download token.
+    """Return a Model and an InferenceService for `source`; `token` is True if there is a download token.
 
     Raises:
         SourceError: `source` is invalid.
@@ -212,10 +212,10 @@ class _TooLargeError(Exception):
 
 
 def _check_size(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Count nodes and levels below `node`, each as often as aliases repeat it; raise where either are too many.
+    """Count nodes and levels below `node`, each as often as aliases repeat it; raise if there are too many of either.
 
     Args:
-        node: where to begin.
+        node: the top node.
         known: counts so far, by the id of a node; None for a node that is being counted.
     """
     if id(node) in known:
@@ -270,7 +270,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _is_ours(document: Document) -> bool:
-    """Decide whether a document belongs to Pomona's API group; one without apiVersion does, so that it is checked."""
+    """Decide whether a document belongs to Pomona's API group; a document without apiVersion does, so it is checked."""
     return str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
 
 

@@ -23,7 +23,7 @@ async def add_source(manifests: Manifests, source: str, options: StandaloneOptio
     Raises:
         SourceError: the source is invalid.
         ArtifactError: the file cannot be read.
-        ManifestError: its name is taken, or its memory cannot be estimated.
+        ManifestError: the name is taken, or the memory cannot be estimated.
     """
     source = _locate_source(source)
     model, service = build_manifests(source, token=options.token is not None)
@@ -47,7 +47,7 @@ def _locate_source(text: str) -> str:
 
 
 async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
-    """Return the Model with the memory that its file needs, which in a cluster the user states."""
+    """Return the Model with the memory that its file needs, which the user states for a cluster."""
     found = await inspect(
         parse(model.spec.source), token=None, endpoint=options.endpoint, file_root=FILE_ROOT, sha256=None
     )

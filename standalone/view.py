@@ -67,7 +67,7 @@ def build_row(
         replicas: status, reserved bytes and used bytes of each.
         stats: the proxy's counts, if it has the service.
         tokens_per_second: rate since the last reading; None if it is not known.
-        answers: whether the endpoint leads to it.
+        answers: True if the endpoint forwards to the service.
     """
     known = sorted(replicas, key=lambda each: _WORST.index(each[0].phase))
     if not known:
@@ -111,7 +111,7 @@ def _describe_requests(stats: ServiceStats) -> str:
 
 
 class RowBuilder:
-    """Builds the rows of a machine, and keeps the last counts to compute rates."""
+    """Builder of the rows of a machine; it keeps the last counts to compute rates."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -201,7 +201,7 @@ def print_command(console: Console, command: str) -> None:
 
 
 async def print_changes(machine: Machine, out: IO[str]) -> None:
-    """Print a line for each change until cancelled, and the last one then."""
+    """Print a line for each change until cancelled, and the last change on cancellation."""
     printed = ChangePrinter(machine, out)
     seen = -1
     try:
@@ -230,7 +230,7 @@ def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:
 
 
 class ChangePrinter:
-    """Prints a line for each change, where there is no terminal."""
+    """Printer of a line for each change, for output that is no terminal."""
 
     def __init__(self, machine: Machine, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._machine = machine

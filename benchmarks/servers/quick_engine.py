@@ -1,4 +1,4 @@
-"""A stand-in of llama-server where only its start and its end matter: it starts at once and responds with one token."""
+"""A stand-in of llama-server, to measure its start and its end: it starts at once and responds with one token."""
 
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -7,7 +7,7 @@ ANSWER = b'{"choices": [{"message": {"content": "a"}}], "usage": {"completion_to
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends the same response to every request."""
+    """The handler of all requests, with the same response to each."""
 
     def do_POST(self) -> None:
         """Send one token."""

@@ -13,9 +13,9 @@ from kube.client import Obj
 DURATION_SECONDS: Final = 40.0
 """Duration of a Lease that states none."""
 OUTAGE_SECONDS: Final = 10.0
-"""After a longer time without an answer of the API server, in which hosts could not renew, their time starts anew."""
+"""After a longer time without an answer of the API server, the time of all hosts starts anew: they could not renew."""
 SKEW_SECONDS: Final = 5.0
-"""How far a host's wall clock may be ahead of ours; a renewTime further in the future is ignored."""
+"""The most that a host's wall clock may be ahead of ours; a renewTime further in the future is ignored."""
 
 
 class Lease(NamedTuple):
@@ -23,12 +23,12 @@ class Lease(NamedTuple):
 
     host: str
     renewed: str
-    """Its renewTime, as text: only whether it changes counts after first sight."""
+    """The renewTime, as text: after the first observation, only a change of it counts."""
     duration_seconds: float
 
 
 Liveness = Literal["Alive", "Unproven", "Expired"]
-"""Alive: processes may be bound to it. Unproven: not yet seen to renew. Expired: lost, until it renews."""
+"""Alive: processes may be bound to the host. Unproven: no renewal seen yet. Expired: lost, until it renews."""
 
 
 class _Host:
@@ -52,14 +52,14 @@ class _Host:
 
 
 class HostLiveness:
-    """The liveness of all hosts. Pure: `now` is the reader's own monotonic clock in seconds, and never goes back."""
+    """The liveness of all hosts. Pure: `now` is the caller's monotonic clock in seconds, which never goes back."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._answered: float | None = None
 
     def restart(self) -> None:
-        """Forget all, as a new leader must: it has not watched the hosts before."""
+        """Forget all observations: a new leader has not watched the hosts before."""
         self._hosts = {}
         self._answered = None
 
@@ -79,10 +79,10 @@ class HostLiveness:
         """Take one answer of the API server; returns the hosts whose liveness has changed.
 
         Args:
-            registered: names of all hosts that are looked after, with or without a Lease.
+            registered: names of all hosts to observe, with or without a Lease.
             leases: all Leases of hosts.
-            now: when the answer came.
-            today: the wall clock, which is compared with a renewTime at first sight only.
+            now: the time of the answer.
+            today: the wall clock, which is compared with a renewTime at the first observation only.
         """
         if self._answered is not None and now - self._answered > OUTAGE_SECONDS:
             for host in self._hosts.values():

@@ -1,7 +1,7 @@
-"""The MetalHost reconciler: the liveness of hosts, what follows from it, and the Secret that each may read.
+"""The MetalHost reconciler: the liveness of hosts, its consequences, and the Secret that each host may read.
 
 Leases are read every few seconds instead of watched, because only an answer shows that the API server, through which
-hosts renew, was there: the silence of a watch does not.
+hosts renew, was reachable: a silent watch does not show that.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class HostWatch:
-    """Reads the Leases while this replica leads, and keeps the `liveness` of hosts."""
+    """The reader of the Leases while this replica leads; keeps the `liveness` of hosts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.liveness = HostLiveness()
@@ -54,7 +54,7 @@ class HostWatch:
         return self.liveness.wait_seconds(host, self._clock())
 
     async def run(self, leading: Leading) -> None:
-        """Read for ever."""
+        """Read the Leases for ever."""
         self.liveness.restart()
         self._leading = leading
         while True:
@@ -72,7 +72,7 @@ class HostWatch:
         client, store, _, enqueue, *_ = self._leading
         found = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
-        # A host that was removed with its Lease cannot remove its endpoints: it expires as any other.
+        # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names |= {key.name for obj in store.list(ENDPOINT_SLICES) for key in _host_of_slice(store, obj)}
         changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), datetime.now(UTC))
         for host in sorted(changed):
@@ -87,21 +87,22 @@ class HostInputs(NamedTuple):
 
     liveness: Liveness
     tokens: Mapping[str, str] | None = None
-    """Base64 values for the host's Secret by data key; None: it needs none now."""
+    """Base64 values for the host's Secret by data key; None: the host needs no Secret now."""
     secret: Obj | None = None
-    """The host's Secret as it is."""
+    """The host's existing Secret; None if there is none."""
 
 
 def host_reconciler(watch: HostWatch) -> Reconciler:
-    """Register the reconciler of hosts."""
+    """Return the reconciler of hosts."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         if not watch.bindable(key.name):
-            # It may have come, or come back, since Leases were read: then its endpoints must not be deleted.
+            # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await watch.read()
         liveness = watch.liveness.state(key.name)
         if liveness == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
-            return HostInputs(liveness)  # nothing may come between this look and the end of its endpoints
+            # Read nothing more, so that this liveness is still current when the endpoints are deleted.
+            return HostInputs(liveness)
         tokens = await read_tokens(client, key.name, snapshot.store.list(METAL_PROCESSES))
         return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name))
 
@@ -138,7 +139,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
         return Plan(delete=delete)
     ready = _ready(host, inputs.liveness)
     secret = host_secret(host, inputs.tokens) if inputs.tokens is not None else None
-    # No watch feeds Secrets into the store, so what is there was read.
+    # Secrets are not in the watch cache, so the existing Secret is among the inputs.
     differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
     return Plan(
         apply=(secret,) if secret and differs else (),

@@ -16,12 +16,12 @@ from kube.resources import METAL_HOSTS, SECRETS, Resource
 
 
 class NeededSecret(NamedTuple):
-    """A Secret that a host needs, and of which only the key `token` is copied."""
+    """A Secret that a host needs; only its key `token` is copied."""
 
     namespace: str
     name: str
     service_uid: str
-    """The service that must own it; empty for a Secret of the user's own."""
+    """Uid of the service that must own the Secret; empty for a Secret that the user created."""
 
 
 def list_needed_secrets(host: str, processes: Iterable[Obj]) -> list[NeededSecret]:
@@ -39,7 +39,7 @@ def list_needed_secrets(host: str, processes: Iterable[Obj]) -> list[NeededSecre
 
 
 async def read_tokens(client: Client, host: str, processes: Iterable[Obj]) -> dict[str, str]:
-    """Return the base64 values of a host's Secret by data key; one that does not exist is left out."""
+    """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
     tokens: dict[str, str] = {}
     for needed in list_needed_secrets(host, processes):
         secret = await read_secret(client, needed.namespace, needed.name)
@@ -49,7 +49,7 @@ async def read_tokens(client: Client, host: str, processes: Iterable[Obj]) -> di
 
 
 def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
-    """Return the one Secret that this host may read, as a whole: what is not needed any more leaves it."""
+    """Return the whole of the one Secret that this host may read: tokens that are not needed any more are removed."""
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
     return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))
 

@@ -1,9 +1,9 @@
-"""The Jobs that read and fetch weights for a Model: how one is written, and what came of it.
+"""The Jobs that read and fetch weights for a Model: their specs and their outcomes.
 
-The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights belong into a process
-with limits of its own. A Job is one attempt and is never changed; what is to be done decides its name, so asking for
-the same again finds what is there. It answers by its container's termination message. Attempts are counted on the
-Jobs themselves, so that a restarted controller continues where it was.
+The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights need a separate process
+with limits. A Job is one attempt and is never changed. Its name has a digest of the work and the attempt, so creating
+the same Job again finds the existing one. Its result is the termination message of its container. The number of the
+attempt is stored on the Job, so that a restarted controller continues with the same attempt.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from kube.client import Obj
 from kube.resources import JOBS, MODELS
 
 ANNOTATION_WORK: Final = f"{GROUP}/work"
-"""Digest of what a Job is to do; equal for all attempts at it."""
+"""Digest of the work of a Job; equal for all attempts."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
 _LARGEST: Final = (1 << 63) - 1
-"""The largest size that a status accepts, whatever a server states."""
+"""The largest size that a status accepts; a server may state any number."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 
 FIRST_RETRY_SECONDS: Final = 5.0
@@ -52,7 +52,7 @@ CONTAINER_SECURITY: Final[Obj] = {
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where the pod may run."""
+    """Constraints on the node of the pod."""
 
     node_selector: dict[str, str] = {}
     tolerations: tuple[Obj, ...] = ()
@@ -64,7 +64,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     owner: ObjectMeta
     verb: Literal["inspect", "fetch"]
     identity: tuple[str, ...]
-    """Whatever makes it another work; anything else may change without a new Job."""
+    """The values that identify the work; every other field may change without a new Job."""
     arguments: tuple[str, ...]
     image: str
     environment: Mapping[str, str] = {}
@@ -72,11 +72,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     claim: str | None = None
     """PersistentVolumeClaim that is mounted at /models."""
     deadline_seconds: int | None = None
-    """An attempt that takes longer is ended, and made again."""
+    """An attempt that takes longer is ended and retried."""
     placement: Placement = Placement()
 
     def digest(self) -> str:
-        """Return what is equal for all attempts at this work."""
+        """Return the digest of this work, which is equal for all attempts."""
         return hashlib.sha256("\0".join((self.verb, *self.identity)).encode()).hexdigest()
 
     def name(self, attempt: int) -> str:
@@ -99,10 +99,10 @@ class JobResult(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a Job so far; `reason` and `message` explain why it is not further."""
+    """The outcome of a Job so far; `reason` and `message` explain why it has not succeeded."""
 
     state: Literal["Going", "Succeeded", "Failed", "Broken"]
-    """Broken may heal in another attempt, Failed may not."""
+    """After Broken another attempt may succeed, after Failed none can."""
     reason: str = ""
     message: str = ""
     ended: datetime | None = None
@@ -129,7 +129,7 @@ class _Ended(NamedTuple):
 
 
 def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> JobProgress:
-    """Start the work, wait for it, or try it again after a back-off, for ever; `pods` are by uid of their Job."""
+    """Start the work, wait for it, or retry it after a back-off, for ever; `pods` are keyed by the uid of their Job."""
     current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
     if current is None:
         return JobProgress(outcome=JobOutcome(state="Going"), job=work.name(0), create=_build(work, 0))
@@ -138,7 +138,7 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], 
     if outcome.state != "Broken" or outcome.ended is None:
         again = LOST_SECONDS if _ended(current) and outcome.state == "Going" else None
         return JobProgress(outcome=outcome, job=work.name(attempt), again_seconds=again)
-    # The attempt is counted from 0, and this is decided anew until the pause is over.
+    # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     pause = timedelta(seconds=seconds)
     if now < outcome.ended + pause:
@@ -148,7 +148,7 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], 
 
 
 def last(work: Work, jobs: Iterable[Obj]) -> str:
-    """Return the name of the last Job of a work that is done, which stays as the record of it; empty if none does."""
+    """Return the name of the last Job of a finished work, which is kept as a record; empty if there is none."""
     current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
     return "" if current is None else current["metadata"]["name"]
 
@@ -160,7 +160,7 @@ def verb(job: Obj) -> str:
 
 
 def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
-    """Return the outcome of a Job, from its own conditions and its newest pod."""
+    """Return the outcome of a Job, from its conditions and its newest pod."""
     pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
     ended = _ended(job)
     if ended is not None and ended.reason == "DeadlineExceeded":
@@ -170,7 +170,7 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     if ended is None:
         return _read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     if now < ended.when + timedelta(seconds=LOST_SECONDS):
-        return JobOutcome(state="Going")  # the event of its pod may come later: the two are watched apart
+        return JobOutcome(state="Going")  # the event of its pod may come later, from another watch
     message = f"the Job ended and its pod is gone without a result: {ended.message or ended.reason or ended.type}"
     return JobOutcome(state="Broken", reason="ResultLost", message=message, ended=ended.when)
 
@@ -181,7 +181,7 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
     try:
         answer = msgspec.json.decode(said, type=JobResult)
     except msgspec.DecodeError as error:
-        answer = JobResult()  # killed, it had no time to write a result
+        answer = JobResult()  # a killed container writes no result
         if said or state["exitCode"] == 0:
             answer = JobResult("ResultUnreadable", f"the Job's result cannot be decoded ({error}): {said[-500:]!r}")
     else:

@@ -1,8 +1,8 @@
 """The Model reconciler: inspect the artifact, then put verified weights on a volume where pods need them.
 
 Two works, each a Job (see `jobs.py`, `volume.py`): `inspect` for every Model that the cluster can reach, `fetch` only
-when a service that runs as pods refers to it. What came out is kept in the status, so that a Job or a controller that
-is gone undoes nothing.
+when a service that runs as pods refers to it. The results are kept in the status, so that nothing is lost with a
+deleted Job or a stopped controller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from kube.store import Store
 READY: Final = "Ready"
 CACHED: Final = "Cached"
 SILENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
-"""Reasons that are worth no Event: mere progress, and what the scheduler reports itself."""
+"""Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
 
 
@@ -53,14 +53,14 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     facts: ModelFacts | None = None
     cached: Cached | None = None
     works: Sequence[JobProgress] = ()
-    """Their Jobs stay or are made."""
+    """Works whose Jobs are kept or created."""
     create: tuple[tuple[Resource, Obj], ...] = ()
     undecided: Sequence[Obj] = ()
-    """Jobs that stay because nothing is known of them yet."""
+    """Jobs that are kept until the inspection shows whether they are needed."""
 
 
 def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
-    """Register the reconciler; `image` and `environment` are those of its Jobs."""
+    """Return the reconciler; `image` and `environment` are those of its Jobs."""
     settings = JobSettings(image, environment)
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
@@ -78,7 +78,7 @@ def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
 
 
 def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedModel:
-    """Gather from the store what a decision about this Model needs."""
+    """Gather the inputs of a decision about this Model from the store."""
     owned = snapshot.children(JOBS, model.metadata.uid)
     services = (
         obj
@@ -103,13 +103,13 @@ def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedM
 
 
 def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
-    """Return a service that says itself where it runs."""
+    """Return the service with its accelerator stated in its spec."""
     hardware = ServiceHardware(accelerator=accelerator_of(service, model))
     return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
 
 
 def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None:
-    """Return the Model that a service serves, whose hardware is also that of its draft, projector and adapters."""
+    """Return the main Model of a service, on whose hardware its draft, projector and adapters run too."""
     return snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
 
 
@@ -138,7 +138,7 @@ def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: d
     cached = find(model.status.conditions, CACHED)
     return ModelDecision(
         phase="Failed" if progress.outcome.state == "Failed" else "Pending",
-        # An edit may leave the weights as they are: what is known of them stands until the inspection says.
+        # An edit may leave the weights unchanged: their last condition stays until the inspection has ended.
         conditions=[
             _condition(model, READY, true=False, reason=reason, message=message),
             *([msgspec.to_builtins(cached)] if cached else []),
@@ -152,7 +152,7 @@ def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: d
 def _inspected_facts(
     model: Model, observed: ObservedModel, settings: JobSettings, now: datetime
 ) -> tuple[ModelFacts, JobProgress]:
-    """Return the facts of an inspected Model; one that an earlier release inspected is inspected again."""
+    """Return the facts of an inspected Model; a Model that an earlier release inspected is inspected again."""
     known = ModelFacts.of_status(model)
     work = volume.inspection(model, settings, known)
     if not volume.is_outdated(model):
@@ -160,7 +160,7 @@ def _inspected_facts(
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
         found = ModelFacts.of_answer(model, progress.outcome.answer)
-        # Nothing is taken over from other weights than those that are served.
+        # The new facts are used only if they are of the revision that is served.
         known = found if found.revision == known.revision else msgspec.structs.replace(known, inspection=INSPECTION)
     elif progress.outcome.state == "Failed":
         known = msgspec.structs.replace(known, inspection=INSPECTION)
@@ -192,7 +192,7 @@ def _decide_cache(
     *,
     known: tuple[ModelFacts, JobProgress],
 ) -> ModelDecision:
-    """Decide for a Model that is inspected: whether its weights are on a volume, and whether they have to be."""
+    """Decide for an inspected Model whether its weights are on a volume, and whether they need to be."""
     facts, inspected = known
     ready = _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts))
 
@@ -233,7 +233,7 @@ def _decide_cache(
 
 
 def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan:
-    """Make the Jobs that are to run, delete those that are past, and write the status."""
+    """Return the plan: create the Jobs that are needed, delete the others, and write the status."""
     kept = {work.job for work in verdict.works} | {job["metadata"]["name"] for job in verdict.undecided}
     past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
     status: Obj = {
@@ -270,7 +270,7 @@ def _cached_message(cached: Cached) -> str:
 
 
 def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement:
-    """Return where the first consumer runs, whose taints and volume are those of the fetch."""
+    """Return the placement of the first consumer: the fetch needs a node with the same taints and the same volume."""
     if not consumers:
         return Placement()
     spec = consumers[0].spec
@@ -279,7 +279,7 @@ def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement
 
 
 def _explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:
-    """Return reason and message of a work that is not done, with the way out where the user has one."""
+    """Return reason and message of an unfinished work, with the way out if the user has one."""
     namespace, outcome = model.metadata.namespace, progress.outcome
     if outcome.state == "Failed":
         way_out = f"edit the Model, or retry with: kubectl -n {namespace} delete job {progress.job}"
@@ -316,7 +316,7 @@ def _models_of_service(_store: Store, service: Obj) -> list[ObjectKey]:
 
 
 def _models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
-    """Return the Models that are served beside this one, which run where it runs."""
+    """Return the companions that are served together with this Model, on the same hardware."""
     namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
     services = (obj for obj in store.list(INFERENCE_SERVICES, namespace) if obj["spec"]["modelRef"] == name)
     return [ObjectKey(namespace, companion) for obj in services for companion in sorted(companion_names(obj))]

@@ -1,6 +1,6 @@
-"""The Models that a service serves: its own, and those of its draft, projector and adapters; and where each lies.
+"""The Models that a service serves: the main Model, its draft, projector and adapters; and the paths of their weights.
 
-Each of them is inspected, verified and cached as any Model is, so that a service only names them.
+A companion is inspected, verified and cached like any other Model, so that a service only names it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Companion(NamedTuple):
 
     role: Role
     field: str
-    """Where the service names it, below spec."""
+    """The field below spec in which the service names the Model."""
     name: str
     scale: str = "1"
     model: Model | None = None
@@ -69,7 +69,7 @@ def model_names(service: Obj) -> set[str]:
 
 
 def format_of(model: Model) -> Format:
-    """Return the format of a Model's weights; for a source that cannot be parsed, which its Model reports, gguf."""
+    """Return the format of a Model's weights; gguf if its source cannot be parsed, which the Model reports."""
     try:
         source = parse(model.spec.source)
     except SourceError:
@@ -78,12 +78,12 @@ def format_of(model: Model) -> Format:
 
 
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
-    """Return the runtime that serves: the service's own, else the default of the Model's format."""
+    """Return the runtime that the service states, else the default of the Model's format."""
     return service.spec.runtime or default_runtime(format_of(model))
 
 
 def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
-    """Return the accelerator that a service runs on: the service's own, else that of its Model."""
+    """Return the accelerator that the service states, else that of its Model."""
     return service.spec.hardware.accelerator or model.spec.hardware.accelerator
 
 
@@ -93,18 +93,18 @@ def claim_name(model: str) -> str:
 
 
 def cache_path(model: Model) -> str:
-    """Return the path of the weights below the volume's root, of a Model that is inspected.
+    """Return the path below the volume's root of the weights of an inspected Model.
 
     Raises:
-        SourceError: spec.source is none; such a Model is never inspected.
+        SourceError: spec.source is not a source; such a Model is never inspected.
     """
     return weights_path(model.spec.source, model.status.revision, model.status.file)
 
 
 def weights_path(source: str, revision: str, file: str) -> str:
-    """Return the path of weights below the volume's root: the same for whoever fetches and serves them.
+    """Return the path of weights below the volume's root: the same for the pods that fetch and those that serve.
 
     Raises:
-        SourceError: `source` is none.
+        SourceError: `source` is not a source.
     """
     return f"{cache_key(source, revision)}/{file}"

@@ -1,6 +1,6 @@
-"""The works of a Model as data: what to inspect, what to fetch, onto which volume and to which path.
+"""The works of a Model as data: the artifact to inspect or to fetch, the volume, and the path on it.
 
-Pods that serve find the weights by the same path, and hosts by the same revision and checksum.
+Pods that serve find the weights at the same path; hosts find them by the same revision and checksum.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 
 MODELS_PATH: Final = "/models"
-"""Where the volume is mounted, in the pods that fetch and in those that serve."""
+"""Mount path of the volume, in the pods that fetch and in those that serve."""
 MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
-"""Share of a small volume that its file system needs."""
+"""Space that the file system of a small volume needs."""
 INSPECT_SECONDS: Final = 600
-"""A header is read in seconds; this is for pulling the image, and for a server that hangs."""
+"""A header is read in seconds; the rest allows for pulling the image, and ends an attempt on a server that hangs."""
 INSPECTION: Final = 1
 """Version of the inspection result; releases before it wrote neither a version nor a layout."""
 SETTLING_SECONDS: Final = 2.0
@@ -51,7 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     @classmethod
     def of_answer(cls, model: Model, answer: JobResult) -> "ModelFacts":
-        """Return the result of the inspect Job, with the checksum that the user states where the Job found none."""
+        """Return the result of the inspect Job, with the checksum that the user states if the Job found none."""
         sha256 = answer.sha256 or model.spec.sha256 or ""
         return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout, INSPECTION)
 
@@ -68,7 +68,7 @@ def is_outdated(model: Model) -> bool:
 
 
 def inspection(model: Model, settings: JobSettings, known: ModelFacts | None = None) -> Work:
-    """Return the work of reading the artifact's header, at the revision that is `known`."""
+    """Return the work that reads the artifact's header, at the revision in `known`."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
     return Work(
@@ -91,7 +91,7 @@ def _source(model: Model, known: ModelFacts | None) -> str:
 
 
 def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: JobSettings) -> Work:
-    """Return the download onto the claim's volume, which is made there if it waits for its first pod."""
+    """Return the download onto the claim's volume; a volume that waits for its first pod is created where it runs."""
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file)
     revision = ("--revision", facts.revision) if facts.revision else ()
@@ -99,7 +99,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
     return Work(
         owner=model.metadata,
         verb="fetch",
-        # A claim of another uid is an empty volume, and a Job's placement cannot change: both are another fetch.
+        # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
         identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode()),
         arguments=(
             model.spec.source,
@@ -118,7 +118,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
 
 
 def new_claim(model: Model, facts: ModelFacts) -> tuple[Resource, Obj]:
-    """Return the claim of the volume, large enough for the weights and one tenth more unless the user says."""
+    """Return the claim of the volume, large enough for the weights and one tenth more unless the user states a size."""
     cache = model.spec.cache
     size = cache.size
     if size is None:
@@ -131,7 +131,7 @@ def new_claim(model: Model, facts: ModelFacts) -> tuple[Resource, Obj]:
 
 
 def is_settling(claim: Obj, now: datetime) -> bool:
-    """Return whether a claim may be bound in a moment: the scheduler backs off from a pod that is made before that."""
+    """Return whether a claim may be bound soon: the scheduler backs off from a pod that is created before that."""
     age = (now - datetime.fromisoformat(claim["metadata"]["creationTimestamp"])).total_seconds()
     return claim.get("status", {}).get("phase") != "Bound" and 0 <= age < SETTLING_SECONDS
 

@@ -1,8 +1,8 @@
 """The binder: gives each waiting MetalProcess a host.
 
 One loop on the leader binds one process after the other, so that no two can be promised the same memory. The free
-memory of a host is computed from the objects alone, each time anew: what its agent reports, less what is bound to it
-and not in that report yet. So nothing is lost when the loop dies between any two lines.
+memory of a host is computed from the objects alone, each time anew: the memory that its agent reports, less that of
+the bound processes that are not in that report yet. So nothing is lost when the loop dies between any two lines.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from kube.store import Store
 
 RETRY_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 60.0
-"""Pause after a binding that the API server refused, in which the others are tried."""
+"""Pause before a binding that the API server refused is tried again; other bindings are tried meanwhile."""
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ class HostCapacity(NamedTuple):
     runtimes: frozenset[str]
     free_bytes: int
     short_of_memory: bool = False
-    """It accepts nothing, whatever its budget: other programs use its memory."""
+    """The host accepts no process, whatever its budget: other programs use its memory."""
 
 
 class WaitingProcess(NamedTuple):
@@ -54,7 +54,7 @@ class WaitingProcess(NamedTuple):
 
     @property
     def order(self) -> tuple[int, str, str]:
-        """Sort key: what is bound first comes first."""
+        """Sort key: the process to bind first comes first."""
         return PRIORITY_RANK[self.priority], self.created, self.uid
 
 
@@ -68,8 +68,9 @@ class Binding(NamedTuple):
 def host_capacities(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[HostCapacity]:
     """Return the capacity that each host has left; a host whose free memory is not known has none.
 
-    `availableBytes` already subtracts what the host lists in `status.processes`. The rest that is bound to it counts
-    here, also while it is being deleted or is not `readable`: until its host says Stopped, it may hold its memory.
+    `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
+    are bound to the host are subtracted here, also one that is being deleted or is not `readable`: until the host
+    reports it as Stopped, it may hold its memory.
     """
     bound: dict[str, list[Obj]] = {}
     for process in processes:
@@ -134,7 +135,7 @@ def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
 
 
 def is_displaced(process: MetalProcess) -> bool:
-    """Return whether the host displaces this process: it may still answer, and stays until its replacement does."""
+    """Return whether the host displaces this process: it may still answer, and stays until its replacement answers."""
     condition = find(process.status.conditions, DISRUPTION_TARGET)
     return condition is not None and condition.status == "True"
 
@@ -178,7 +179,7 @@ class Binder:
         self._listens = False
 
     def wake(self) -> None:
-        """Look for possible bindings again: something outside the store has changed, such as the liveness of a host."""
+        """Decide again: something outside the store has changed, such as the liveness of a host."""
         self._changed.set()
 
     async def run(self, leading: Leading) -> None:

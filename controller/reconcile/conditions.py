@@ -7,11 +7,11 @@ from crds.meta import Condition
 from kube.client import Obj
 
 MESSAGE_LENGTH = 1024
-"""Characters of a condition's message, which is also the note of an Event, where the API allows no more."""
+"""Length limit of a condition's message, in characters; it is also the note of an Event, with the same limit."""
 
 
 def condition(kind: str, *, true: bool | None, reason: str, message: str, generation: int) -> Obj:
-    """Return a condition without lastTransitionTime, which depends on the one that it replaces; None is Unknown."""
+    """Return a condition without lastTransitionTime, which depends on the replaced condition; None is Unknown."""
     return {
         "type": kind,
         "status": "Unknown" if true is None else str(true),
@@ -31,7 +31,7 @@ def transitions(
 ) -> tuple[Event, ...]:
     """Return one Event for each condition whose status or reason changed, unless its reason is in `silent`.
 
-    A condition that became True is Normal, any other a Warning: name the reasons of mere progress in `silent`.
+    The Event is Normal for a condition that became True, else a Warning: put reasons of normal progress into `silent`.
     """
     before = {each.type: (each.status, each.reason) for each in old}
     return tuple(

@@ -1,8 +1,8 @@
-"""Executes a plan: read the store, decide, then one API call after the other.
+"""The execution of a plan: read the store, decide, then make one API call after the other.
 
-The process may die between any two calls: each is harmless when repeated, and what was not done is decided again. Only
-what differs from the store is written. What the API server refuses for good (a quota, a name that is taken) becomes a
-condition of the object, because its owner reads that and not the controller's log.
+The process may die between any two calls: each call is harmless when repeated, and missing calls are decided again.
+Only differences from the store are written. A lasting refusal by the API server (a quota, a name that is taken) becomes
+a condition of the object, because its owner reads conditions and not the controller's log.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Executor:
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
 
-        Raises ApiError, Unreachable and NotOurs, to be tried again with back-off.
+        Raises ApiError, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot = Snapshot(self._store, self._now())
         if reconciler.observe is not None:
@@ -91,7 +91,7 @@ class Executor:
             return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
-        """Read what has the name of a desired object; raises NotOurs when it is not that."""
+        """Read the existing object with the name of a desired one; raises NotOurs when it has another owner."""
         metadata = obj["metadata"]
         existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
         _require_ours(resource, existing, obj)
@@ -145,9 +145,9 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
 
 
 def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Plan:
-    """Return status and Events for a plan that the API server refused; the next plan that succeeds leaves them out.
+    """Return status and Events that report the refusal of a plan; the next plan that succeeds leaves them out.
 
-    There is no status where none is planned: another may write it, as the agent writes a MetalProcess's.
+    If the plan has no status, neither has the result: another writer may own it, as the agent owns a MetalProcess's.
     """
     reason = error.reason if isinstance(error, ApiError) and error.reason else type(error).__name__
     report = Plan(events=(Event("Warning", reason, str(error)[:MESSAGE_LENGTH], "Reconcile"),))
@@ -157,7 +157,7 @@ def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Plan:
     status = plan.status
     conditions = {each["type"]: each for each in status.get("conditions", [])}
     kinds = ["Reconciled"]
-    # Without a phase, Ready is not about what we make: a host's Ready is its liveness, and the binder decides by it.
+    # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     if "phase" in status and conditions["Ready"]["status"] != "True":
         status, kinds = status | {"phase": "Failed"}, ["Ready", "Reconciled"]
     for kind in kinds:

@@ -1,12 +1,12 @@
-"""kopf as the source of events for our own kinds and what they own.
+"""kopf as the source of events for our kinds and the objects that they own.
 
-Used for what it does well (reading watches, logging in again) and for nothing else: `on.event` handlers only, so it
-writes nothing. Three of its habits are dealt with here. It never reports what vanished before a list of its own, so
-every start begins with a list of ours that replaces what the store has, and the store is swept after each of its lists
-and from time to time. It exits on a refused list or a broken watch, so it is started again with back-off; where its
-exit hangs, because a watch waits for a login that no longer comes, it is given up. It cancels all tasks of its event
-loop that are younger than itself and takes the process's signals, so it gets a thread and an event loop of its own;
-what it sees is handed to ours. That also survives its exit while a stream hangs.
+kopf only reads watches and logs in again: it has `on.event` handlers only, so it writes nothing. This module works
+around three of its habits. kopf never reports objects that vanished before one of its lists, so every start begins
+with a list of ours that replaces the content of the store, and the store is swept after each list of kopf and from time
+to time. kopf exits on a refused list or a broken watch, so it is started again with back-off; if the exit hangs,
+because a watch waits for a login that no longer comes, that run is abandoned. kopf cancels all tasks of its event loop
+that are younger than itself and takes the process's signals, so it runs in a separate thread and event loop and passes
+its events to our loop. The separate thread also lets us continue when kopf exits while a stream hangs.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from kube.resources import Resource
 from kube.store import Store
 
 STABLE_SECONDS = 60.0
-"""A source that ran this long is well: its next failure is answered quickly again."""
+"""After a run of this length, the back-off starts anew."""
 LONGEST_PAUSE_SECONDS = 15.0
 RETRY_SECONDS = (0.5, 1.0, 2.0)
-"""The last is how late a returned API server is noticed."""
+"""The last is the longest delay before a returned API server is noticed."""
 STOP_SECONDS = 5.0
 FAREWELL_SECONDS = 2.0
 SWEEP_SECONDS = 600.0
 SETTLING_SECONDS = 2.0
-"""kopf reports a list object by object, one resource after the other: one sweep is for all of them."""
+"""kopf reports a list object by object, one resource after the other: after this pause, one sweep covers all."""
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class _Connections:
 
     sockets: WeakSet[socket.socket] = field(default_factory=WeakSet)
     session: aiohttp.ClientSession | None = None
-    """Of its last login."""
+    """The session of the last login."""
 
     @property
     def closed(self) -> bool:
@@ -76,9 +76,9 @@ async def follow(
     credentials: Callable[[], Credentials],
     synced: asyncio.Event,
 ) -> None:
-    """Keep the store equal to the server for ever; `synced` is set once it has been complete for the first time.
+    """Keep the store equal to the server for ever; `synced` is set once the store is complete for the first time.
 
-    `credentials` is called in the thread of kopf, and its result used there alone.
+    `credentials` is called in the thread of kopf, and its result is used there alone.
     """
     relisted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -89,11 +89,11 @@ async def follow(
             try:
                 await load(client, store, watched)
                 synced.set()
-                relisted.set()  # what vanishes between this list and kopf's own is reported by neither
+                relisted.set()  # neither list reports an object that vanishes between this one and kopf's
                 await _run_kopf(store, watched, credentials, relisted)
             except (ApiError, Unreachable) as error:
                 log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
-            except Exception:  # whatever ends kopf, the process stays and the source comes back
+            except Exception:  # no error of kopf may end the process: kopf is started again
                 log.exception("kopf_ended", again_seconds=pause_seconds)
             if time.monotonic() - started > STABLE_SECONDS:
                 pause_seconds = 0.5
@@ -102,7 +102,7 @@ async def follow(
 
 
 async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
-    """Make the store equal to what the server has now. Raises as `Client`."""
+    """Make the store equal to the current state of the server. Raises as `Client`."""
     for resource, label_selector in watched:
         before = store.snapshot(resource)
         found = await client.list(resource, label_selector=label_selector)
@@ -110,7 +110,7 @@ async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None
 
 
 async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], relisted: asyncio.Event) -> None:
-    """Find what vanished unseen: soon after kopf has `relisted`, and from time to time."""
+    """Remove objects that vanished without an event: soon after kopf has `relisted`, and from time to time."""
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_SECONDS):
@@ -129,7 +129,7 @@ async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], 
 async def _run_kopf(
     store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials], relisted: asyncio.Event
 ) -> None:
-    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled; raises what kopf raised."""
+    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled. Raises the error of kopf."""
     ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
     stop, connections = asyncio.Event(), _Connections()
     outcome: Future[None] = Future()
@@ -148,23 +148,23 @@ async def _run_kopf(
 
     threading.Thread(target=run, name="kopf", daemon=True).start()
     ended = asyncio.wrap_future(outcome)
-    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks, where it is given up
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
     try:
         if not await _ends(ended, connections):
-            its.call_soon_threadsafe(_cancel_all, its)  # a second time: the first is what its watches have swallowed
+            its.call_soon_threadsafe(_cancel_all, its)  # a second time: its watches suppressed the first
             await asyncio.wait([ended], timeout=STOP_SECONDS)
             raise KopfHangsError("kopf has closed its connections and does not end")
         await asyncio.shield(ended)
     except asyncio.CancelledError:
         if not outcome.done():
-            with contextlib.suppress(RuntimeError):  # it ended meanwhile, and closed its loop
+            with contextlib.suppress(RuntimeError):  # kopf ended meanwhile, and closed its loop
                 its.call_soon_threadsafe(stop.set)
             await asyncio.wait([ended], timeout=STOP_SECONDS)
         raise
 
 
 async def _ends(kopf_ended: asyncio.Future[None], connections: _Connections) -> bool:
-    """Wait until kopf has ended; False where its connections have been closed for a while, and it has not."""
+    """Wait until kopf has ended; return False if its connections have been closed for a while and it has not ended."""
     while not kopf_ended.done():
         closed = connections.closed
         await asyncio.wait([kopf_ended], timeout=STOP_SECONDS)
@@ -179,7 +179,7 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
-    if event["type"] is None:  # it comes from a list
+    if event["type"] is None:  # an object of a list
         relisted.set()
     obj: Obj = dict(event["object"])
     if event["type"] == "DELETED":
@@ -202,7 +202,7 @@ async def _operate(
     connections: _Connections,
     stop: asyncio.Event,
 ) -> None:
-    # kopf tells of every event that it handles, and that it gets no signals in a thread, which is what we want of it.
+    # kopf logs every event that it handles, and that it gets no signals in a thread, which is intended.
     logging.getLogger("kopf").setLevel(logging.ERROR)
     try:
         await kopf.operator(
@@ -217,7 +217,7 @@ async def _operate(
 
 
 async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
-    """Wait for the last words of TLS on watches that were closed: the loop would end under them, and leak them."""
+    """Wait until closed watches have shut down TLS: a loop that ends before that leaks their sockets."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FAREWELL_SECONDS):
             while any(each.fileno() >= 0 for each in sockets):  # noqa: ASYNC110 - a socket has no event for its end
@@ -256,7 +256,7 @@ def _subscribe(
 def _session(credentials: Credentials, sockets: WeakSet[socket.socket]) -> aiohttp.ClientSession:
     """Return a session that authorizes each request anew: tokens rotate on disk while a session lives.
 
-    Its connections are in `sockets`.
+    The sockets of its connections are added to `sockets`.
     """
 
     def connected_by(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -281,7 +281,7 @@ def _session(credentials: Credentials, sockets: WeakSet[socket.socket]) -> aioht
 
 def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.process.ultimate_exiting_timeout = None  # it would end our process with SIGKILL
+    settings.process.ultimate_exiting_timeout = None  # after such a time-out kopf ends our process with SIGKILL
     settings.posting.enabled = False
     settings.scanning.disabled = True  # all resources exist once our own list succeeded
     settings.watching.chunk_size = 500
@@ -297,7 +297,7 @@ def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Stores nothing: copying each object for a comparison that is never made is most of the cost of an event."""
+    """A storage of nothing: copying each object for a comparison that is never made is most of the cost of an event."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -310,7 +310,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Stores nothing: only stateful handlers have progress."""
+    """A storage of nothing: only stateful handlers have progress."""
 
     def fetch(self, **_: Any) -> None:
         return None

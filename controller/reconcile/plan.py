@@ -1,8 +1,8 @@
 """Snapshot, plan and reconciler: the seam between pure decisions and the shell that executes them.
 
 A decision reads one `Snapshot` and returns one `Plan`, without touching the cluster or a clock. So it can be tested
-without either, be asked "what if", and be repeated after a crash at any point: executing a plan twice is harmless, and
-a plan for a state that already holds is empty.
+without either, be tried on a hypothetical state, and be repeated after a crash at any point: executing a plan twice is
+harmless, and a plan for a state that is already reached is empty.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -55,9 +55,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All writes for one object, in this order; empty when the cluster is as desired."""
 
     create: tuple[tuple[Resource, Obj], ...] = ()
-    """Created when absent and never changed, as a token is; one that exists already is success."""
+    """Objects to create if absent, such as a token; an existing object is a success and is never changed."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
-    """Whole desired objects for server-side apply; one that the store already has is not sent."""
+    """Whole desired objects for server-side apply; an object that the store already has is not sent."""
     patch: tuple[Patch, ...] = ()
     delete: tuple[Ref, ...] = ()
     status: Obj | None = None
@@ -68,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Inputs of one decision: the store, the wall clock, and what is not in the watch cache."""
+    """Inputs of one decision: the store, the wall clock, and inputs that are not in the watch cache."""
 
     store: Store
     now: datetime
@@ -100,7 +100,7 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     maps: Mapping[Resource, Callable[[Store, Obj], Iterable[ObjectKey]]] = {}
     """A change of one of these enqueues the objects that the function returns."""
     observe: Callable[[Client, Snapshot, ObjectKey], Awaitable[Any]] | None = None
-    """Reads what is not in the watch cache, such as a Secret or a probe's result; becomes `Snapshot.inputs`."""
+    """Reader of inputs that are not in the watch cache, such as a Secret or a probe's result: `Snapshot.inputs`."""
 
 
 class Leading(NamedTuple):
@@ -113,13 +113,13 @@ class Leading(NamedTuple):
 
 
 LeaderTask = Callable[[Leading], Awaitable[None]]
-"""Runs from gaining leadership until cancelled on its loss; it must not return earlier."""
+"""A task that runs from the start of leadership until it is cancelled at its loss; it must not return earlier."""
 
 
 def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
-    """Return the objects that can be decoded, as structs: one odd object must not stop the decisions about all others.
+    """Return the objects that can be decoded, as structs: one malformed object must not stop all other decisions.
 
-    A status with values that only a newer agent knows counts as empty, so that what runs keeps running.
+    A status with values that only a newer agent writes counts as empty, so that running replicas keep running.
     """
     found = []
     for obj in objects:

@@ -1,7 +1,7 @@
-"""The replicas of a service in pods: the Deployment, how its pods stand, and the Service in front of all replicas.
+"""The replicas of a service in pods: the Deployment, the state of its pods, and the Service in front of all replicas.
 
 A pod runs the engine's own image under the restricted Pod Security Standard. It reads weights that the Model's Job has
-verified, from a read-only volume, and checks the service's token by itself, so that nothing needs to stand before it.
+verified, from a read-only volume, and checks the service's token itself, so that it needs no proxy.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class MountedWeights(NamedTuple):
 def observe_pods(
     snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
 ) -> Replicas:
-    """Return replicas in pods. Without `served` they are only scaled down, and existing ones count as wanted."""
+    """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down."""
     observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
     if wanted and served is not None and accelerator is not None and VENDORS[accelerator].in_pods:
@@ -84,9 +84,9 @@ def observe_pods(
 
 
 def _with_what_is_requested(made: tuple[Resource, Obj], observed: Obj) -> tuple[Resource, Obj]:
-    """Return the Deployment with the memory that its pods request, where its pods would differ in nothing else.
+    """Return the Deployment with the memory that its pods already request, if they would differ in nothing else.
 
-    A better estimate, as a later version has, is no reason to start them anew.
+    A better estimate, such as that of a later version, is no reason to restart them.
     """
     resource, desired = made
     kept = deepcopy(desired)
@@ -105,7 +105,7 @@ def _weights(model: Model) -> MountedWeights:
 
 
 def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
-    """Return the patch of a Deployment whose pods cannot be decided anew now, if they are too many."""
+    """Return the patch that scales down a Deployment with too many pods, whose template cannot be decided now."""
     if observed["spec"]["replicas"] <= wanted:
         return ()
     operations = (
@@ -122,7 +122,7 @@ def _is_ready(pod: Obj) -> bool:
 
 
 def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready: int) -> int:
-    """Return how many of the ready pods are surely of the wanted template."""
+    """Return the number of ready pods that certainly have the wanted template."""
     status = observed.get("status", {})
     applied = all(is_applied(resource, obj, observed, FIELD_MANAGER) for resource, obj in desired)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
@@ -133,7 +133,7 @@ def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready
 
 
 def network_service(service: InferenceService) -> tuple[Resource, Obj]:
-    """Return the Service: the one address of pods and hosts alike, which stays while there is no replica."""
+    """Return the Service, the one address of replicas in pods and on hosts; it stays while there is no replica."""
     owner = service.metadata
     spec = {
         "selector": {LABEL_SERVICE: owner.name},
@@ -153,11 +153,11 @@ def deployment(
     """Return the Deployment of a service whose replicas are pods.
 
     Args:
-        service: what is to be served.
-        accelerator: what its pods run on.
+        service: the service.
+        accelerator: the accelerator of its pods.
         memory: the memory that each pod requests, as a Kubernetes quantity.
-        weights: what it serves.
-        companions: what is served together with that.
+        weights: the weights of its Model.
+        companions: its companions with their weights.
     """
     owner = service.metadata
     vendor = VENDORS[accelerator]
@@ -176,15 +176,15 @@ def deployment(
 
 
 def _strategy(vendor: Vendor) -> Obj:
-    """A new pod beside the old one where memory is all it takes; a device is seldom free twice."""
+    """Return the strategy: start a new pod beside the old one, unless it needs a device: a second is seldom free."""
     if vendor.device_resource:
         return {"type": "Recreate"}
-    # Owned although near the defaults: else a later change to Recreate would leave them behind and be refused.
+    # Stated although near the defaults: else a change to Recreate would leave these fields in place and be refused.
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
 def _mounts(count: int) -> list[tuple[str, str]]:
-    """Name the volumes of weights and where they are mounted, the first those of the model itself."""
+    """Return name and mount path of each volume of weights; the first is that of the main Model."""
     return [("models", MODELS_PATH), *((f"part-{number}", f"/parts/{number}") for number in range(1, count))]
 
 
@@ -195,7 +195,7 @@ def _pod(service: InferenceService, vendor: Vendor, container: Obj, mounted: Seq
         # Else a Service named llama-arg-... in the namespace would set llama-server's options by its environment.
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        # llama-server waits for the answers in flight, and for ever if a client stays: then the kubelet ends it.
+        # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it.
         "terminationGracePeriodSeconds": 30,
         "containers": [container],
         "volumes": [
@@ -221,7 +221,7 @@ def _serving(
     weights: MountedWeights,
     companions: Sequence[tuple[Companion, MountedWeights]],
 ) -> Serving:
-    """Return what the engine serves, with paths as they are in the container."""
+    """Return the settings of the engine, with paths as they are in the container."""
     spec = service.spec
     files = [
         CompanionFile(companion.role, f"{folder}/{each.path}", companion.scale)
@@ -252,7 +252,7 @@ def _container(
         "args": llama_server.arguments(serving, Listen("0.0.0.0", PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}")),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(service, vendor, memory),
-        # /health is open without a token and says 503 while weights load. A busy engine still answers it.
+        # /health needs no token and returns 503 while weights load. A busy engine still answers it.
         "startupProbe": _health(period_seconds=1, failures=_LOADING_SECONDS),
         "readinessProbe": _health(period_seconds=5, failures=2),
         "livenessProbe": _health(period_seconds=10, failures=6),

@@ -1,4 +1,4 @@
-"""The replicas of a service on hosts: the spec of its MetalProcesses, how they stand, and the release of each.
+"""The replicas of a service on hosts: the spec, the state and the release of its MetalProcesses.
 
 A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
 """
@@ -59,7 +59,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
 
 
 def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
-    """Return what a host needs to serve one replica; `memory_bytes` are reserved there."""
+    """Return the spec of the process that serves one replica; its host reserves `memory_bytes`."""
     spec, model = service.spec, served.model
     return MetalProcessSpec(
         service_name=service.metadata.name,
@@ -99,9 +99,9 @@ def _secret(model: Model) -> str | None:
 
 
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
-    """Return the reconciler of each MetalProcess itself, which removes its finalizer once no host can be running it.
+    """Return the reconciler of MetalProcesses, which removes the finalizer of one once no host can be running it.
 
-    `wait_seconds` returns how much longer the host with this name must be gone for that; None: the host is alive.
+    `wait_seconds` returns the time for which the named host must still be gone before that; None: the host is alive.
     """
 
     async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
@@ -124,7 +124,7 @@ def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 
 
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Decide about one process, which may be gone. The input is how much longer its host must be gone."""
+    """Decide about one process, which may be gone. The input is the time for which its host must still be gone."""
     process = snapshot.read(METAL_PROCESSES, key, MetalProcess)
     if process is None:
         return Plan()
@@ -139,7 +139,7 @@ def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | N
     Args:
         process: the process.
         host_exists: whether the host that it is bound to is still registered.
-        wait_seconds: how much longer its host must be gone; None when the host is alive.
+        wait_seconds: the time for which its host must still be gone; None when the host is alive.
     """
     metadata = process.metadata
     if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:

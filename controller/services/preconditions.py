@@ -28,7 +28,7 @@ Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "F
 
 
 class ServiceProblem(NamedTuple):
-    """Why a service does not serve as wanted."""
+    """A reason why a service does not serve as wanted."""
 
     reason: str
     message: str
@@ -39,7 +39,7 @@ class ServiceProblem(NamedTuple):
 def model_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
 ) -> ServiceProblem | None:
-    """Return why a Model cannot be served by this service now, or None; `companions` have theirs."""
+    """Return why this service cannot serve its Model or its companions' Models now, or None."""
     accelerator = decided_accelerator(service, model)
     in_pods = accelerator is not None and VENDORS[accelerator].in_pods
     named = [
@@ -80,7 +80,7 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
 def spec_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
 ) -> ServiceProblem | None:
-    """Return what in the spec contradicts itself or the Models, or None."""
+    """Return the contradiction in the spec, or between the spec and the Models, or None."""
     accelerator = decided_accelerator(service, model)
     if accelerator is None:
         return None
@@ -91,14 +91,14 @@ def spec_problem(
 
 
 def decided_accelerator(service: InferenceService, model: Model | None) -> Accelerator | None:
-    """Return where the service runs, or None while only its Model could say."""
+    """Return the accelerator of the service, or None while it depends on a Model that does not exist."""
     return accelerator_of(service, model) if model else service.spec.hardware.accelerator
 
 
 def _inability(
     service: InferenceService, model: Model, companions: Sequence[Companion], accelerator: Accelerator
 ) -> str | None:
-    """Return what the runtime cannot do."""
+    """Return the demand of the service that the runtime cannot meet, or None."""
     spec, runtime = service.spec, RUNTIMES[runtime_of(service, model)]
     roles = [companion.role for companion in companions]
     demand = RuntimeDemand(
@@ -116,7 +116,7 @@ def _inability(
 
 
 def _mismatch(companion: Companion, model: Model) -> str | None:
-    """Return why a companion can never go with the model."""
+    """Return why a companion can never be served with the model, or None."""
     if companion.model is None:
         return None
     if format_of(companion.model) != format_of(model):
@@ -177,7 +177,7 @@ def memory_problem(service: InferenceService, served: Served) -> ServiceProblem 
 
 
 def memory_bytes(service: InferenceService, served: Served) -> int | None:
-    """Return the bytes that one replica takes, by the user's word or else by the artifacts' headers; None: unknown."""
+    """Return the bytes that one replica takes, stated by the user or computed from the headers; None: unknown."""
     total_bytes = 0
     for _name, size_bytes in _sizes_bytes(service, served):
         if size_bytes is None:
@@ -196,7 +196,7 @@ def is_memory_stated(served: Served) -> bool:
 
 
 def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, int | None]]:
-    """Return what each Model of a service takes, by its name."""
+    """Return the name of each Model of a service and the bytes that it takes; None: unknown."""
     runtime = runtime_of(service, served.model)
 
     def of(model: Model | None, role: Role | None) -> int | None:
@@ -219,7 +219,7 @@ def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, i
 
 
 class Advice(NamedTuple):
-    """Advice about a replica that fits nowhere; empty where the user stated its memory."""
+    """Advice about a replica that fits nowhere; empty if the user stated its memory."""
 
     memory_parts: str = ""
     """Its memory by part: weights, KV cache and so on."""
@@ -227,7 +227,7 @@ class Advice(NamedTuple):
 
 
 def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
-    """Return the parts of a replica's memory, and what would fit into `free_bytes`."""
+    """Return the parts of a replica's memory, and the settings that would fit into `free_bytes`."""
     if is_memory_stated(served):
         return Advice()
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)

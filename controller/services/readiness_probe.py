@@ -1,7 +1,7 @@
-"""The readiness probe of a service: one generated token, requested with the service's own token from an endpoint.
+"""The readiness probe of a service: one generated token, requested with the service's bearer token from an endpoint.
 
-Each question, which is a generation of the service with the replicas and endpoints that it then has, is asked until it
-is answered. A model may take long for that, so the prober has workers of its own; a reconcile reads the last answer.
+A question is a generation of the service with its current replicas and endpoints; the prober repeats it until it is
+answered. A model may take long for an answer, so the prober has separate workers; a reconcile reads the last answer.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ WORKERS: Final = 8
 TOKEN_SECONDS: Final = 60.0
 """A large model on a slow processor takes long for its first token."""
 MOST_ASKED: Final = 8
-"""Endpoints of one service at one try."""
+"""Most endpoints of one service that are probed in one try."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
 
@@ -55,12 +55,12 @@ class Endpoint(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One question: another service, generation, replica or endpoint makes another question."""
+    """The subject of a probe: another service, generation, replica or endpoint makes another question."""
 
     service_uid: str
     generation: int
     replicas: tuple[str, ...]
-    """Sorted uids of what serves."""
+    """Sorted uids of the ready replicas."""
     endpoints: tuple[Endpoint, ...]
     """Sorted, never empty."""
     mode: Mode = "chat"
@@ -84,7 +84,7 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
 
 
 class Prober:
-    """Asks services for a token, and remembers the answers; `trust` judges certificates, None by the system's roots."""
+    """The prober of all services, with its last answers. `trust` verifies certificates; None: the system's roots."""
 
     def __init__(self, trust: ssl.SSLContext | None = None) -> None:
         self._trust = trust
@@ -94,9 +94,9 @@ class Prober:
         self._queue: WorkQueue[ObjectKey] = WorkQueue()
 
     def answer(self, key: ObjectKey, question: Question | None) -> ProbeResult | None:
-        """Return the answer to this question of a service, or None when it is being asked; it is asked if it is new.
+        """Return the answer to this question about a service, or None if there is none yet; enqueue a new question.
 
-        No question forgets the service.
+        If `question` is None, the service is forgotten.
         """
         if question is None:
             for memory in (self._questions, self._answers, self._failures):
@@ -110,7 +110,7 @@ class Prober:
         return answer if asked == question else None
 
     async def run(self, leading: Leading) -> None:
-        """Ask for ever."""
+        """Probe for ever."""
         for key in self._questions:  # an earlier run may have been cancelled before their answers came
             self._queue.add(key)
         connector = aiohttp.TCPConnector(ssl=self._trust or True)
@@ -122,7 +122,7 @@ class Prober:
             await run_workers(self._queue, ask, WORKERS, 3 * TOKEN_SECONDS)
 
     async def _ask(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> float | None:
-        """Ask once; returns the seconds after which to ask again, or None when there is nothing more to ask."""
+        """Probe once; returns the seconds until the next probe, or None when no other is needed."""
         question = self._questions.get(key)
         asked, last = self._answers.get(key, (None, None))
         if question is None or (asked == question and last is not None and last.ok):
@@ -168,7 +168,7 @@ async def _probe(session: aiohttp.ClientSession, client: Client, key: ObjectKey,
         )
         return _explained(probe, endpoint)
 
-    # One broken endpoint does not decide for all: the others are asked when it fails.
+    # One broken endpoint does not decide for all: the others are probed when it fails.
     first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))
     failed = await ask(first)
     if failed.ok:

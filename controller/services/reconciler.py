@@ -1,7 +1,7 @@
-"""The InferenceService reconciler: creates what serves it, and reports its state.
+"""The InferenceService reconciler: create the objects that serve it, and report its state.
 
-A precondition that does not hold (a Model that is missing or being fetched, a spec that contradicts itself) stops no
-replica that serves: the last ones stay until others replace them. `Ready` means that an endpoint has answered.
+An unmet precondition (a Model that is missing or being fetched, a spec that contradicts itself) stops no replica that
+serves: existing replicas stay until others replace them. `Ready` means that an endpoint has answered.
 """
 
 import secrets
@@ -47,13 +47,13 @@ class ServiceInputs(NamedTuple):
     question: Question | None
     """The question that `answer` belongs to."""
     answer: ProbeResult | None
-    """The answer of the endpoints; None while they are being asked, or there is nothing to ask."""
+    """The result of the probe; None while it runs, or if there is nothing to probe."""
     new_token: str | None
-    """A new bearer token, where the service has none."""
+    """A new bearer token, if the service has none."""
 
 
 def service_reconciler(prober: Prober) -> Reconciler:
-    """Register the reconciler; `prober` asks the endpoints."""
+    """Return the reconciler; `prober` probes the endpoints."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
@@ -68,7 +68,7 @@ def service_reconciler(prober: Prober) -> Reconciler:
             )
         except NotFound:
             there = False
-        # If another's Secret has the name, creating ours fails and the condition says so.
+        # If another owner's Secret has the name, creating ours fails and a condition reports that.
         return ServiceInputs(question, answer, None if there else secrets.token_urlsafe(32))
 
     return Reconciler(
@@ -86,14 +86,14 @@ def service_reconciler(prober: Prober) -> Reconciler:
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Decide about one service; one that is being deleted needs nothing, for all it has is garbage-collected."""
+    """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan()
     view = build_view(snapshot, key, service)
     steps, apply = view.replicas.steps, view.replicas.apply
-    # The cluster may have changed while the inputs were read: an answer to another question counts for nothing.
+    # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
     observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, service.metadata.uid)]
     # After a change of accelerator, pods stay until hosts serve in their place.
@@ -153,7 +153,7 @@ def _observe_replicas(
     pods = observe_pods(snapshot, service, accelerator, served, wanted)
     if served is None or accelerator is None or not VENDORS[accelerator].in_pods:
         return combine_replicas(pods, observe_hosts(snapshot, service, served, wanted))
-    # One of what hosts served before stays for each pod that is not ready yet.
+    # For each pod that is not ready yet, one earlier replica on a host stays.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
     return combine_replicas(pods, msgspec.structs.replace(earlier, ready=(), problem=None))
 
@@ -168,7 +168,7 @@ def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
-    """Return the services that a host serves, and those that wait for one."""
+    """Return the services that a host serves, and those that wait for a host."""
     name = host["metadata"]["name"]
     return [
         ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"])

@@ -1,7 +1,7 @@
 """The replicas of a service, in pods and on hosts, and the next steps about them.
 
 Only a replica of the wanted spec counts as ready: while an edit rolls out, replicas of the earlier spec do not count,
-and where the two cannot be distinguished, the lower count is reported.
+and if the two cannot be distinguished, the lower count is reported.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[str, ...] = ()
     """Sorted uids of the ready replicas of the wanted spec."""
     problem: ServiceProblem | None = None
-    """The most severe reason why one is not ready."""
+    """The most severe reason why a replica is not ready."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
     patch: tuple[Patch, ...] = ()
     steps: MetalProcessSteps = MetalProcessSteps()

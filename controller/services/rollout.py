@@ -1,8 +1,8 @@
 """The rollout of a service's MetalProcesses: which to create and which to delete next.
 
-A MetalProcess is immutable, so there is only creating and deleting: an edit changes the hash in the name, and a process
+A MetalProcess is immutable, so it is only created and deleted: an edit changes the hash in the name, and a process
 whose host is lost, or short of memory, no longer counts. A superseded process stays until its replacement answers, and
-is deleted earlier only where the replacement waits for its memory.
+is deleted earlier only if the replacement waits for its memory.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def process_prefix(service: str, spec: MetalProcessSpec) -> str:
 
 
 def _without_defaults(spec: ApiStruct) -> Obj:
-    """Return what differs from the defaults, so that a field which a later version adds replaces no process.
+    """Return the fields that differ from the defaults, so that a field of a later version replaces no process.
 
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
     """
@@ -70,7 +70,7 @@ def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
 
 
 class SortedProcesses(NamedTuple):
-    """A service's processes by what becomes of them; only those in `terminating` are being deleted."""
+    """A service's processes by their next step; only those in `terminating` are being deleted."""
 
     kept: list[MetalProcess]
     """Of the wanted spec and not lost; never more than wanted, the best first."""
@@ -81,10 +81,10 @@ class SortedProcesses(NamedTuple):
     """Of the wanted spec; while they exist, the host that rejected them is avoided."""
     finished: list[MetalProcess]
     terminating: list[MetalProcess]
-    """Being deleted, with memory that their host has not given back."""
+    """Being deleted, with memory that their host has not freed yet."""
 
     displaced: list[MetalProcess]
-    """Those of the superseded that are of the wanted spec and would be kept, had their host the memory."""
+    """Superseded processes of the wanted spec, which would be kept if their host had the memory."""
 
     @property
     def ready(self) -> int:
@@ -103,12 +103,12 @@ def sort_processes(
     """Sort a service's processes.
 
     Args:
-        name: their `process_prefix`; None keeps whatever there is, for it is not known.
-        wanted: how many.
-        observed: all that exist.
-        hosts: all that are registered, by name.
-        estimated: what each is, where its memory is an estimate: one that a host has, and that differs in its memory
-            only, is as wanted too. A better estimate, as a later version has, is no reason to load anything anew.
+        name: their `process_prefix`; None if it is not known: then processes of any spec are kept.
+        wanted: the number of processes to keep.
+        observed: all existing processes.
+        hosts: all registered hosts, by name.
+        estimated: the wanted spec, if its memory is an estimate: then a bound process that differs in its memory only
+            is kept too. A better estimate, such as that of a later version, is no reason to load weights again.
     """
     standing = SortedProcesses([], [], [], [], [], [], [])
     usable = []
@@ -171,15 +171,15 @@ def plan_steps(
     capacities: Sequence[binder.HostCapacity],
     now: datetime,
 ) -> MetalProcessSteps:
-    """Return the next steps towards `wanted` processes of `spec`; none when that is reached or on its way.
+    """Return the next steps towards `wanted` processes of `spec`; none when they exist or are on their way.
 
     Args:
         service: the owner.
-        spec: what each replica is; None while it cannot be known, and then nothing new is made.
-        wanted: how many.
-        standing: what there is, as `sort_processes` sorts it for the same spec and number.
+        spec: the spec of each process; None while it is not known: then none is created.
+        wanted: the number of processes.
+        standing: the existing processes, as `sort_processes` sorts them for the same spec and number.
         taken: names of all processes of the service, also of those being deleted.
-        capacities: what the live hosts can still take.
+        capacities: the capacity that each live host has left.
         now: the wall clock.
     """
     delete = [*standing.surplus, *standing.finished]
@@ -241,6 +241,6 @@ def _process(service: InferenceService, spec: MetalProcessSpec, name: str) -> tu
 
 
 def process_ref(process: MetalProcess) -> Ref:
-    """Return the reference by which a process is deleted or patched, and no other of its name."""
+    """Return the reference by which a process is deleted or patched, and not a successor of the same name."""
     metadata = process.metadata
     return Ref(METAL_PROCESSES, metadata.namespace, metadata.name, metadata.uid)

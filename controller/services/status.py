@@ -1,6 +1,6 @@
-"""The status of an InferenceService: which condition, phase and endpoint follow from what there is of it.
+"""The status of an InferenceService: the conditions, phase and endpoint that follow from its replicas and Models.
 
-`Ready` and the phase are two tables, each read from the top: the first row that applies is the answer.
+`Ready` and the phase are two tables, each read from the top: the first row that applies decides.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SILENT: Final = {
     "NoEndpoints",
     "ModelNotReady",
 }
-"""Reasons of mere progress, which are worth no Event."""
+"""Reasons of normal progress, for which no Event is sent."""
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +42,14 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: Accelerator | None
     model_problem: ServiceProblem | None
     blocker: ServiceProblem | None
-    """Why nothing new can be made now; what serves stays."""
+    """The reason why no replica can be created now; replicas that serve stay."""
     wanted: int
     replicas: Replicas
     endpoints: tuple[Endpoint, ...]
 
     @property
     def question(self) -> Question | None:
-        """The question whose answer makes the service Ready; None when there is nothing to ask yet."""
+        """The question whose answer makes the service Ready; None when there is nothing to probe yet."""
         ready = self.replicas.ready
         if self.blocker or not self.wanted or not ready or not self.endpoints:
             return None
@@ -64,22 +64,22 @@ class ReadyInputs(NamedTuple):
     wanted: int = 1
     ready_replicas: int = 0
     blocked: bool = False
-    """Nothing new can be made now."""
+    """No replica can be created now."""
     problem: ServiceProblem | None = None
-    """Why not all replicas are ready and reached alike."""
+    """The reason why not all replicas are ready and reached by the same scheme."""
     probe: ProbeResult | None = None
-    """The answer of the endpoints; None while they are being asked, or there is nothing to ask."""
+    """The result of the probe; None while it runs, or if there is nothing to probe."""
     can_be_probed: bool = False
     was_ready: bool = False
-    """Ready is True already, and there still are endpoints: what answered still stands there."""
+    """Ready is True already, and there still are endpoints: the replicas that answered still exist."""
     generation: int = 1
     last_generation: int = 0
-    """The generation that Ready is of."""
+    """The observedGeneration of Ready."""
     last_reason: str = ""
     last_message: str = ""
 
     def fill_in(self, text: str) -> str:
-        """Return a reason or message of the table with the words of probe, problem and last condition in it."""
+        """Return a reason or message of the table, filled in with those of probe, problem and last condition."""
         return text.format(
             probe=self.probe.message if self.probe else "",
             probe_reason=self.probe.reason if self.probe else "",
@@ -90,7 +90,7 @@ class ReadyInputs(NamedTuple):
 
 
 class ReadyRow(NamedTuple):
-    """One row of the table: when it applies, and what Ready then says."""
+    """One row of the table: when it applies, and the values that Ready then has."""
 
     name: str
     applies: Callable[[ReadyInputs], bool]
@@ -199,7 +199,7 @@ class PhaseRow(NamedTuple):
 
     name: str
     applies: Callable[[ReadyInputs, Obj], bool]
-    """Asked with the condition Ready."""
+    """Called with the inputs and the condition Ready."""
     phase: Phase | None
     """None: the phase of the problem."""
 
@@ -251,7 +251,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
-    """Return Events of what changed in Ready, which quotes the Model where that is what is wrong."""
+    """Return the Events for a change of Ready, whose message quotes the Model if that has the problem."""
     ready = [each for each in status["conditions"] if each["type"] == READY]
     return transitions(service.status.conditions, ready, action="Reconcile", silent=SILENT)
 
@@ -299,7 +299,7 @@ def _is_true(ready: Obj) -> bool:
 
 
 def _find_problem(view: ServiceView) -> ServiceProblem | None:
-    """Return why not all replicas are ready and reached alike, or None when they are."""
+    """Return why not all replicas are ready and reached by the same scheme, or None when they are."""
     if view.blocker is not None:
         return view.blocker
     ready = len(view.replicas.ready)
@@ -313,8 +313,8 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
 
 
 def _mixed_schemes(endpoints: tuple[Endpoint, ...]) -> ServiceProblem | None:
-    """Return the way out where a client's https reaches some hosts and its http the others."""
-    # Pods, which have no certificate, are there beside hosts only while one takes the place of the other.
+    """Return the problem, with its way out, that some hosts serve https and the others http; None if there is none."""
+    # Pods, which have no certificate, exist beside hosts only while one kind replaces the other.
     plain = sorted({endpoint.host for endpoint in endpoints if endpoint.scheme == "http" and endpoint.host})
     if not plain or all(endpoint.scheme == "http" for endpoint in endpoints):
         return None
@@ -323,7 +323,7 @@ def _mixed_schemes(endpoints: tuple[Endpoint, ...]) -> ServiceProblem | None:
 
 
 def _scheme(view: ServiceView) -> str:
-    """Return how clients reach the service: by https where all endpoints do; without endpoints, as it was before."""
+    """Return the URL scheme of the service: https if all endpoints serve it; without endpoints, the last scheme."""
     if not view.endpoints:
         return "https" if view.service.status.endpoint.startswith("https:") else "http"
     return "https" if all(endpoint.scheme == "https" for endpoint in view.endpoints) else "http"

@@ -29,6 +29,6 @@ def token_secret(service: InferenceService, token: str) -> tuple[Resource, Obj]:
 
 
 def is_token_secret(secret: Obj, service_uid: str) -> bool:
-    """Return whether the controller made this Secret for this service: another's with its name is never used."""
+    """Return whether the controller made this Secret for this service: another owner's Secret is never used."""
     owner = controller_of(secret)
     return owner is not None and owner["uid"] == service_uid

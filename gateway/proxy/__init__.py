@@ -1,15 +1,15 @@
-"""The proxy of a host: a process of its own that takes OpenAI requests for the host's inference engines.
+"""The proxy of a host: a separate process that takes OpenAI requests for the host's inference engines.
 
-The way of a request, file by file; `handler` leads it from step 2 to 7, the other files each do one part:
+The steps of a request, file by file; `handler` controls steps 2 to 7, the other files each do one part:
 
-1. accept: `listeners`, one socket per service and one of the router, which leads to all; `tls`, their certificate
-2. path and token: `paths`, which of them are served; `authorization`, whether the client may use the listener
-3. body and service: `body_budget`, memory for it; `request_body`, the model that it names; `router`, its service
+1. accept: `listeners`, one socket per service and one of the router, for all services; `tls`, their certificate
+2. path and token: `paths`, the served paths; `authorization`, the decision whether the client may use the listener
+3. body and service: `body_budget`, memory for the body; `request_body`, the model in it; `router`, the model's service
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends
 7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's form
 
 `control` is the process and the server of its control API, `control_client` the client, `config` the messages of both.
-Only `listeners`, `handler`, `upstream_request`, `control` and `control_client` know aiohttp.
+Only `listeners`, `handler`, `upstream_request`, `control` and `control_client` use aiohttp.
 """

@@ -10,7 +10,7 @@ _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 def authorize(headers: Mapping[str, str], token: str | None, listener: str) -> None:
-    """Admit a request with `headers` to `listener`, which asks for `token`. Raises RequestError."""
+    """Admit a request with `headers` to `listener`, which requires `token`. Raises RequestError."""
     if token is None:
         if not _is_local_program(headers):
             raise errors.foreign_origin()
@@ -27,7 +27,7 @@ def _has_token(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _is_local_program(headers: Mapping[str, str]) -> bool:
-    """Decide whether a program of this machine asks, and not a web page in this machine's browser.
+    """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine.
 
     A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
     rebinding) still sends that host name.

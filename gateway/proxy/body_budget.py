@@ -1,8 +1,8 @@
 """The memory that request bodies may take, over all services of the host.
 
 A body is held whole from its first byte until an engine responds, and many clients may send large ones that all wait in
-a queue. A body that exceeds the budget is refused at once, so that one client's images cost neither the other clients
-nor the host their memory.
+a queue. A body that exceeds the budget is refused at once, so that one client's images take no memory from the other
+clients or the host.
 """
 
 from typing import Final

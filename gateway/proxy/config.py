@@ -21,11 +21,11 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     url: Annotated[str, Meta(pattern="^http://[^/]+$")]
     draining: bool = False
     concurrency: Annotated[int, Meta(ge=1)] | None = None
-    """The requests that it works on at once, its slots; None: no limit."""
+    """The number of its slots, which are the requests that it works on at once; None: no limit."""
     model: str | None = None
     """The engine's name for the model, which replaces the one in requests. None: the engine takes any name."""
     api_key: str | None = None
-    """The key that the engine itself asks for, as a shared daemon may; None: it asks for none."""
+    """The key that the engine itself requires, as a shared daemon may; None: it requires none."""
 
     def __repr__(self) -> str:
         key = "..." if self.api_key else None
@@ -53,7 +53,7 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RouterListener(msgspec.Struct, frozen=True, rename="camel"):
-    """One more listener, which leads to all services: the `model` in the request's body decides.
+    """One more listener, for all services: the `model` in the request's body selects the service.
 
     Without a token it listens on loopback only, and serves programs of this machine, but no web pages in its browser.
     """
@@ -118,7 +118,7 @@ class ServiceStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ListenerState(msgspec.Struct, frozen=True, rename="camel"):
-    """A listener as it is. `port` is the bound one; `error` says why none is bound, and is empty if one is."""
+    """The state of a listener. `port` is the bound port; `error` is the reason if no port is bound, else empty."""
 
     name: str
     address: str
@@ -137,7 +137,7 @@ class ProxyState(msgspec.Struct, frozen=True, rename="camel"):
     pid: int
     services: tuple[ListenerState, ...]
     router: ListenerState | None = None
-    """The router's listener, if one is configured; it has no backends of its own."""
+    """The router's listener, if one is configured; it has no backends."""
 
 
 class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):

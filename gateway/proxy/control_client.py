@@ -24,7 +24,7 @@ class ProxyRefusedError(Exception):
 
 
 class ProxyClient:
-    """Calls the control API on `socket`. It keeps no connection, so it outlives any number of proxies.
+    """The client of the control API on `socket`. It keeps no connection, so it works across restarts of the proxy.
 
     Every call raises ProxyUnreachableError or ProxyRefusedError, and may be repeated.
     """

@@ -1,6 +1,6 @@
-"""Errors in OpenAI's form, from which clients' libraries raise the right exception, whatever engine is behind.
+"""Errors in OpenAI's form, so that clients' libraries raise the right exception with every engine.
 
-Engines have forms of their own: llama.cpp has numbers as codes, mlx_lm and Ollama a bare text, oMLX FastAPI's details.
+Engines use other forms: llama.cpp sends numbers as codes, mlx_lm and Ollama a plain text, oMLX FastAPI's details.
 """
 
 from collections.abc import Iterable, Mapping
@@ -145,7 +145,7 @@ def too_busy() -> RequestError:
 
 
 def upstream_failed(service: str) -> RequestError:
-    """502: the engine took the request and broke off before it responded. It may have worked on it: not repeated."""
+    """502: the engine broke off before it responded. It may have worked on the request, so this is not repeated."""
     message = f"service {service}: its engine broke off the request before it responded"
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
@@ -161,16 +161,16 @@ def service_unavailable(listener: str) -> RequestError:
 
 
 def translate_engine_error(status: int, body: bytes, service: str) -> RequestError:
-    """Return an engine's error in OpenAI's form, under the status that tells a client what to do."""
+    """Return an engine's error in OpenAI's form, with the status to which clients react correctly."""
     message, kind, code, param = _parse_engine_error(body)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        # The client's token was right; what the engine refuses is the proxy's own key.
+        # The client's token was right; the engine refuses the proxy's key.
         status = HTTPStatus.BAD_GATEWAY
         message = f"service {service}: its engine refuses the proxy's key ({message})"
     elif status < HTTPStatus.BAD_REQUEST:
         status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
-        # Clients would repeat a 5xx; but this engine serves another mode, and will not serve this one.
+        # Clients would repeat a 5xx, but this engine serves another mode and will never serve this path.
         status = HTTPStatus.BAD_REQUEST
         message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
     if kind in _CODES:
@@ -209,7 +209,7 @@ def _parse_engine_error(body: bytes) -> tuple[str, str, str, str | None]:
 
 
 def _text(value: Any) -> str:
-    # A number as code repeats the status.
+    # A code that is a number only repeats the status.
     return value if isinstance(value, str) else ""
 
 

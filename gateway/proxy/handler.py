@@ -1,9 +1,9 @@
 """One request through the proxy: authorized, read, queued, sent to a backend, and its response streamed back.
 
 A token reaches the client as soon as the engine has made it, and a slow client slows the engine's socket instead of
-filling the proxy's memory. When one side ends early, so does the other: a client that hangs up leaves the queue or
-cancels the engine's work, and an engine that breaks off breaks the client's connection, so that half a response never
-looks like a whole one.
+filling the proxy's memory. When one side ends early, the other side is ended too: a client that hangs up leaves the
+queue or cancels the engine's work, and an engine that breaks off breaks the client's connection, so that half a
+response never looks like a whole one.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ async def _serve_and_record(
 async def _serve(
     request: web.BaseRequest, inference: InferenceRequest, service: Service, shared: SharedResources
 ) -> web.StreamResponse:
-    """Wait for a free slot and let its backend answer; if that does not accept, another one. Raises RequestError."""
+    """Wait for a free slot and send to its backend; if that does not accept, to another one. Raises RequestError."""
     if not service.has_backend:
         raise _no_backend(inference, service)
     queued_at = time.monotonic()
@@ -178,7 +178,7 @@ async def _read_body(request: web.BaseRequest, reservation: BodyReservation) -> 
         raise errors.unsupported_encoding(encoding)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # aiohttp must not take the interim response for the begun final one
+        request.writer.output_size = 0  # else aiohttp takes the interim response for the start of the final one
     body = bytearray()
     try:
         while not request.content.at_eof():

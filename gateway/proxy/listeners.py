@@ -248,10 +248,10 @@ class Listeners:
 
 
 def _bind_error(address: ListenAddress, error: OSError) -> str:
-    """Return why nothing listens on `address`, for a person."""
+    """Return a readable reason why nothing listens on `address`."""
     if isinstance(error, ssl.SSLError) or error.filename:
         return f"cannot use certificate {address.tls and address.tls.certificate} with its key: {error}"
-    # asyncio's own text repeats the address; a name that does not resolve has an errno of its own, below 0.
+    # asyncio's text repeats the address; for a name that does not resolve, the errno is negative.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
     return f"cannot listen on {address.address} port {address.port}: {reason}"
 

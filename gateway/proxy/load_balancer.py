@@ -1,7 +1,7 @@
 """Pick the backend for a request, and count the requests that each backend is answering.
 
 Requests are counted by backend uid, apart from the configuration: a stream goes on after its backend has left the
-configuration, and an agent that wants to stop that backend still has to know.
+configuration, and an agent that wants to stop that backend still needs the count.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class InFlight:
         self._ended: dict[str, float] = {}
 
     def counts(self) -> Mapping[str, int]:
-        """Return the backends that are answering requests, and how many requests each."""
+        """Return the number of requests in flight by backend, without backends that have none."""
         return self._counts
 
     def begin(self, uid: str) -> None:
@@ -45,7 +45,7 @@ class InFlight:
         return time.monotonic() - self._ended[uid] if uid in self._ended else None
 
     def forget_others(self, uids: Collection[str]) -> None:
-        """Forget when the last request ended for every backend that is not in `uids`."""
+        """Forget the end of the last request of every backend that is not in `uids`."""
         self._ended = {uid: ended for uid, ended in self._ended.items() if uid in uids}
 
     async def wait_idle(self, uid: str) -> None:

@@ -67,23 +67,23 @@ class RequestQueue(Generic[S]):
         except asyncio.CancelledError:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif not waiter.cancelled() and waiter.exception() is None:  # it got a slot in the moment in which it left
+            elif not waiter.cancelled() and waiter.exception() is None:  # it got a slot just before the cancellation
                 self._return_slot(waiter.result())
                 self.in_flight -= 1
                 self.admit_waiting()
             raise
 
     def release(self, seconds: float) -> None:
-        """Count a request as ended, which held its slot for `seconds`, and admit those that wait."""
+        """Count a request as ended, which held its slot for `seconds`, and admit waiting requests."""
         self.in_flight -= 1
         weight = _NEWEST_WEIGHT if self._mean_seconds else 1
         self._mean_seconds += weight * (seconds - self._mean_seconds)
         self.admit_waiting()
 
     def admit_waiting(self) -> None:
-        """Give the free slots to those that wait."""
+        """Give the free slots to waiting requests."""
         while self._waiting:
-            if self._waiting[0].done():  # its client hung up in this moment
+            if self._waiting[0].done():  # its client has just hung up
                 self._waiting.popleft()
             elif (slot := self._take_slot()) is not None:
                 self.in_flight += 1
@@ -92,7 +92,7 @@ class RequestQueue(Generic[S]):
                 return
 
     def refuse_waiting(self) -> None:
-        """Refuse all that wait, because no backend is left to serve them."""
+        """Refuse all waiting requests, because no backend is left to serve them."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():

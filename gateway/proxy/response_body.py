@@ -1,4 +1,4 @@
-"""Rewrite an engine's response: its name for the model becomes the service's, its tokens are counted, the rest stays.
+"""Rewrite an engine's response: replace the engine's model name by the service's, count tokens, keep the rest.
 
 Streams are handled line by line, and a chunk that needs no change is passed on as it came. A quotation mark inside a
 JSON string is always escaped, so the bytes `"model":` occur only where they are a key.
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 _LONGEST_LINE_BYTES: Final = 1 << 20
-"""A longer line is passed on in pieces, unchanged."""
+"""A longer line is passed on in pieces; a field that is split between two pieces is not rewritten."""
 
 _CONTENT_FIELDS = frozenset({"choices", "data", "results", "output", "content"})
 
@@ -60,7 +60,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class TokenStream:
-    """A stream of server-sent events, rewritten for a client that knows the model as `model`."""
+    """A stream of server-sent events, rewritten for a client whose name for the model is `model`."""
 
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
@@ -112,7 +112,7 @@ class JsonResponse(NamedTuple):
     body: bytes
     tokens: TokenCount
     failed: bool
-    """It is an error, which some engines send under status 200 when they fail late."""
+    """The body is an error, which some engines send with status 200 when they fail late."""
 
 
 def rewrite_json(body: bytes, model: str) -> JsonResponse:

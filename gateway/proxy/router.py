@@ -1,4 +1,4 @@
-"""Find the service for a request: the port of a service leads to that one, the port of the router to all of them."""
+"""Find the service for a request: the port of a service serves that one, the port of the router serves all of them."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -58,11 +58,11 @@ class ModelRouter:
 
     def __init__(self, services: Mapping[str, Service]) -> None:
         self.token: str | None = None
-        """The router's own token, which opens every service."""
+        """The router's token, which is valid for every service."""
         self._services = services
 
     def services(self) -> Mapping[str, Service]:
-        """Return all services; those of one name in two namespaces both have their full `<namespace>/<service>`."""
+        """Return all services; two with one name in different namespaces are both listed as `<namespace>/<service>`."""
         by_model: dict[str, list[Service]] = {}
         for service in self._services.values():
             by_model.setdefault(service.config.model, []).append(service)

@@ -35,7 +35,7 @@ class Service:
         self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
-        """Serve as `config` says from the next decision on; refuse the waiting requests if no backend is left."""
+        """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
         self.config = config
         self.queue.limit = config.queue_limit
         if self.has_backend:
@@ -49,7 +49,7 @@ class Service:
         return pick_backend(self.config.backends, {}) is not None
 
     def take_other_backend(self, tried: Collection[str]) -> Backend | None:
-        """Take a backend, with or without a free slot, that is not in `tried`, all of which accepted nothing."""
+        """Take a backend, with or without a free slot, that is not in `tried`; those accepted no connection."""
         backend = pick_backend(self.config.backends, self._in_flight.counts(), tried)
         if backend:
             self._in_flight.begin(backend.uid)
@@ -113,7 +113,7 @@ class Service:
 
 
 class InferenceRequest:
-    """One request for inference, with all that its log line says; that line has nothing of the request's content."""
+    """One request for inference, with the values of its log line; that line has nothing of the request's content."""
 
     def __init__(self, path: str, request_id: str, reservation: BodyReservation) -> None:
         self.arrived = time.monotonic()

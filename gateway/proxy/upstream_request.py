@@ -1,4 +1,4 @@
-"""One request to one backend: send it whole, and stream its response back to the client as its kind needs."""
+"""One request to one backend: send it whole, and pass its response to the client, by content type."""
 
 import functools
 import io
@@ -53,9 +53,9 @@ class NotAcceptedError(Exception):
 def open_session() -> aiohttp.ClientSession:
     """Return the HTTP client for all backends: it connects within 2 s or fails, and waits as long as an engine takes.
 
-    A connection is kept for the next request, which halves the cost of a short one; but only for a moment. An idle
-    connection occupies a thread of llama-server, which has four more threads than slots, and one that its server is
-    just closing would fail a request that cannot be repeated: llama-server and uvicorn close theirs after 5 s.
+    A connection is kept for the next request, which halves the cost of a short request, but only for 2 s. An idle
+    connection occupies a thread of llama-server, which has four more threads than slots; and a request on a connection
+    that its server is just closing would fail and cannot be repeated: llama-server and uvicorn close theirs after 5 s.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
@@ -152,7 +152,7 @@ class UpstreamRequest:
         self._last_token_at = now
 
     async def _relay_json(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Pass on a response that is one JSON object; the blanks that an engine sends while it works go ahead of it."""
+        """Pass on a response that is one JSON object; blanks that an engine sends while it works go first."""
         body = bytearray()
         async for chunk in upstream.content.iter_any():
             if not body and chunk.isspace():
@@ -207,14 +207,14 @@ class UpstreamRequest:
         return self._response
 
     def _break_off(self, error: Exception) -> web.StreamResponse:
-        """End the client's response as the engine ended: broken off. Raises RequestError if none has begun."""
+        """Break off the client's response, as the engine broke off. Raises RequestError if no response has begun."""
         streaming = self._response is not None and self._response.prepared
         _log.warning(
             "engine_broke_off",
             service=self._service.config.name,
             backend=self._backend.uid,
             streaming=streaming,
-            # A parser's error quotes what it could not parse, which may be part of a response.
+            # A parser's error quotes the data that it could not parse, which may be part of a response.
             error=str(error) if isinstance(error, OSError) else type(error).__name__,
         )
         self._inference.error = "engine_broke_off"
@@ -230,7 +230,7 @@ def _url(base: str, path: str) -> URL:
 
 
 class _DelayedHeadResponse(web.StreamResponse):
-    """A response whose head is sent with its first data; an aiohttp without this attribute just sends it before."""
+    """A response whose head is sent with its first data; an aiohttp without this attribute sends the head first."""
 
     _send_headers_immediately = False
 

@@ -1,4 +1,4 @@
-"""Finds and follows the address of this host: after a change of network it is reached at the new address only.
+"""Find and follow the address of this host: after a change of network the host is reached only at the new address.
 
 The address is the one on the route to the API server. The kernel reports changes of the network; in case it misses one,
 the address is also checked at intervals. An address that the owner gave is not followed.
@@ -21,7 +21,7 @@ from metal_agent.options import AgentOptions, StartError
 _ADDRESS_FILE: Final = "address.json"
 _CHECK_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.2
-"""Pause between a change and the check: changes come in bursts, and an address goes before the next one comes."""
+"""Pause between a change and the check: changes come in bursts, and the old address disappears before the new one."""
 
 log = structlog.get_logger()
 

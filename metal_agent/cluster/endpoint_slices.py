@@ -1,8 +1,8 @@
 """This host's EndpointSlices: one for each service that it serves, whose one endpoint is the proxy's port for it.
 
 The controller may have declared this host lost while it had no contact, deleted its slices and started its processes
-elsewhere. So an endpoint is made ready only while the Lease is fresh, and after a gap only for what a fresh list still
-assigns to this host. Making an endpoint not ready is always allowed.
+elsewhere. So an endpoint is made ready only while the Lease is fresh, and after a gap only for processes that a fresh
+list still assigns to this host. Making an endpoint not ready is always allowed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ FIELD_MANAGER: Final = "pomona-metal-agent"
 RENEW_SECONDS: Final = 10.0
 LEASE_SECONDS: Final = 40
 _GAP_SECONDS: Final = 25.0
-"""More than two renewals were missed. Well below LEASE_SECONDS, after which the controller declares a host lost."""
+"""More than two missed renewals, and well below LEASE_SECONDS, after which the controller declares a host lost."""
 
 log = structlog.get_logger()
 
@@ -52,14 +52,14 @@ class Clocks:
 
 @dataclass(slots=True)
 class Freshness:
-    """Decides whether an endpoint may be made ready: the Lease is fresh and the assignments were listed since a gap.
+    """The condition for a ready endpoint: the Lease is fresh, and the assignments were listed after the last gap.
 
     Both clocks count: a Mac's monotonic clock stands still in sleep, and a wall clock can be set.
     """
 
     renewed_at: Clocks | None = None
     confirmed: bool = False
-    """A fresh list was read since the last gap."""
+    """True if a fresh list was read after the last gap."""
 
     def note_renewal(self, now: Clocks) -> bool:
         """Note a renewal; return True if the assignments have to be listed anew."""
@@ -114,7 +114,7 @@ def build_slice(
             ],
         },
         "addressType": f"IPv{ipaddress.ip_address(address).version}",
-        # The name must be that of the Service's port, with a certificate or without: Kubernetes joins them by it.
+        # The name must be that of the Service's port, with or without a certificate: Kubernetes joins ports by name.
         "ports": [{"name": "http", "port": port, "protocol": "TCP"} | ({"appProtocol": HTTPS} if tls else {})],
         "endpoints": [
             {
@@ -126,7 +126,7 @@ def build_slice(
 
 
 class Endpoints:
-    """Writes the slices of `host`; `wanted` returns the desired slice of a service at the time of a write."""
+    """The slices of `host` in the API; `wanted` returns the desired slice of a service at the time of a write."""
 
     def __init__(self, client: Client, host: str, wanted: Callable[[ObjectKey], Obj | None]) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Sends an Event for each step against memory pressure, about the process that it concerns or about the host."""
+"""Send an Event for each step against memory pressure, about the process of the step or about the host."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -40,11 +40,11 @@ class PressureEvents:
         self._unsent: deque[tuple[PressureAction, str]] = deque(maxlen=100)
 
     def add(self, step: PressureAction, note: str) -> None:
-        """Send an Event for `step` with the message `note`; while the API takes none, the last 100 are kept."""
+        """Queue an Event for `step` with the message `note`; the last 100 are kept while the API takes none."""
         self._unsent.append((step, note))
 
     async def send(self) -> None:
-        """Send the Events that are left. Raises ApiError and Unreachable, after which it is to be called again."""
+        """Send the queued Events. Raises ApiError and Unreachable; the rest is then sent by the next call."""
         while self._unsent:
             step, note = self._unsent[0]
             kind, reason = _REASONS[type(step)]

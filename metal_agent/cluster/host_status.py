@@ -1,4 +1,4 @@
-"""Writes the MetalHost of this host: its facts, memory budget and reservations."""
+"""Write the MetalHost of this host: its facts, memory budget and reservations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from metal_agent.memory.ledger import Ledger
 
 _GIB: Final = 2**30
 _STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
-"""Fields of the status that change all the time, and the change from which each is written."""
+"""Fields of the status that change all the time, and the least change that is written."""
 
 
 def build_status(
@@ -37,7 +37,7 @@ def build_status(
 ) -> MetalHostStatus:
     """Return the status of this host; `processes` lists exactly the reservations that reduce `available_bytes`.
 
-    `runtimes` are those that can serve here.
+    `runtimes` are the runtimes that can serve here.
     """
     booted_at = facts.booted_at_seconds
     assigned = [each for each in assignments if each.uid in ledger.reserved]

@@ -18,7 +18,7 @@ class HostTokens:
         self._last_known = dict(last_known)
 
     def read(self, namespace: str, name: str) -> str | None:
-        """Return the token in Secret `namespace/name`; None where it has not arrived or cannot be read."""
+        """Return the token in Secret `namespace/name`; None if it has not arrived or cannot be read."""
         try:
             token = self.data()[host_secret_key(namespace, name)]
             return base64.b64decode(token, validate=True).decode().strip() or None
@@ -26,7 +26,7 @@ class HostTokens:
             return None
 
     def data(self) -> dict[str, str]:
-        """Return the data of the host's Secret; where that is missing, the last data: it revokes nothing."""
+        """Return the data of the host's Secret, or the last data if the Secret is missing: that revokes no token."""
         if secret := self._store.get(SECRETS, self._host, HOSTS_NAMESPACE):
             self._last_known = secret.get("data") or {}
         return self._last_known

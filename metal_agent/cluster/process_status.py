@@ -1,4 +1,4 @@
-"""Writes the status of a MetalProcess, and an Event for each outcome: Ready, Stopped, Failed, Rejected."""
+"""Write the status of a MetalProcess, and an Event for each outcome: Ready, Stopped, Failed, Rejected."""
 
 import contextlib
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ _EVENT_TYPES: Final[dict[str, EventType]] = {
 
 
 class ProcessReporter:
-    """Reports the processes of `host` to the API; `store` has their objects as they were last seen."""
+    """The reporter of the processes of `host` to the API; `store` has their objects as they were last seen."""
 
     def __init__(
         self, client: Client, store: Store, events: EventRecorder, host: str, exposure: ClusterExposure
@@ -37,7 +37,7 @@ class ProcessReporter:
         self._host = host
         self._exposure = exposure
         self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
-        """The outcome of each runner for which there is an Event."""
+        """The last outcome of each runner that has an Event."""
 
     async def report(self, runner: Runner, disruption: Obj | None) -> None:
         """Write the status of one process, with its condition DisruptionTarget, if the object is still there.

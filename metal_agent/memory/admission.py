@@ -55,7 +55,7 @@ async def admit(
     if not problem:
         return Admitted()
     seen = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
-    # What was measured beyond the estimate would come on top of any other context, too.
+    # The use that was measured beyond the estimate would be added to that of any other context, too.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
     if needed is not None and needed.total_bytes <= limit_bytes and not spec.further_artifacts:
         # spec.memoryBytes was stated higher than needed: no other context and no other weights would help.

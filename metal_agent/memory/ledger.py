@@ -1,7 +1,7 @@
 """The ledger of memory reserved for processes, so that a host is never over-committed: that panics Macs.
 
-An engine counts with the larger of its reservation and its measured use; other programs count with what they use beyond
-the share that the budget leaves them. Only free memory is reserved. If use grows afterwards, less is left for the next
+An engine counts with the larger of its reservation and its measured use; other programs count with their use beyond the
+share that the budget leaves them. Only free memory is reserved. If use grows afterwards, less is left for the next
 process, and the pressure watchdog relieves the host.
 """
 
@@ -14,11 +14,11 @@ from devices.facts import HostFacts
 
 _GIB: Final = 2**30
 _METAL_MARGIN_BYTES: Final = _GIB
-"""Left below Metal's limit for what Metal allocates beside an engine's buffers; at the limit commands fail."""
+"""Left below Metal's limit for Metal's allocations beside an engine's buffers; at the limit commands fail."""
 _SYSTEM_BYTES: Final = 4 * _GIB
 _SYSTEM_SHARE: Final = 0.08
 _SMALL_SYSTEM_SHARE: Final = 0.25
-"""Left to the system and the owner's programs: 4 GiB or 8 %, but of a small host no more than a quarter."""
+"""Left to the system and the owner's programs: 4 GiB or 8 %, but no more than a quarter of a small host."""
 _STEP_BYTES: Final = _GIB // 4
 """The use of other programs is updated in steps of this size, since it always moves a little."""
 _GROWTH_BYTES: Final = _GIB // 16
@@ -75,7 +75,7 @@ class Ledger:
         return ""
 
     def take_over(self, uid: str, memory_bytes: int) -> None:
-        """Reserve memory for an engine that already runs, whatever is available: it is in use."""
+        """Reserve memory for an engine that already runs, even if less is available: the memory is in use."""
         self.reserved[uid] = memory_bytes
 
     def observe(self, uid: str, used_bytes: int) -> None:
@@ -103,9 +103,9 @@ def excess_bytes(
     """Return the memory that other programs use beyond the share that the budget leaves them.
 
     Args:
-        memory_bytes: of the host.
+        memory_bytes: memory of the host.
         available_bytes: memory that the system could hand out now.
-        own_bytes: of the rest, the part of our engines.
+        own_bytes: the part of the other memory that our engines use.
         budget_bytes: memory that all models may use.
         loaded_bytes: models that the owner has loaded in daemons, which the system may count as available.
     """

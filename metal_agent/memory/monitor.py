@@ -1,7 +1,7 @@
-"""Measures the memory that engines and other programs use, and updates ledger and peaks.
+"""Measure the memory that engines and other programs use, and update ledger and peaks.
 
-The system has no event for it, so it is measured at intervals and before each admission. An unknown value changes
-nothing.
+The system has no event for memory use, so it is measured at intervals and before each admission. An unknown value
+changes nothing.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ MEASURE_SECONDS: Final = 10.0
 
 
 class EngineRecord(Protocol):
-    """The spec that an engine was started with, and when that was."""
+    """The spec that an engine was started with, and the time of its start."""
 
     @property
     def spec(self) -> MetalProcessSpec:
@@ -29,7 +29,7 @@ class EngineRecord(Protocol):
 
     @property
     def started_at(self) -> str:
-        """The time of its start, which tells its runs apart."""
+        """The time of its start, which distinguishes its runs."""
 
 
 class MeasuredProcess(Protocol):
@@ -45,11 +45,11 @@ class MeasuredProcess(Protocol):
 
     @property
     def model(self) -> str | None:
-        """The name by which a shared daemon knows its model."""
+        """The name of its model in a shared daemon."""
 
 
 class MemoryMonitor:
-    """Measures the memory of one host.
+    """The memory monitor of one host.
 
     Args:
         runners: by uid of their MetalProcess.
@@ -101,8 +101,8 @@ class MemoryMonitor:
             if not runner.state.exists:
                 continue
             if found is None or record is None or before.get(uid) != (record, runner.state.pid):
-                # It has no process of its own, or one that is not known yet: it counts with what its daemon
-                # reports, or with its reservation.
+                # The engine has no process of its own, or one that is not known yet: it counts with the size that
+                # its daemon reports, or with its reservation.
                 if (daemon_bytes := reported.get(runner.model or "")) is not None:
                     self._ledger.observe(uid, daemon_bytes)
                 ours += self._ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes

@@ -20,7 +20,7 @@ RUNS: Final = 5
 """Runs that are kept for each key."""
 _MAX_ENTRIES: Final = 256
 _FIRST_OPTIONS: Final = ("mode", "context_length", "parallel", "cache_type_k", "cache_type_v", "extra_args")
-"""In the order in which the keys of the file have always had them. An option that was added later is in a key where it
+"""Options in the order that the keys of the file have always had. An option that was added later is in a key only if it
 differs from its default, so that the keys of earlier versions stay valid."""
 _FREE_OPTIONS: Final = frozenset({"chat_template"})
 """Options that take no memory."""
@@ -85,7 +85,7 @@ class Peaks:
 
 
 def identify_serving(spec: MetalProcessSpec) -> str:
-    """Return the key of all that memory use depends on: artifacts, runtime and options, but not the service."""
+    """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
     artifacts = [spec.artifact, *(each.artifact for each in spec.further_artifacts)]
     options = stated_options(spec)
     decides = [

@@ -1,12 +1,12 @@
-"""Decides what this host does while it is short of memory, as a pure function of state, sample and time.
+"""Decide the actions of a host that is short of memory, as a pure function of state, sample and time.
 
-The machine belongs to its owner, whose programs count as much as ours: whatever causes the pressure, models give way.
-First no engine is started any more. Then the least important process is displaced: it serves on until its replacement
-on another host answers, so no request fails. Only under critical pressure is a process evicted that found no other
-host, one at a time, and the level is sampled again before the next. Processes of priority critical go last, and only
-under critical pressure: a Mac that is over-committed panics, and then serves nothing at all. When the level has been
-normal for a while, evicted processes return one after the other, the last one first. An unknown level (None) changes
-nothing.
+The machine belongs to its owner, whose programs count as much as ours: models give way to any cause of pressure.
+First no engine is started any more. Then the least important process is displaced: it continues to serve until its
+replacement on another host answers, so no request fails. A process that found no other host is evicted, but only under
+critical pressure and one at a time: the level is sampled again before the next. Processes of priority critical go last,
+and only under critical pressure: a Mac that is over-committed panics, and then serves nothing at all. When the level
+has been normal for a while, evicted processes return one after the other, the last one first. An unknown level (None)
+changes nothing.
 """
 
 import math
@@ -19,7 +19,7 @@ from devices.pressure import PressureLevel
 
 SAMPLE_SECONDS: Final = 1.0
 _LONGEST_STEP_SECONDS: Final = 5.0
-"""Counted at most between two samples: a busy machine samples late, and one that slept saw nothing."""
+"""The most time that counts between two samples: a busy machine samples late, and one that slept took no sample."""
 WARN_SECONDS: Final = 5.0
 """Seconds of warn or worse in a row until no engine is started: while Metal computes, moments of warn are normal."""
 CRITICAL_SECONDS: Final = 2.0
@@ -34,9 +34,9 @@ Large weights may take as long to be fetched and loaded on the other host; reque
 CRITICAL_DISPLACEMENT_SECONDS: Final = 15.0
 """The same while the pressure is critical; after it the process is evicted, with or without a replacement."""
 SETTLE_SECONDS: Final = 15.0
-"""Between the end of one engine and the choice of the next: memory is freed, and the level follows, with a delay."""
+"""Pause between the end of one engine and the choice of the next: memory and level follow the end with a delay."""
 ENDING_SECONDS: Final = 300.0
-"""Longest wait for an ending engine: many times what withdrawal, drain and SIGKILL take (50 s).
+"""Longest wait for an ending engine: many times the duration of withdrawal, drain and SIGKILL (50 s).
 
 A process that waits in the kernel, as for a GPU that hangs, ignores every signal, and may stay until the next boot.
 """
@@ -46,7 +46,7 @@ MAX_CALM_SECONDS: Final = 960.0
 RELAPSE_SECONDS: Final = 600.0
 """Pressure that comes back so soon after its end, or after a return, doubles the calm needed each time."""
 RETURN_SECONDS: Final = 60.0
-"""Between two returns: each engine must have shown how much memory it takes."""
+"""Interval between two returns: each engine must have shown how much memory it takes."""
 
 MemoryStage = Literal["absent", "loading", "serving", "ending"]
 
@@ -58,10 +58,10 @@ class EvictionCandidate:
     uid: str
     priority: Priority
     stage: MemoryStage
-    """absent: it has no engine. ending: its engine is being stopped, for whatever reason."""
+    """absent: it has no engine. ending: its engine is being stopped, for any reason."""
     memory_bytes: int
     idle_seconds: float | None = None
-    """Since its last request; None if unknown, which counts as busy."""
+    """Seconds since its last request; None if unknown, which counts as busy."""
 
     @property
     def is_running(self) -> bool:
@@ -87,7 +87,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Displace:
-    """Request a replacement of this process on another host; it serves on meanwhile."""
+    """Request a replacement of this process on another host; it continues to serve meanwhile."""
 
     uid: str
 
@@ -152,13 +152,13 @@ class PressureState:
     normal_seconds: float | None = None
     displacing_seconds: float = 0.0
     since_ending_seconds: float = math.inf
-    """Since an engine was last seen ending, unless it has been ending for too long."""
+    """Seconds since an engine was last seen ending, unless it has been ending for too long."""
     ending_seconds: float = 0.0
-    """In a row, with an ending engine."""
+    """Seconds in a row with an ending engine."""
     since_return_seconds: float = math.inf
-    """Since an evicted process last returned."""
+    """Seconds since an evicted process last returned."""
     since_over_seconds: float = math.inf
-    """Since the last pressure ended."""
+    """Seconds since the last pressure ended."""
 
     @property
     def is_critical(self) -> bool:
@@ -234,11 +234,11 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
     """Decide the next action against the pressure, if it is time for one."""
     running = {each.uid: each for each in candidates if each.is_running}
     if state.displacing is not None and state.displacing not in running:
-        # It runs elsewhere now, or ended by itself.
+        # The process runs elsewhere now, or ended by itself.
         state = replace(state, displacing=None)
     unfinished = next((uid for uid in state.evicted if uid in running), None)
     if unfinished is not None:
-        # An earlier agent recorded the eviction and did not get to it.
+        # An earlier agent recorded the eviction and ended before it performed it.
         return state, (Evict(unfinished),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()
@@ -261,7 +261,7 @@ def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) 
 
 
 def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandidate]) -> PressureStep:
-    """Pick the process that is the least loss, and displace it."""
+    """Pick the process whose loss matters least, and displace it."""
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
@@ -275,7 +275,7 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
 
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
-    """Return evicted processes, the last one first, each after the one before it has loaded."""
+    """Start evicted processes again, the last one first, each after the one before it has loaded."""
     stages = {each.uid: each.stage for each in candidates}
     back = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
     settled = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS

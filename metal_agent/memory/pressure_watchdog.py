@@ -1,8 +1,8 @@
-"""Samples the memory pressure of this host and performs what `pressure_policy.step` decides.
+"""Sample the memory pressure of this host and perform the actions that `pressure_policy.step` decides.
 
 The state is written to disk before an action is performed, so that a process that was evicted stays evicted over a
-restart of the agent, and returns. A sample is taken each second, which is cheap; idle times, which the proxy has to be
-asked for, are read only while there is pressure.
+restart of the agent, and returns later. A sample is taken each second, which is cheap; idle times need a request to the
+proxy, so they are read only while there is pressure.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class EvictableProcess(Protocol):
 
 
 class PressureRecord(msgspec.Struct, frozen=True):
-    """The state file `pressure.json`: what the next agent must know of a pressure that this one saw."""
+    """The state file `pressure.json`: the part of the pressure state that the next agent needs."""
 
     is_under_pressure: bool = msgspec.field(default=False, name="pressed")
     displacing: str | None = msgspec.field(default=None, name="asking")
@@ -152,13 +152,13 @@ class PressureWatchdog:
             self._perform(action)
 
     def hold_for(self, uid: str) -> lifecycle.Held | None:
-        """Return why the process must not start an engine now, or None if it may."""
+        """Return the hold that keeps the process from starting an engine now, or None if it may start one."""
         if uid in self.state.evicted:
             return lifecycle.Held(MEMORY_PRESSURE, _EVICTED)
         return lifecycle.Held(MEMORY_PRESSURE, _HOLD) if self.state.is_under_pressure else None
 
     def retain(self, uids: set[str]) -> None:
-        """Forget evicted processes that are not among `uids`, which are all that are assigned to this host."""
+        """Forget evicted processes that are not among `uids`, the uids of all processes assigned to this host."""
         gone = set(self.state.evicted) - uids
         if gone:
             evicted = tuple(uid for uid in self.state.evicted if uid in uids)
@@ -208,7 +208,7 @@ class PressureWatchdog:
         try:
             await asyncio.to_thread(durable.write, self._path, wanted)
         except OSError as error:
-            # To free memory matters more than to remember it; the next sample tries to write again.
+            # The freed memory matters more than its record; the next sample tries to write the record again.
             log.warning("pressure_record_not_written", path=str(self._path), error=str(error))
         else:
             self._written = wanted

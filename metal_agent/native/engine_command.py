@@ -26,9 +26,9 @@ def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()
     """Return the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
 
     Args:
-        spec: what is to be served, by a runtime with a process of its own.
+        spec: the serving that is wanted, by a runtime with a process of its own.
         model: the weights on this host.
-        further: for each of `spec.further_artifacts` where it is on this host.
+        further: the path on this host of each of `spec.further_artifacts`.
 
     Raises:
         ValueError: the runtime is no longer installed.
@@ -40,7 +40,7 @@ def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()
 
 
 def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
-    """Return what the engine of this process serves: `model` is a path, or a source that its daemon fetches."""
+    """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     companions = [
         CompanionFile(each.role, str(path), each.scale)
         for each, path in zip(spec.further_artifacts, further, strict=True)
@@ -52,7 +52,7 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
-    """Return the engine's environment: ours, without variables that would configure it, and without tokens."""
+    """Return the engine's environment: the agent's, without tokens and variables that would configure the engine."""
     return _process(spec).environment(os.environ)
 
 
@@ -63,13 +63,13 @@ def find_served_name(spec: MetalProcessSpec) -> str | None:
 
 
 def find_obstacle(spec: MetalProcessSpec) -> str | None:
-    """Return why the runtime cannot serve `spec`, and what to do; None if it can. Raises SourceError."""
+    """Return the reason why the runtime cannot serve `spec`, with a way out; None if it can. Raises SourceError."""
     further = spec.further_artifacts
     demand = RuntimeDemand(
         format="mlx" if parse(spec.artifact.source).is_folder else "gguf",
         accelerator="metal",
         in_pods=False,
-        # The API server holds which arguments there are; a newer one may know more, and the engine here too.
+        # The API server has checked the arguments; a newer one may allow more, which the engine here may also take.
         options=structs.replace(spec, extra_args=[]),
         draft=any(each.role == "draft" for each in further),
         projector=any(each.role == "projector" for each in further),

@@ -1,7 +1,7 @@
 """The handle of a running engine, which is a process of its own or a model in a shared daemon.
 
 Both have the same lifecycle: an engine is started, generates its first token, ends by itself or on request, and is
-adopted by the next agent. Only how that is done differs, and the handle hides it from the runner.
+adopted by the next agent. Only the way to do this differs, and the handle hides it from the runner.
 """
 
 from typing import Protocol
@@ -23,7 +23,7 @@ class EngineExit(msgspec.Struct, frozen=True):
     code: int | None = None
     signal: str | None = None
     reason: str = ""
-    """CamelCase reason, if an engine without a process of its own reports one; `message` says what to do."""
+    """CamelCase reason, if an engine without a process of its own reports one; `message` has the way out."""
     message: str = ""
 
 
@@ -36,7 +36,7 @@ class EngineHandle(Protocol):
 
     @property
     def identity(self) -> ProcessIdentity | None:
-        """Identity of its process; None if it has none of its own, or that ended at once."""
+        """Identity of its process; None if it has no process of its own, or if the process ended at once."""
 
     @property
     def model(self) -> str | None:
@@ -50,7 +50,7 @@ class EngineHandle(Protocol):
         """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""
 
     async def wait(self) -> EngineExit:
-        """Wait until it has ended, for whatever reason."""
+        """Wait until it has ended, for any reason."""
 
     async def end(self, grace_seconds: float) -> None:
         """Stop it, by force after the grace if possible, and wait until it is gone."""

@@ -1,4 +1,4 @@
-"""Rotates logs of engines and proxy, and the agent's own, while they are written.
+"""Rotate the logs of engines, proxy and agent while they are written.
 
 An engine keeps its log file open and outlives the agent, so neither a pipe nor a new file name is possible: the end of
 the log is copied and the file truncated in place, which programs that append do not notice. Lines written between the
@@ -17,7 +17,7 @@ import structlog
 PROXY_LOG: Final = "proxy.log"
 """The name of the proxy's log, beside those of engines."""
 LOOK_SECONDS: Final = 10.0
-"""Between two checks of the sizes; a log may exceed its limit by what is written meanwhile."""
+"""Interval between two checks of the sizes; a log may exceed its limit by the lines written meanwhile."""
 MAX_BYTES: Final = 16 << 20
 KEPT_BYTES: Final = 4 << 20
 """The end of a log that is kept when it is truncated."""
@@ -33,7 +33,7 @@ def previous_log_path(path: Path) -> Path:
 
 
 def trim_logs(folder: Path, written: Collection[Path]) -> None:
-    """Truncate logs that are too large, and delete the oldest of engines that are gone. Blocks.
+    """Truncate logs that are too large, and delete the oldest logs of engines that are gone. Blocks.
 
     Args:
         folder: the folder of the logs.
@@ -69,7 +69,7 @@ def _trim(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
         end = file.read()
-        # Before the copy is written, so that it works on a full disk.
+        # The log is truncated before the copy is written, so that this works on a full disk.
         file.truncate(0)
     previous_log_path(path).write_bytes(end)
     log.info("log_truncated", path=str(path), kept_bytes=len(end))

@@ -60,7 +60,7 @@ class NativeProcess:
         self.pid = pid
         self._watch = _watch(pid, child=child)
         try:
-            # Now, as the watch holds this very process, even if the pid is reused a moment later.
+            # Read while the watch is open: the watch is of this very process, even if the pid is reused a moment later.
             self.identity = identify_process(pid)
         except BaseException:
             if self._watch is not None:
@@ -139,7 +139,7 @@ def spawn_process(
 ) -> NativeProcess:
     """Start `argv` in a session of its own, output appended to `log_path`, owned by the agent of folder `owner`.
 
-    The descriptors `inherited` stay open in it: a lock on weights holds as long as a process has them open.
+    The descriptors `inherited` stay open in it: a lock on weights lasts as long as a process has them open.
 
     Raises:
         OSError: the program is missing or cannot run.
@@ -167,7 +167,7 @@ def spawn_process(
     try:
         return NativeProcess(pid, child=True)
     except BaseException:
-        # It could not be watched, and a retry would start a second one.
+        # The process could not be watched, and a retry would start a second one.
         _signal_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
@@ -206,9 +206,9 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
 async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
     """Kill processes of `owner` outside the sessions that `known` pids lead; returns their pids.
 
-    They are left if an agent died between the start of a process and its record, or if a record was damaged. Nothing
-    else would stop them, and a second engine for the same model would take its memory twice; so this returns when they
-    are gone, or after some seconds.
+    Such processes remain if an agent died between the start of a process and its record, or if a record was damaged.
+    Nothing else would stop them, and a second engine for the same model would take its memory twice; so this returns
+    when they are gone, or after some seconds.
     """
     strays = []
     for process in psutil.process_iter():
@@ -277,11 +277,11 @@ def _signal_name(number: int) -> str:
 def watch_exit(pid: int) -> int:
     """Return a descriptor that becomes readable when `pid` has ended, for the caller to close.
 
-    Nothing is polled: it is a pidfd on Linux, a kqueue on macOS. Both work for processes that are no children of ours,
-    so an engine that an earlier agent started is watched too.
+    Nothing is polled: the descriptor is a pidfd on Linux, a kqueue on macOS. Both work for processes that are no
+    children of ours, so an engine that an earlier agent started is watched too.
 
     Raises:
-        OSError: it cannot be watched; ProcessLookupError where there is no such process.
+        OSError: it cannot be watched; ProcessLookupError if there is no such process.
     """
     if sys.platform == "darwin":
         queue = select.kqueue()

@@ -1,1 +1,1 @@
-"""The self test: checks on this machine what the agent relies on, so that the owner of a Mac can verify it there."""
+"""The self test: checks of all that the agent relies on, so that the owner of a Mac can run them on that Mac."""

@@ -1,4 +1,4 @@
-"""Checks that llama.cpp finds the GPU of a Mac, in a process that is started as engines are."""
+"""Check that llama.cpp finds the GPU of a Mac, in a process that is started as engines are."""
 
 import asyncio
 import os

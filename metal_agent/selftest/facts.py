@@ -1,4 +1,4 @@
-"""Compares every fact of the host with the same fact from a second source. Blocks for some seconds on macOS."""
+"""Compare every fact of the host with the same fact from a second source. Blocks for some seconds on macOS."""
 
 import os
 import sys
@@ -128,7 +128,7 @@ def _check_metal(facts: HostFacts) -> list[Line]:
             "Metal's working set",
             _size(said.working_set_bytes),
             f"{_size(derived)}, by the rule that is used if Metal reports nothing",
-            # A limit that was set is reported exactly; else the rule may err: it takes 74 % where some Macs have 84.
+            # A limit that was set is reported exactly; else the rule may err: it assumes 74 %, but some Macs have 84 %.
             holds=said.working_set_bytes == derived
             if exact
             else abs((derived or 0) - (said.working_set_bytes or 0)) < (facts.memory_bytes or 0) / 8,

@@ -1,4 +1,4 @@
-"""Checks start, watch, adoption and end of real processes with the agent's own code, and the memory of one."""
+"""Check start, watch, adoption and end of real processes with the agent's own code, and the memory of a process."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ connection, _ = listener.accept()
 connection.sendall(b"held")
 connection.recv(1)
 """
-"""Allocates its memory at a connection, and confirms it there."""
+"""A server that allocates its memory when a client connects, and confirms that to the client."""
 _IN_PYTHON: Final = _SERVER.format(
     prepare="", hold=f'held = bytearray({_HELD_BYTES}); held[::4096] = b"x" * len(held[::4096])'
 )

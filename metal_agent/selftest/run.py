@@ -1,4 +1,4 @@
-"""Runs all checks of the self test; a check that fails is a line of the result, and stops no other check."""
+"""Run all checks of the self test; a check that fails is a line of the result, and stops no other check."""
 
 import asyncio
 import sys

@@ -1,8 +1,8 @@
-"""Matches engines that `pomona up` left running with MetalProcesses of the cluster, so that no model is loaded twice.
+"""Match engines that `pomona up` left running with MetalProcesses of the cluster, so that no model is loaded twice.
 
 An engine is identified by the digest of its weights, its runtime and everything that decides its arguments, not by uid
-or name, since the cluster assigns its own. An engine that no MetalProcess claims for a while is stopped; until then its
-memory is reported to the cluster as free, and is freed if another process needs it.
+or name, since the cluster assigns new ones. An engine that no MetalProcess claims for a while is stopped; until then
+its memory is reported to the cluster as free, and is freed if another process needs it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent.assignments import Assignment
 
 CLAIM_SECONDS: Final = 600.0
-"""Time, from the first full list of MetalProcesses, for the owner to apply to the cluster what ran without it."""
+"""Time, from the first full list of MetalProcesses, for the owner to apply the running services to the cluster."""
 
 
 def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
     """Return the identity of an engine: its spec without names, place and priority. A new field counts.
 
-    Compare the specs, not what they encode to: msgspec leaves out a default by its identity, so equal specs may differ.
+    Compare the specs, not their encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
     further = [
         structs.replace(each, artifact=_name_weights(each.artifact), source_secret=None)

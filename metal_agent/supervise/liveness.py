@@ -1,4 +1,4 @@
-"""Liveness checks of a Ready engine: decides whether it hangs or works hard.
+"""Liveness checks of a Ready engine, which distinguish an engine that hangs from one that is busy.
 
 A long prompt keeps an engine silent for minutes, so silence alone never ends an engine: it must also use no processor
 time, in several checks in a row. An engine that answers requests is not probed. An idle engine is probed at its pulse
@@ -18,9 +18,9 @@ from devices import processes
 from runtimes.probe import generate_token
 
 CHECK_SECONDS: Final = 10.0
-"""Between two checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
+"""Interval of checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
 TOKEN_CHECK_SECONDS: Final = 60.0
-"""The same for an engine without a pulse endpoint, where each check generates a token and wakes the processor."""
+"""The same for an engine without a pulse endpoint: each check generates a token, which wakes the processor."""
 ANSWER_SECONDS: Final = 20.0
 HUNG_CHECKS: Final = 3
 
@@ -83,7 +83,7 @@ def should_probe(requests: int | None, before: float | None, after: float | None
 async def probe_liveness(
     session: aiohttp.ClientSession, url: str, *, pulse: str | None, model: str, mode: Mode = "chat"
 ) -> LivenessAnswer:
-    """Probe the pulse endpoint of the engine at `url`, or request a token if it has none. A failure is no exception."""
+    """Probe the pulse endpoint of the engine at `url`, or request a token if it has none. A failure raises nothing."""
     if pulse is None:
         found = await generate_token(session, url, model=model, token=None, timeout_seconds=ANSWER_SECONDS, mode=mode)
         return LivenessAnswer("" if found.ok else found.message, silent=found.reason == "TimedOut")

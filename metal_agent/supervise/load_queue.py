@@ -48,7 +48,7 @@ class LoadQueue:
             self._grant_next()
 
     def rename(self, uid: str, successor: str) -> None:
-        """Pass the slot of `uid`, if it has it, to `successor`."""
+        """Pass the slot to `successor` if `uid` has it."""
         if uid in self._loading:
             self._loading[successor] = self._loading.pop(uid)
 

@@ -1,4 +1,4 @@
-"""Records of started engines on disk, one file per process, so that the next agent adopts what runs."""
+"""Records of started engines on disk, one file per process, so that the next agent adopts running engines."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Record(msgspec.Struct, frozen=True):
     """URL at which the engine listens on loopback; known once it is ready."""
     restarts: int = 0
     model: str = ""
-    """Name of the model in the shared daemon of `spec.runtime`, if the engine is one."""
+    """Name of the model in the shared daemon of `spec.runtime`, if the engine is a model there."""
 
     @property
     def assignment(self) -> Assignment:

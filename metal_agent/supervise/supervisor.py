@@ -1,4 +1,4 @@
-"""Keeps a runner for each process assigned to this host, and adopts engines that an earlier agent left running."""
+"""Keep a runner for each process assigned to this host, and adopt engines that an earlier agent left running."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ class Supervisor:
         """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
 
         An engine that `pomona up` left running is handed over to an assignment of the same engine. With
-        `keep_unclaimed` its other engines stay, unless an assignment needs their memory and waits for it.
+        `keep_unclaimed` the other engines of `pomona up` stay, unless an assignment needs their memory and waits.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())
@@ -97,7 +97,7 @@ class Supervisor:
         for uid, runner in list(self.runners.items()):
             asked = wanted.get(uid)
             if runner.state.phase == "Stopped" and not (asked and asked.deleted):
-                del self.runners[uid]  # also if it is assigned again: an outdated list had left it out
+                del self.runners[uid]  # also if it is assigned again: an outdated list lacked it
             elif asked is None and not (keep_unclaimed and uid in left):
                 runner.remove()
         self.add(wanted.values())
@@ -170,7 +170,7 @@ class Supervisor:
                 runner.notify(MemoryFreed())
 
     def _daemon_changed(self, runtime: str) -> None:
-        """Retry at once what waits for a daemon that is back, and unload models that it should no longer have."""
+        """Retry processes that wait for a daemon once it is usable, and unload models that it should no longer have."""
         if runtime not in self._host.daemons.usable():
             return
         for runner in self.runners.values():
@@ -183,7 +183,7 @@ class Supervisor:
             self._group.create_task(self._host.daemons.remove_unwanted(self._list_wanted))
 
     def _list_wanted(self) -> list[MetalProcessSpec]:
-        """List the specs that are served here, or will be once they can."""
+        """List the specs of the processes that serve here, or that will serve once they can."""
         runners = [runner for runner in self.runners.values() if runner.state.phase not in {"Stopped", "Rejected"}]
         return [runner.assignment.spec for runner in runners if runner.assignment.spec]
 

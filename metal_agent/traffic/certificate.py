@@ -1,7 +1,7 @@
-"""Checks the owner's certificate before the agent starts, as a client of the services will check it.
+"""Check the owner's certificate before the agent starts, as a client of the services will check it.
 
-The proxy would report a file that it cannot read only once there is a service, and the controller a certificate that it
-does not trust only once an engine runs; the owner should see a mistake at once. The check is a handshake in memory that
+The proxy would report an unreadable file only once there is a service, and the controller would report an untrusted
+certificate only once an engine runs; the owner should see a mistake at once. The check is a handshake in memory that
 trusts only this certificate, so that the TLS library itself checks dates, names and use.
 """
 

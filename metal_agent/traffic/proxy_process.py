@@ -1,4 +1,4 @@
-"""Keeps the host's proxy running, as a process of its own that outlives the agent with all its streams.
+"""Keep the host's proxy running, as a process of its own that outlives the agent and keeps all streams.
 
 It has no record on disk: the process that listens on its socket, which is in a private folder, is the proxy, and the
 kernel names that process even if it is too busy, too new or too stuck to answer.
@@ -64,7 +64,7 @@ class Proxy:
             process = NativeProcess(pid)
         except ProcessLookupError:
             return
-        # Read again now that the handle is open: it is of the process that listens, not of a later one with that pid.
+        # Read again: the open handle must be of the process that listens, not of a later one with its pid.
         if unix_listener(self._socket) == pid:
             log.info("proxy_adopted", pid=pid)
             self.process = process
@@ -115,7 +115,7 @@ class Proxy:
         self._on_change()
 
     async def _watch_answers(self, process: NativeProcess) -> None:
-        """Check often while it starts, and seldom later, that it answers; end it after a long silence."""
+        """Check that the proxy answers, often while it starts and rarely later; end it after a long silence."""
         loop = asyncio.get_running_loop()
         silent_since = None
         while True:
