@@ -1,8 +1,8 @@
-"""`make chaos`: faults hit hosts at random while clients send requests; afterwards everything must be as it was.
+"""`make chaos`: faults hit hosts at random while clients send requests; afterwards everything must have recovered.
 
-Control plane, controller, agents, proxies and engines are the real ones. The run fails where a service does not become
-Ready again, a process is left that no MetalProcess accounts for, a reservation is lost or kept too long, or a request
-failed that no fault explains. The seed is printed; the same seed repeats the same faults.
+Control plane, controller, agents, proxies and engines are the real ones. The run fails if a service does not become
+Ready again, if a process without a MetalProcess is left, if a reservation is lost or kept too long, or if a request
+fails that no fault explains. The seed is printed; the same seed repeats the same faults.
 """
 
 import argparse
@@ -36,13 +36,13 @@ SERVICES = {"one": 1, "two": 2, "three": 1}
 """Replicas by service."""
 HOSTS = ("studio-1", "studio-2")
 BUDGET_BYTES = 8 * GIB
-"""For all replicas on one host, and so small that what else runs on this machine does not count."""
+"""Enough for all replicas on one host, and so small that other programs on this machine do not reduce it."""
 SETTLE_SECONDS = 120.0
 """Limit for recovery after the last fault: a lost host's Lease, then back-off, then a new engine."""
 
 
 class Run:
-    """One run. `processes` are all that were started, for their logs."""
+    """One chaos run. `processes` has every started process, for the logs."""
 
     def __init__(self, folder: Path) -> None:
         self.processes: list[Process] = []
@@ -66,7 +66,7 @@ class Run:
             self.machines.append(ChaosHost(host))
 
     async def stop(self) -> None:
-        """End everything; what is left ends with the sandbox."""
+        """Kill all processes and the control plane; any other process ends with the sandbox."""
         await asyncio.gather(*(process.kill() for process in self.processes if process.running))
         await self.plane.stop()
 
@@ -104,7 +104,7 @@ class Run:
             await machine.inject(fault)
 
     async def wait_until_settled(self, cluster: Cluster) -> None:
-        """Wait until all is as it should be. Raises AssertionError with what is not."""
+        """Wait until everything has recovered. Raises AssertionError with the first thing that has not."""
         await eventually(lambda: self._is_all_well(cluster), SETTLE_SECONDS)
 
     async def _is_all_well(self, cluster: Cluster) -> bool:
@@ -137,7 +137,7 @@ class Run:
         return [each for machine in self.machines for each in machine.breakages]
 
     def verdict(self) -> list[str]:
-        """Print a summary; returns the problems."""
+        """Print a summary and return the problems."""
         broken = Counter(each.kind for each in self.breakages)
         say("faults: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
         problems = []
@@ -203,7 +203,7 @@ def main() -> int:
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     say(f"seed {seed}, {options.seconds:g} s")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    # /tmp is the sandbox's own and goes with it.
+    # /tmp belongs to the sandbox and is deleted with it.
     return asyncio.run(run(seed, options.seconds, Path(tempfile.mkdtemp(prefix="chaos-"))))
 
 

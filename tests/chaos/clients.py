@@ -13,17 +13,17 @@ from tests.cluster.main_job.cluster import Cluster, ask
 
 PAUSE_SECONDS = 0.1
 BREAKS = frozenset({502, 503, 504})
-"""Statuses that the proxy answers with when its engine is away, or dies while it answers."""
+"""Statuses that the proxy returns when its engine is down, or dies during an answer."""
 
 
 class ChaosClient:
-    """Sends requests to one service, one after the other, and records those that fail."""
+    """A client that sends requests to one service, one after the other, and records the failed ones."""
 
     def __init__(self, cluster: Cluster, service: str, seed: int) -> None:
         self.service = service
         self.answers = 0
         self.unserved = 0
-        """How often the service had no ready address."""
+        """Number of attempts at which the service had no ready address."""
         self.failures: list[FailedRequest] = []
         self._cluster = cluster
         self._chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
@@ -33,7 +33,7 @@ class ChaosClient:
         token = await self._cluster.token(self.service)
         while True:
             urls = []
-            # The API server is not what breaks here, but on a busy machine it may be slow.
+            # This run does not break the API server, but on a busy machine the API server may be slow.
             with contextlib.suppress(ApiError, Unreachable):
                 urls = await self._cluster.urls(self.service)
             if urls:

@@ -1,7 +1,7 @@
 """Faults of a chaos run: their schedule, which follows from a seed, and the failed requests that they explain.
 
-The death of an agent explains none, because its engines and proxy serve on. The death of an engine or a proxy explains
-requests around that moment; a cut link and a power failure explain requests as long as they last.
+The death of an agent explains no failure, because its engines and proxy continue to serve. The death of an engine or a
+proxy explains failures around that moment; a cut link and a power failure explain failures while they last.
 """
 
 import math
@@ -15,13 +15,13 @@ Kind = Literal["agent", "proxy", "engine", "link", "power"]
 WEIGHTS: Final[dict[Kind, int]] = {"agent": 4, "proxy": 3, "engine": 4, "link": 2, "power": 1}
 PAUSE_SECONDS: Final = (1.0, 6.0)
 LONGEST_SECONDS: Final[dict[Kind, float]] = {"agent": 5.0, "proxy": 0.0, "engine": 0.0, "link": 50.0, "power": 8.0}
-"""How long each lasts at most. An agent comes back as under launchd; a link may be cut for longer than a Lease."""
+"""Longest duration of each fault. An agent restarts as under launchd; a link may be cut for longer than a Lease."""
 ABSENCES: Final = frozenset[Kind]({"agent", "link", "power"})
-"""While such a fault lasts, the host reports nothing."""
+"""Faults during which the host reports nothing."""
 NOTICE_SECONDS: Final = 5.0
-"""For an endpoint to be withdrawn, and for clients to hear of it, on a machine that is busy."""
+"""Time for an endpoint to be withdrawn, and for clients to notice, on a busy machine."""
 RETURN_SECONDS: Final = 10.0
-"""For an agent that is back, which is when it has renewed its Lease, to see what happened meanwhile."""
+"""Time for an agent that is back (has renewed its Lease) to detect the changes during its absence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ScheduledFault:
     host: int
     seconds: float
     pick: int
-    """Which of several engines, counted around."""
+    """Index of the engine to kill, modulo the number of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FailedRequest:
     end: float
     text: str
     plausible: bool
-    """Whether a fault can cause it: no answer, or a 502, 503 or 504."""
+    """True if a fault can cause the failure: no answer, or a 502, 503 or 504."""
 
 
 def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
@@ -72,7 +72,7 @@ def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
 
 
 def extend_absences(breakages: Iterable[Breakage], renewed_at: Iterable[float]) -> list[Breakage]:
-    """Extend each absence until its host has renewed its Lease: only then is its agent back.
+    """Extend each absence until the host has renewed its Lease: only then the agent is back.
 
     How long an agent takes to start, or to find its link, depends on how busy the machine of this run is.
 
@@ -94,7 +94,7 @@ def list_unexplained(failures: Iterable[FailedRequest], breakages: Iterable[Brea
     away = [each for each in happened if each.kind in ABSENCES]
 
     def noticed(breakage: Breakage) -> float:
-        """Return when clients can be expected to know: later where no agent was there to withdraw the endpoint."""
+        """Return when clients should have noticed: later if no agent was running to withdraw the endpoint."""
         until = breakage.end + NOTICE_SECONDS
         for each in sorted(away, key=lambda each: each.start):
             if each.address == breakage.address and each.start <= until and each.end >= breakage.start:

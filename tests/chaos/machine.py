@@ -35,7 +35,7 @@ class ChaosHost:
 
     @property
     def breakages(self) -> list[Breakage]:
-        """The faults so far; each absence lasts until the Lease was renewed."""
+        """The faults so far; each absence lasts until the next renewal of the Lease."""
         return extend_absences(self._breakages, self._renewed_at)
 
     async def observe_renewals(self, client: Client) -> None:
@@ -65,7 +65,7 @@ class ChaosHost:
         return found
 
     async def inject(self, fault: ScheduledFault) -> None:
-        """Inject `fault`, and end it after its time. Without a process to kill, nothing happens."""
+        """Inject `fault` and end it after its duration. Do nothing if there is no process to kill."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         if fault.kind == "agent":

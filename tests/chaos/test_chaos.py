@@ -1,4 +1,4 @@
-"""The chaos run as one of all tests. `make chaos` runs it alone, and repeats one."""
+"""The chaos run as one test of the suite. `make chaos` runs it alone, and repeats a run."""
 
 import subprocess
 import sys
@@ -9,6 +9,6 @@ SANDBOX = (sys.executable, "-m", "tests.controlplane.sandbox", "--")
 
 
 @pytest.mark.timeout(600)
-def test_all_is_well_after_random_faults() -> None:
-    """What is printed shows the seed and each fault; pytest shows it where the run failed."""
+def test_everything_recovers_after_random_faults() -> None:
+    """The output has the seed and each fault; pytest shows the output of a failed run."""
     assert subprocess.run([*SANDBOX, sys.executable, "-m", "tests.chaos"], check=False).returncode == 0

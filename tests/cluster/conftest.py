@@ -1,7 +1,7 @@
-"""One control plane for all tests of this folder, and for each test what joins it.
+"""One control plane for all tests of this folder, and the nodes, hosts and controller that join it for one test.
 
-Everything runs in the sandbox: `make test-cluster`. Session fixtures have the session's event loop and tests one of
-their own, which works because nothing here belongs to a loop.
+Everything runs in the sandbox: `make test-cluster`. Session fixtures run in the event loop of the session and each test
+in a new loop, which works because no object here belongs to a loop.
 """
 
 import re
@@ -48,14 +48,14 @@ PROCESSES = pytest.StashKey[list[Process]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to start where the tests could not run; of parallel workers each is in a sandbox of its own."""
+    """Refuse to start outside of a sandbox; each parallel worker runs in a separate sandbox."""
     if not sandbox.inside() and not config.getoption("sandboxes", None):
         raise pytest.UsageError("tests/cluster needs a sandbox: run `make test-cluster`, with ARGS=... for pytest")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Below a failed test, print the ends of the logs that concern it; keep all of them in build/cluster-logs/."""
+    """Print the ends of the related logs below a failed test; keep all logs in build/cluster-logs/."""
     report = yield
     if report.failed:
         kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
@@ -74,7 +74,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of what lives as long as the session."""
+    """Folder for the files of the session."""
     path = tmp_path_factory.mktemp("cluster")
     request.config.stash[FOLDER] = path
     return path
@@ -88,7 +88,7 @@ def watched(request: pytest.FixtureRequest) -> list[Process]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def network() -> Network:
-    """The bridge, and a place for hosts."""
+    """The bridge, to which hosts are added."""
     network = Network()
     await network.start()
     return network
@@ -129,10 +129,10 @@ async def client(plane: ControlPlane) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture
 async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
-    """A namespace of the test's own; what is in it goes at the end, also where no controller takes finalizers off."""
+    """A new namespace; its objects are deleted at the end, even if no controller removes finalizers."""
     name = f"test-{secrets.token_hex(4)}"
     await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    # Without it no pod is admitted; just after an outage it takes Kubernetes' own controllers seconds to make it.
+    # Without the account no pod is admitted; just after an outage the controller manager needs seconds to create it.
     await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
     yield name
     await _end_outage(plane)
@@ -141,7 +141,7 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
     for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
         path = METAL_PROCESSES.path(name, process["metadata"]["name"])
         await plane.request("PATCH", path, {"metadata": {"finalizers": None}}, accept={404})
-    # Kubernetes waits five seconds before it empties a namespace: nobody waits for that.
+    # Kubernetes waits five seconds before it empties a namespace: do not wait for the end of the deletion.
     await plane.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
@@ -195,7 +195,7 @@ async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]
     await _end_outage(plane)
     if process.running:
         await process.stop()
-    # A killed one holds it still, and the next test's would wait for it to expire.
+    # A killed controller still holds the Lease, and the next test's controller would wait for its expiry.
     await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
 
 

@@ -1,8 +1,8 @@
 """The control plane's programs: found on this machine, or built once from the Go module beside this file.
 
-`go.mod` is the one place that names versions. Compatible programs are taken from `KUBEBUILDER_ASSETS`, then
-from PATH; the rest comes from the user's cache folder, under a key made of the versions, and is built there when
-absent: into a folder aside, renamed at the end, under a file lock, so that a killed build or a second run is harmless.
+Only `go.mod` names versions. Compatible programs are taken from `KUBEBUILDER_ASSETS`, then from PATH. Other programs
+come from the user's cache folder, under a key made of the versions. Absent ones are built there under a file lock, in a
+separate folder, and are then renamed, so that a killed build or a second run is harmless.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Pins:
 
     @property
     def key(self) -> str:
-        """Name of the cache folder that holds exactly these."""
+        """Name of the cache folder for exactly these versions."""
         return f"kubernetes-{self.kubernetes}-etcd-{self.etcd}-{sys.platform}-{platform.machine()}"
 
     def version_of(self, program: str) -> str:
@@ -81,7 +81,7 @@ def parse_minor_version(text: str) -> tuple[int, int] | None:
 
 
 def is_compatible(program: str, output: str, required: str) -> bool:
-    """Decide whether a found program can be used: same minor version; for kubectl one apart, as Kubernetes supports."""
+    """Decide whether a found program can be used: same minor version, for kubectl at most one apart (version skew)."""
     found, needed = parse_minor_version(output), parse_minor_version(required)
     if found is None or needed is None or found[0] != needed[0]:
         return False
@@ -89,7 +89,7 @@ def is_compatible(program: str, output: str, required: str) -> bool:
 
 
 def ensure_binaries() -> Binaries:
-    """Return the programs, building what is neither on this machine nor in the cache.
+    """Return the programs; build those that are neither on this machine nor in the cache.
 
     Raises:
         BuildError: a program is absent and cannot be built here.
@@ -100,7 +100,7 @@ def ensure_binaries() -> Binaries:
     missing = [program for program in PACKAGES if program not in paths]
     if not all((folder / program).exists() for program in missing):
         with _locked(folder):
-            # Read again under the lock: another process may have built them while this one waited.
+            # Look again under the lock: another process may have built the programs in the meantime.
             absent = [program for program in missing if not (folder / program).exists()]
             _build(pins, absent, folder)
     paths |= {program: folder / program for program in missing}
@@ -153,17 +153,17 @@ def _build(pins: Pins, programs: list[str], folder: Path) -> None:
         aside,
         go_version=pins.go,
         caches=cache_folder() / "go",
-        # Without these the servers call themselves v0.0.0-master, and clients that read the version fail.
+        # Without these variables the servers report v0.0.0-master, and clients that parse the version fail.
         variables={f"k8s.io/component-base/version.{name}": value for name, value in version.items()},
     )
     for program in programs:
-        # Go names a program after the last part of its path that is no version: etcd's is `server`.
+        # Go names a program after the last part of the import path that is not a version: `server` for etcd.
         (aside / ("server" if program == "etcd" else program)).rename(folder / program)
     aside.rmdir()
 
 
 def main() -> None:
-    """Make sure that the programs are there, and print where."""
+    """Build the missing programs, and print the path of each program."""
     try:
         for path in vars(ensure_binaries()).values():
             print(path)

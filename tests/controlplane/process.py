@@ -1,6 +1,7 @@
-"""A program that a test or the demo runs beside itself: its log, and its end.
+"""A program that runs beside a test or the demo: its start, its log and its end.
 
-It belongs to no event loop, so that a session's fixture may start what a test stops: pytest-asyncio gives each its own.
+It belongs to no event loop: a session's fixture may start a program that a test stops, and pytest-asyncio runs fixture
+and test in different loops.
 """
 
 import asyncio
@@ -12,17 +13,17 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 TAIL_BYTES = 64 << 10
 PATIENCE_SECONDS = 60.0
-"""For a program to end, also on a busy machine: it is no claim about speed."""
+"""Limit for the end of a program, also on a busy machine: it is no claim about speed."""
 
 
 class Process:
-    """A program with its output in a file; it may be started again after it ended, and appends to the same log.
+    """A program with its output in a file; after its end it may be started again, and appends to the same log.
 
     Args:
-        name: its name in messages.
+        name: name of the program in messages.
         argv: program and arguments.
         log: file for both outputs.
-        environment: variables on top of this process's own.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -39,19 +40,19 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """True from its start to its end."""
+        """True from the start of the program to its end."""
         return self._child is not None and self._child.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs or before its first start."""
+        """The exit code, negative for a signal; None while the program runs or before the first start."""
         return None if self._child is None else self._child.poll()
 
     def start(self) -> None:
-        """Start it.
+        """Start the program.
 
         Raises:
-            RuntimeError: it runs already.
+            RuntimeError: the program runs already.
         """
         if self.running:
             raise RuntimeError(f"{self.name} runs already, as process {self.pid}")
@@ -67,10 +68,10 @@ class Process:
             )
 
     async def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Wait until it has ended, and return its exit code.
+        """Wait until the program has ended, and return its exit code.
 
         Raises:
-            TimeoutError: it still runs.
+            TimeoutError: the program still runs after `seconds`.
         """
         try:
             return await asyncio.to_thread(self._started.wait, seconds)
@@ -78,12 +79,12 @@ class Process:
             raise TimeoutError(f"{self.name} still runs after {seconds} s") from None
 
     async def stop(self, grace_seconds: float = PATIENCE_SECONDS) -> int:
-        """Ask it to end, and return its exit code.
+        """Send SIGTERM, wait for the end of the program, and return its exit code.
 
         Raises:
-            TimeoutError: it was still there after the grace, and was killed.
+            TimeoutError: the program still ran after the grace period, and was killed.
         """
-        self._started.terminate()  # like kill(), nothing where it has ended
+        self._started.terminate()  # like kill(), it does nothing if the program has ended
         try:
             return await self.wait(grace_seconds)
         except TimeoutError:
@@ -91,12 +92,12 @@ class Process:
             raise
 
     async def kill(self) -> None:
-        """Kill it, as in a crash; its own children go on."""
+        """Kill the program, as in a crash; its children continue to run."""
         self._started.kill()
         await self.wait()
 
     def tail(self, lines: int) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:

@@ -1,11 +1,11 @@
-"""A Linux of one's own for a command: user, network, mount, process and IPC namespaces, no root needed.
+"""A sandbox for a command: new user, network, mount, process and IPC namespaces, without root.
 
 Inside, ports and addresses are free to choose, nothing is visible outside, and everything ends with the first process.
-Outside stays this program. It holds a pipe open for as long as it lives; the first process inside reads it, so that no
-way of dying (not even SIGKILL) leaves anything running. `unshare` alone cannot do that: it blocks SIGTERM.
+This program stays outside and holds a pipe open. The first process inside reads the pipe, so that after any death of
+this program (even by SIGKILL) no process is left. `unshare` alone cannot do that: it blocks SIGTERM.
 
-/run and /tmp are new and in memory. What the command needs and lives there (this checkout, Python, the home folder with
-the cache, as in a clone under /tmp) is bound back to its place.
+/run and /tmp are new and in memory. Folders there that the command needs (this checkout, Python, the home folder with
+the cache, as in a clone under /tmp) are bind-mounted at their old paths.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NAMESPACES = [
 GRACE_SECONDS = 15
 TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 SWITCHES = {
-    # The file, the value that forbids it, the command that allows it.
+    # File of the setting, value that forbids namespaces, command that allows them.
     "/proc/sys/user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
@@ -41,27 +41,27 @@ SWITCHES = {
 
 
 class SandboxError(Exception):
-    """This machine does not let us make namespaces; the text says how to allow it."""
+    """This machine does not allow namespaces; the message says how to allow them."""
 
 
 def inside() -> bool:
-    """Whether this process runs in a sandbox."""
+    """Return whether this process runs in a sandbox."""
     return VARIABLE in os.environ
 
 
 def enter_command() -> str:
-    """The shell command by which the same user enters this sandbox from outside."""
+    """Return the shell command by which the same user enters this sandbox from outside."""
     pid = os.environ[VARIABLE]
-    # The process of that id is `unshare`: all its namespaces are the sandbox's, but for its own place among processes.
+    # This process is `unshare`: it is in all namespaces of the sandbox except the PID namespace.
     namespaces = f"--user --net --mount --ipc --pid=/proc/{pid}/ns/pid_for_children --preserve-credentials"
     return f"nsenter --target {pid} {namespaces} --wd={shlex.quote(str(CHECKOUT))}"
 
 
 def check() -> None:
-    """Find out beforehand whether a sandbox can be made.
+    """Check that a sandbox can be made.
 
     Raises:
-        SandboxError: with one line that says what to install or to allow.
+        SandboxError: it cannot; the message has one line with the packages to install or the settings to change.
     """
     if sys.platform != "linux":
         raise SandboxError(f"the sandbox needs Linux namespaces; this is {sys.platform}")
@@ -77,10 +77,10 @@ def check() -> None:
 
 
 def advice(complaint: str, switches: Mapping[str, str]) -> str:
-    """One line for a person whose machine refuses: what it said, and what allows it.
+    """Return one line for the user of a machine that refuses namespaces: the error, and the commands that allow them.
 
     Args:
-        complaint: what `unshare` wrote.
+        complaint: the error output of `unshare`.
         switches: the kernel's settings that exist here, by path.
     """
     said = " ".join(complaint.split()) or "unshare failed without a word"
@@ -94,7 +94,7 @@ def advice(complaint: str, switches: Mapping[str, str]) -> str:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command in a sandbox of its own; returns its exit status.
+    """Run a command in a new sandbox, and return its exit status.
 
     Raises:
         SandboxError: the sandbox cannot be made.
@@ -112,12 +112,12 @@ def run(argv: list[str]) -> int:
 
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGHUP, end)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the command as well, which decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends SIGINT to the command too, which handles it
         return _exit_status(process.wait())
 
 
 def first_process(pipe: int, argv: list[str]) -> int:
-    """Be process 1: prepare mounts, run the command, reap orphans; end with the command or with the outer process."""
+    """Run as process 1: prepare mounts, run the command, reap orphans; end with the command or the outer process."""
     outer = os.read(pipe, 32).decode().strip()
     _mount_private_folders()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -125,8 +125,8 @@ def first_process(pipe: int, argv: list[str]) -> int:
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(command.pid, signal.SIGTERM)  # not terminate(), which might reap what the loop below waits for
-        signal.alarm(GRACE_SECONDS)  # process 1 has no default reactions, so this one is ours too
+            os.kill(command.pid, signal.SIGTERM)  # not terminate(), which might reap the child that the loop waits for
+        signal.alarm(GRACE_SECONDS)  # process 1 has no default signal handlers, hence `give_up`
 
     def give_up(_signal: int, _frame: FrameType | None) -> None:
         os._exit(128 + signal.SIGKILL)
@@ -157,11 +157,11 @@ def _mount_private_folders() -> None:
         _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(folder))
     for folder, descriptor in kept.items():
         folder.mkdir(parents=True, exist_ok=True)
-        # The descriptor still means what the tmpfs hides; without -c, mount would look the name up anew.
+        # The descriptor still refers to the hidden folder; without -c, mount would look up its name again.
         _mount("-c", "--rbind", f"/proc/self/fd/{descriptor}", str(folder), descriptors=[descriptor])
         os.close(descriptor)
     Path("/run/netns").mkdir()
-    os.chdir(Path.cwd())  # the same name, which may lead to what was bound back
+    os.chdir(Path.cwd())  # enter the bind-mounted folder, whose path is the same
 
 
 def _hidden_but_needed() -> list[Path]:
@@ -176,7 +176,7 @@ def _mount(*arguments: str, descriptors: list[int] | None = None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Entry of `python -m tests.controlplane.sandbox -- CMD...`."""
+    """Entry point of `python -m tests.controlplane.sandbox -- CMD...`."""
     match argv:
         case ["--first", pipe, "--", *command]:
             return first_process(int(pipe), command)

@@ -1,7 +1,7 @@
-"""pytest in parallel, each worker in a sandbox of its own: `pytest -p tests.controlplane.workers --sandboxes 4`.
+"""pytest in parallel, each worker in a separate sandbox: `pytest -p tests.controlplane.workers --sandboxes 4`.
 
 The workers are those of pytest-xdist; only their Python is started in a sandbox. So no worker sees the addresses,
-ports, processes or /tmp of another, and each has a control plane of its own.
+ports, processes or /tmp of another, and each has a separate control plane.
 
 Half of the workers take the longest tests first, the other half the shortest. Long tests mostly wait (for a Lease to
 expire, for an outage to end) while short tests keep the processors busy, so that both overlap until the end.
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 DURATIONS = Path(__file__).with_name("durations.json")
 LONG_SECONDS = 3.0
-"""A test that takes less has no entry in the table of durations."""
+"""Shorter tests have no entry in the table of durations."""
 
 
 class MeasuredDurations:
-    """Collects how long each test takes, with its fixtures, and writes the table."""
+    """A plugin that measures the duration of each test, with its fixtures, and writes the table."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -48,7 +48,7 @@ class MeasuredDurations:
 
 
 class TwoEndedScheduling(LoadScheduling):
-    """Gives every second worker the first of the pending tests, and the others the last."""
+    """A scheduler that gives every second worker the first pending tests, and the other workers the last ones."""
 
     def _send_tests(self, node: WorkerController, num: int) -> None:
         from_the_end = self.nodes.index(node) % 2 == 1
@@ -60,17 +60,17 @@ class TwoEndedScheduling(LoadScheduling):
 
 
 def select_long(seconds: Mapping[str, float]) -> dict[str, int]:
-    """Return the tests that belong into the table of durations, with whole seconds, in the order of their names."""
+    """Return the tests of the table of durations, with whole seconds, in the order of their names."""
     return {test: round(taken) for test, taken in sorted(seconds.items()) if taken >= LONG_SECONDS}
 
 
 def sort_longest_first(items: list[pytest.Item], durations: Mapping[str, float]) -> None:
-    """Sort tests by their known duration; those without one come last, in the order that they have."""
+    """Sort tests by their known duration; tests without one come last and keep their order."""
     items.sort(key=lambda item: -durations.get(item.nodeid, 0))
 
 
 def worker_spec(argv: Sequence[str]) -> str:
-    """Return what execnet calls a spec: how it starts a worker, whose Python is the command `argv`."""
+    """Return an execnet spec that starts a worker with the command `argv` as its Python."""
     return f"popen//python={shlex.join(argv)}"
 
 
@@ -94,21 +94,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     config.option.tx = [worker_spec(python)] * config.option.sandboxes
     config.option.dist = "load"
     config.option.maxschedchunk = 1
-    config.option.maxworkerrestart = "0"  # a sandbox that dies is a failure, and ends the run
+    config.option.maxworkerrestart = "0"  # the death of a sandbox is a failure and ends the run
     if config.option.write_durations:
         config.pluginmanager.register(MeasuredDurations())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a worker use /tmp of its own sandbox: the folder that xdist names is outside of it."""
+    """Make a worker use /tmp of its sandbox, because the folder that xdist names is outside of the sandbox."""
     if _is_worker(config):
         config.option.basetemp = None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests, in each worker alike."""
+    """Sort the tests in each worker, always in the same order."""
     sort_longest_first(items, json.loads(DURATIONS.read_text()))
 
 

@@ -1,1 +1,1 @@
-"""`make demo`: the main job on one Linux machine, with every part real."""
+"""`make demo`: the main job on one Linux machine, with real parts only."""

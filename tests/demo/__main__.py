@@ -21,7 +21,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Return the exit status: 0 only when both answers came."""
+    """Run the demo; return the exit status, which is 0 only if both services answered."""
     options = parse()
     try:
         sandbox.check()
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def write_tiny_weights() -> Path:
-    """Write the tiny weights into the user's cache, which the sandbox sees too."""
+    """Write the tiny weights into the user's cache, which is visible in the sandbox too."""
     from tests.support.tiny_models.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
 
     weights = cache_folder() / "models" / "tiny.gguf"
@@ -45,7 +45,7 @@ def write_tiny_weights() -> Path:
 
 
 async def fetch_weights(source: str) -> Path:
-    """Fetch real weights into the user's cache, with a progress bar; nothing inside the sandbox reaches out."""
+    """Fetch real weights into the user's cache, with a progress bar; the sandbox has no access to the internet."""
     folder = cache_folder() / "models"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli.main", "fetch", source, "--to", str(folder)

@@ -7,14 +7,14 @@ import aiohttp
 import msgspec
 
 CONNECT_SECONDS = 5
-SILENCE_SECONDS = 300  # a large model on few cores thinks long before its first token
+SILENCE_SECONDS = 300  # a large model on few cores takes minutes for its first token
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
     """The text of a completion, and its speed.
 
-    `first_token_seconds` is the client's wait. `tokens_per_second` is the engine's own figure: tiny weights generate
-    faster than a network delivers, and tokens that arrive together cannot be timed apart.
+    `first_token_seconds` is measured by the client. `tokens_per_second` is reported by the engine: with tiny weights
+    several tokens arrive together, so that a client cannot time them.
     """
 
     text: str
@@ -44,7 +44,7 @@ class _Chunk(msgspec.Struct):
 
 
 async def stream_chat(url: str, *, model: str, token: str, question: str, show: Callable[[str], None]) -> ChatAnswer:
-    """Send `question` to the endpoint at `url` and show each piece of the answer as it comes.
+    """Send `question` to the endpoint at `url` and show each part of the answer as it arrives.
 
     Raises:
         aiohttp.ClientError: the endpoint refused or the stream broke.

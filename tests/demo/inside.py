@@ -1,4 +1,4 @@
-"""The demo inside its sandbox: everything is started, two files are applied, two answers are streamed."""
+"""The demo inside its sandbox: start all parts, apply two files, stream two answers."""
 
 import argparse
 import asyncio
@@ -47,13 +47,13 @@ class DemoCluster:
     def __init__(self, binaries: Binaries, folder: Path, weights: Path) -> None:
         self.plane = ControlPlane(binaries, folder / "plane")
         self.changed = asyncio.Event()
-        """Set when one of the processes has ended, which is a failure."""
+        """Set when the store has changed, or when a process has ended, which is a failure."""
         self._processes: list[Process] = []
         self._folder = folder
         self._weights = weights
 
     async def start(self) -> None:
-        """Start all parts; each waits by itself for those that it needs."""
+        """Start all parts; each waits for the parts that it needs."""
         network = Network()
         await network.start()
         await self._publish_weights()
@@ -104,7 +104,7 @@ class DemoCluster:
         served = self._folder / "served"
         served.mkdir()
         (served / "model.gguf").touch()
-        # A bind mount, seen in this sandbox only: a link would lead out of the folder, which a file server refuses.
+        # A bind mount, visible in this sandbox only: a file server refuses a link that leads out of its folder.
         mounting = await asyncio.create_subprocess_exec("mount", "--bind", self._weights, served / "model.gguf")
         if await mounting.wait() != 0:
             raise PlaneError(f"{self._weights} cannot be mounted")
@@ -128,7 +128,7 @@ STARTED = time.monotonic()
 
 
 async def follow(client: Client, store: Store) -> None:
-    """Keep the store filled, and print each change of phase of the applied objects."""
+    """Keep the store up to date, and print each change of phase of the applied objects."""
 
     def changed(resource: Resource, old: Obj | None, new: Obj | None) -> None:
         before, after = _phase(old), _phase(new)
@@ -148,7 +148,7 @@ def _phase(obj: Obj | None) -> tuple[str, str]:
 
 
 async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
-    """Wait for both services, woken by every change of the store and by the end of a process.
+    """Wait until both services are Ready; look after every change of the store and after the end of a process.
 
     Raises:
         TimeoutError: one of them was not Ready in time.
@@ -163,7 +163,7 @@ async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
 
 
 async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
-    """Stream a completion through an address of the service's EndpointSlices, as the cluster's routing would."""
+    """Stream a completion from an address of the service's EndpointSlices, as the routing of a cluster does."""
     slices = [
         each
         for each in store.list(ENDPOINT_SLICES, "default")
@@ -224,14 +224,14 @@ async def wait_for_ctrl_c(cluster: DemoCluster) -> None:
 
 
 async def main() -> int:
-    """Return the exit status."""
+    """Run the demo in this sandbox, and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     # Hide warnings: the watches retry until the kinds are installed.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    # /tmp is the sandbox's own and goes with it.
+    # /tmp belongs to the sandbox and is deleted with it.
     cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
     try:
         return 0 if await run_demo(cluster, keep=options.keep) else 1

@@ -1,4 +1,4 @@
-"""Agents with real engines and processes, without an API server: a machine is all that they have."""
+"""Agents with real engines and processes on one machine, without an API server."""
 
 from tests.support.local_host import assignment, machine, model
 

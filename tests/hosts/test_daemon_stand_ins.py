@@ -1,4 +1,4 @@
-"""The stand-ins answer in the shape that was recorded of what they stand for, and Ollama's own client reads theirs."""
+"""The stand-ins of daemons answer in the shape that was recorded, and Ollama's own client reads their answers."""
 
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ HEADERS = {"Authorization": "Bearer sk-owner"}
 
 
 def shape(value: Any) -> Any:
-    """The names and types in an answer: of a list those of its first item, of numbers that they are."""
+    """Return the names and types in an answer: for a list those of its first item, for any number `number`."""
     if isinstance(value, dict):
         return {name: shape(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -97,12 +97,14 @@ async def test_ollama_reports_steps_as_recorded(
     assert lines[-1] == OLLAMA[recorded][-1] == {"status": "success"}
 
 
-async def test_ollama_does_not_know_a_model_as_recorded(ollamas: OllamaStandIn, session: aiohttp.ClientSession) -> None:
+async def test_ollama_refuses_an_unknown_model_as_recorded(
+    ollamas: OllamaStandIn, session: aiohttp.ClientSession
+) -> None:
     async with session.post(f"{ollamas.url}/api/generate", json={"model": "nope"}) as response:
         assert (response.status, await response.json()) == (404, OLLAMA["error 404"])
 
 
-async def test_ollamas_own_client_reads_what_the_stand_in_says(ollamas: OllamaStandIn) -> None:
+async def test_ollamas_own_client_reads_answers_of_the_stand_in(ollamas: OllamaStandIn) -> None:
     client = ollama.AsyncClient(host=ollamas.url, trust_env=False)
     (loaded,) = (await client.ps()).models
     assert (loaded.name, loaded.size, loaded.context_length) == ("qwen3:8b", 1 << 30, 4096)

@@ -1,4 +1,4 @@
-"""Models of ours in daemons that the owner of a host runs: their whole life, and that nobody else's is touched."""
+"""The lifecycle of our models in daemons that the owner of a host runs; other models are not touched."""
 
 import aiohttp
 import pytest
@@ -30,11 +30,11 @@ from tests.support.local_host import phase
 __all__ = ["ollama", "omlx", "served", "watch_often"]
 
 
-async def test_a_model_is_brought_loaded_asked_and_taken_out_again(served: Served) -> None:
+async def test_model_is_added_loaded_served_and_removed_again(served: Served) -> None:
     machine, daemon, _ = served
     daemon.own(OWNERS, size=GIB)
     if isinstance(daemon, OmlxStandIn):
-        daemon.evict(OWNERS)  # or oMLX could not be told to look for ours
+        daemon.evict(OWNERS)  # oMLX finds ours by a reload, which would unload it
     machine.supervisor.assign([served.make()])
     model = await served.ready()
     runner = machine.runners["u1"]
@@ -55,7 +55,7 @@ async def test_a_model_is_brought_loaded_asked_and_taken_out_again(served: Serve
     assert machine.ledger.reserved == {}
 
 
-async def test_what_the_owner_loaded_is_counted_and_stays(served: Served) -> None:
+async def test_model_of_the_owner_is_counted_and_stays(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     await served.ready()
@@ -75,7 +75,7 @@ async def test_what_the_owner_loaded_is_counted_and_stays(served: Served) -> Non
     assert not [path for method, path in daemon.changes() if OWNERS in path]
 
 
-async def test_the_proxy_is_told_what_the_daemon_calls_it_and_no_status_has_the_key(
+async def test_proxy_gets_the_daemons_model_name_and_no_status_has_the_key(
     omlx: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     machine, daemon, make = omlx
@@ -96,7 +96,7 @@ async def test_the_proxy_is_told_what_the_daemon_calls_it_and_no_status_has_the_
     assert await omlx.ready() == model
 
 
-async def test_two_models_live_in_one_daemon_and_go_alone(served: Served) -> None:
+async def test_two_models_in_one_daemon_are_unloaded_separately(served: Served) -> None:
     machine, daemon, make = served
     other = {"repo": "other"} if isinstance(daemon, OmlxStandIn) else {"artifact": gguf(machine, "other.gguf")}
     machine.supervisor.assign([make("u1"), make("u2", **other)])
@@ -108,7 +108,7 @@ async def test_two_models_live_in_one_daemon_and_go_alone(served: Served) -> Non
     assert machine.runners["u2"].state.phase == "Ready"
 
 
-async def test_replicas_of_the_same_share_one_model_until_the_last_is_gone(served: Served) -> None:
+async def test_replicas_share_one_model_until_the_last_is_gone(served: Served) -> None:
     machine, _, make = served
     machine.supervisor.assign([make("u1"), make("u2")])
     model = await served.ready("u1")
@@ -121,7 +121,7 @@ async def test_replicas_of_the_same_share_one_model_until_the_last_is_gone(serve
     assert served.ours() == set()
 
 
-async def test_a_daemon_that_dies_takes_the_endpoint_away_and_brings_it_back(served: Served) -> None:
+async def test_endpoint_is_gone_with_its_daemon_and_returns_with_it(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
@@ -135,9 +135,7 @@ async def test_a_daemon_that_dies_takes_the_endpoint_away_and_brings_it_back(ser
     assert machine.runners["u1"].status(None).restarts
 
 
-async def test_the_death_of_a_daemon_is_heard_of_without_looking(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_end_of_a_daemon_is_noticed_without_a_check(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemons, "WATCH_SECONDS", 3600.0)
     machine, daemon, make = served
     machine.supervisor.assign([make()])
@@ -148,7 +146,7 @@ async def test_the_death_of_a_daemon_is_heard_of_without_looking(
     assert len(daemon.asked) == looks
 
 
-async def test_a_daemon_that_hangs_serves_nobody_and_one_that_is_slow_still_does(
+async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for runtime in (ollama_runtime, omlx_runtime):
@@ -175,7 +173,7 @@ async def test_a_model_that_the_daemon_evicts_is_loaded_again(served: Served) ->
     assert await served.ready() == model
 
 
-async def test_a_model_that_somebody_deleted_is_brought_again(ollama: Served) -> None:
+async def test_deleted_model_is_added_again(ollama: Served) -> None:
     machine, daemon, make = ollama
     assert isinstance(daemon, OllamaStandIn)
     machine.supervisor.assign([make()])
@@ -186,7 +184,7 @@ async def test_a_model_that_somebody_deleted_is_brought_again(ollama: Served) ->
     assert await ollama.ready() == model
 
 
-async def test_the_next_agent_adopts_what_is_loaded_and_loads_nothing(served: Served) -> None:
+async def test_next_agent_adopts_a_loaded_model_and_loads_nothing(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
@@ -202,7 +200,7 @@ async def test_the_next_agent_adopts_what_is_loaded_and_loads_nothing(served: Se
     assert machine.ledger.reserved.keys() == {"u1"}
 
 
-async def test_the_next_agent_adopts_all_that_one_model_serves(served: Served) -> None:
+async def test_next_agent_adopts_all_processes_of_one_model(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make("u1"), make("u2")])
     assert await served.ready("u1") == await served.ready("u2")
@@ -213,7 +211,7 @@ async def test_the_next_agent_adopts_all_that_one_model_serves(served: Served) -
     assert daemon.changes() == before
 
 
-async def test_an_agent_that_comes_back_after_its_model_left_loads_it_anew(served: Served) -> None:
+async def test_next_agent_loads_an_unloaded_model_again(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
@@ -225,7 +223,7 @@ async def test_an_agent_that_comes_back_after_its_model_left_loads_it_anew(serve
     assert await served.ready() == model
 
 
-async def test_what_an_agent_left_without_a_record_is_removed_and_nothing_else(served: Served) -> None:
+async def test_model_without_a_record_is_removed_and_no_other(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
@@ -240,7 +238,7 @@ async def test_what_an_agent_left_without_a_record_is_removed_and_nothing_else(s
     assert anothers in remains(served)
 
 
-async def test_a_deletion_while_it_loads_ends_it(served: Served) -> None:
+async def test_deletion_ends_a_loading_model(served: Served) -> None:
     machine, daemon, make = served
     daemon.loading.clear()
     machine.supervisor.assign([make()])

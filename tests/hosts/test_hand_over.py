@@ -1,4 +1,4 @@
-"""What runs on a machine without a cluster goes on when the machine joins one: the same process, under another name."""
+"""Engines of a machine without a cluster continue when it joins one: the same process, under another name."""
 
 import errno
 
@@ -17,7 +17,7 @@ ALONE = f"{STANDALONE}1"
 
 
 async def left_running(machine: Machine, assignment: MakeAssignment) -> int:
-    """Start an engine as `pomona up` does, and have an agent find it there."""
+    """Start an engine as `pomona up` does, and adopt it by an agent; return its pid."""
     machine.supervisor.assign([assignment(ALONE)])
     pid = await ready(machine, ALONE)
     await machine.stop()
@@ -26,7 +26,7 @@ async def left_running(machine: Machine, assignment: MakeAssignment) -> int:
     return pid
 
 
-async def test_an_engine_is_taken_over_by_what_the_cluster_calls_it(
+async def test_engine_is_handed_over_to_the_process_of_the_cluster(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     pid = await left_running(machine, assignment)
@@ -39,7 +39,7 @@ async def test_an_engine_is_taken_over_by_what_the_cluster_calls_it(
     assert [record.uid for record in Records(machine.folder / "processes").load().values()] == ["u1"]
     assert len(engines(machine)) == 1
 
-    # The next agent knows it by its new name alone, and its log went with it.
+    # The next agent has only the new name of the engine, and the log moved with it.
     await machine.stop()
     await machine.start()
     assert await ready(machine) == pid
@@ -49,7 +49,7 @@ async def test_an_engine_is_taken_over_by_what_the_cluster_calls_it(
     assert engines(machine) == []
 
 
-async def test_an_engine_is_taken_over_without_an_api_server_too(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_engine_is_handed_over_without_an_api_server_too(machine: Machine, assignment: MakeAssignment) -> None:
     pid = await left_running(machine, assignment)
     machine.supervisor.add([assignment("u1")])
     assert list(machine.runners) == ["u1"]
@@ -57,9 +57,7 @@ async def test_an_engine_is_taken_over_without_an_api_server_too(machine: Machin
     assert len(engines(machine)) == 1
 
 
-async def test_an_agent_that_died_while_it_took_over_has_the_engine_once(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_engine_with_two_records_is_adopted_once(machine: Machine, assignment: MakeAssignment) -> None:
     pid = await left_running(machine, assignment)
     records = Records(machine.folder / "processes")
     await machine.stop()
@@ -69,7 +67,7 @@ async def test_an_agent_that_died_while_it_took_over_has_the_engine_once(
     assert list(records.load()) == ["u1"]
 
 
-async def test_what_nothing_claims_stays_for_a_while_and_then_goes(
+async def test_unclaimed_engine_stays_for_a_while_and_is_then_stopped(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     pid = await left_running(machine, assignment)
@@ -83,7 +81,7 @@ async def test_what_nothing_claims_stays_for_a_while_and_then_goes(
     assert (ALONE, True) not in machine.exposure.calls
 
 
-async def test_what_nothing_claims_makes_room_and_only_then_the_other_starts(
+async def test_unclaimed_engine_is_stopped_before_a_process_in_its_memory_starts(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     await left_running(machine, assignment)
@@ -97,7 +95,7 @@ async def test_what_nothing_claims_makes_room_and_only_then_the_other_starts(
     assert list(machine.runners) == ["u1"]
 
 
-async def test_one_that_cannot_be_written_down_is_not_taken_over(
+async def test_engine_whose_record_cannot_be_written_is_not_handed_over(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await left_running(machine, assignment)
@@ -113,7 +111,7 @@ async def test_one_that_cannot_be_written_down_is_not_taken_over(
     assert machine.runners[ALONE].state.phase == "Ready"
 
 
-async def test_one_that_is_being_ended_is_claimed_by_nobody(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_ending_engine_is_not_claimed(machine: Machine, assignment: MakeAssignment) -> None:
     await left_running(machine, assignment)
     runner = machine.runners[ALONE]
     assert machine.supervisor.unclaimed().keys() == {ALONE}

@@ -1,4 +1,4 @@
-"""An engine that hangs is replaced, and one that only works hard is not: both are llama.cpp's real server."""
+"""An engine that hangs is replaced, and one that is only busy is not: both are llama.cpp's real server."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[LivenessCheck]:
-    """Every look at an engine, as it is taken."""
+    """All liveness checks so far, in order."""
     taken: list[LivenessCheck] = []
     look = Runner._check_once
 
@@ -51,14 +51,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[LivenessCheck]:
 
 @pytest.fixture
 def _no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a token be the only proof, as for an engine without a pulse."""
+    """Remove the pulse endpoints, so that only a token proves that an engine is alive."""
     monkeypatch.setattr(
         runner, "RUNTIMES", {name: dataclasses.replace(each, pulse=None) for name, each in RUNTIMES.items()}
     )
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
-async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
+async def test_hung_engine_is_withdrawn_killed_and_replaced(
     machine: Machine, assignment: MakeAssignment, in_flight: int
 ) -> None:
     machine.supervisor.assign([assignment()])
@@ -74,7 +74,7 @@ async def test_one_that_hangs_is_withdrawn_killed_and_replaced(
     assert [engine.pid for engine in engines(machine)] == [again]
 
 
-async def test_one_that_heeds_no_signal_is_stopped_all_the_same(
+async def test_engine_that_ignores_sigterm_is_stopped(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "CHECK_SECONDS", 60)
@@ -86,7 +86,7 @@ async def test_one_that_heeds_no_signal_is_stopped_all_the_same(
 
 
 @pytest.mark.usefixtures("_no_pulse")
-async def test_one_that_is_too_busy_to_answer_is_left_alone(
+async def test_engine_too_busy_to_answer_is_left_alone(
     machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
@@ -94,7 +94,7 @@ async def test_one_that_is_too_busy_to_answer_is_left_alone(
     pid = await ready(machine)
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
         await stream.content.readline()
-        # Nobody tells of this request, so the engine is asked, and its only slot is taken.
+        # This request is not counted, so the engine is probed while its only slot is taken.
         await eventually(lambda: sum(bool(look.answer and look.answer.silent) for look in looks) > liveness.HUNG_CHECKS)
         assert await stream.content.readline(), "the stream goes on"
     assert all(look.alive for look in looks)
@@ -102,7 +102,7 @@ async def test_one_that_is_too_busy_to_answer_is_left_alone(
     assert machine.runners["u1"].state.phase == "Ready"
 
 
-async def test_one_that_answers_requests_is_not_asked_anything(
+async def test_engine_that_answers_requests_is_not_probed(
     machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
@@ -115,7 +115,7 @@ async def test_one_that_answers_requests_is_not_asked_anything(
 
 
 @pytest.mark.parametrize("pulse", [True, False])
-async def test_one_at_rest_answers_and_stays(
+async def test_idle_engine_answers_and_stays(
     machine: Machine,
     assignment: MakeAssignment,
     looks: list[LivenessCheck],
@@ -131,7 +131,7 @@ async def test_one_at_rest_answers_and_stays(
     assert machine.runners["u1"].state.pid == pid
 
 
-async def test_after_a_doubt_it_is_ready_again_once_it_has_answered(
+async def test_doubted_engine_is_ready_again_once_it_has_answered(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "HUNG_CHECKS", 1000)

@@ -1,4 +1,4 @@
-"""What a service can ask of llama.cpp, seen in what its real server then does."""
+"""Options of a service for llama.cpp, and the behaviour of its real server with them."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ async def metric(engine: EngineProcess, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
-async def test_a_chat_is_answered_and_its_context_is_what_was_asked(tmp_path: Path, tiny: Path) -> None:
+async def test_chat_is_answered_with_the_requested_context(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, contextLength=512, parallel=2) as engine:
         assert (await engine.ready()).reason == "Generated"
         assert await engine.says() == SENTENCE
@@ -48,14 +48,14 @@ async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: P
     assert first != second
 
 
-async def test_a_model_that_cannot_embed_says_so_at_once(tmp_path: Path, tiny: Path) -> None:
+async def test_model_that_cannot_embed_fails_at_once(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, mode="embeddings") as engine:
         found = await engine.ready()
     assert found.reason == "Broken"
     assert "answered 400: Pooling type 'none' is not OAI compatible" in found.message
 
 
-async def test_such_a_model_fails_at_once_with_the_engines_own_words(
+async def test_process_of_a_model_that_cannot_embed_fails_with_the_engines_message(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment(mode="embeddings")])
@@ -70,7 +70,7 @@ async def test_documents_are_ranked(tmp_path: Path, tiny: Path) -> None:
     assert sorted(each["index"] for each in answer["results"]) == [0, 1, 2]
 
 
-async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, tiny: Path) -> None:
+async def test_tokens_of_a_draft_are_accepted(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, [tiny], furtherArtifacts=[further("draft")], draftMaxTokens=4) as engine:
         await engine.ready()
         assert await engine.says() == SENTENCE
@@ -81,9 +81,7 @@ async def test_a_draft_guesses_tokens_that_are_taken(tmp_path: Path, tiny: Path)
 
 
 @pytest.mark.parametrize(("scale", "says"), [("1", "It was written"), ("0.25", "Hello from")])
-async def test_an_adapter_changes_the_answer_as_strongly_as_was_asked(
-    tmp_path: Path, tiny: Path, scale: str, says: str
-) -> None:
+async def test_adapter_changes_the_answer_by_its_scale(tmp_path: Path, tiny: Path, scale: str, says: str) -> None:
     adapter = tmp_path / "adapter.gguf"
     tiny_companions.write_adapter(adapter, first=8)
     parts = [further("adapter", scale=scale)]
@@ -112,7 +110,7 @@ async def test_a_chat_template_makes_the_prompt(tmp_path: Path, tiny: Path) -> N
     assert answer["prompt"] == "<Hi>"
 
 
-async def test_the_cache_has_the_types_that_were_asked_for(tmp_path: Path) -> None:
+async def test_cache_has_the_requested_types(tmp_path: Path) -> None:
     model = tmp_path / "wide.gguf"
     tiny_gguf.write(model, n_embd=128)  # a block of a quantized cache is 32 values of one head
     async with start_engine(tmp_path, model, cacheTypeK="q8_0", cacheTypeV="q4_0") as engine:
@@ -122,7 +120,7 @@ async def test_the_cache_has_the_types_that_were_asked_for(tmp_path: Path) -> No
         assert "V (q4_0)" in engine.log
 
 
-async def test_a_projector_lets_it_see(tmp_path: Path, tiny: Path) -> None:
+async def test_image_is_read_with_a_projector(tmp_path: Path, tiny: Path) -> None:
     projector = tmp_path / "projector.gguf"
     tiny_companions.write_projector(projector)
     image = base64.b64encode(tiny_companions.png()).decode()

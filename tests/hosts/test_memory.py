@@ -1,4 +1,4 @@
-"""Memory of one host, with real engines: who gets it, who waits for it, and who loads when."""
+"""Memory of one host, with real engines: its reservation, waiting for it, and the order of loading."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, phase
 
 
-async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_rejected_process_starts_when_memory_is_freed(machine: Machine, assignment: MakeAssignment) -> None:
     machine.ledger.budget_bytes = 3 * GIB
     machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB)])
     await phase(machine, "Ready")
@@ -31,7 +31,7 @@ async def test_what_lacked_memory_is_started_when_there_is_some(machine: Machine
     await phase(machine, "Ready", uid="u2")
 
 
-async def test_it_is_said_which_context_would_fit(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_refusal_names_the_context_that_would_fit(machine: Machine, assignment: MakeAssignment) -> None:
     wanted = assignment(context_length=131_072, memory_bytes=2 * GIB)
     assert wanted.spec
     layout = await machine.host.weights.read_layout(wanted.spec.artifact)
@@ -58,14 +58,16 @@ async def test_one_engine_loads_at_a_time_by_priority(machine: Machine, assignme
     assert deduplicated == [(uid, each) for uid in ("u2", "u3", "u1") for each in ("Starting", "Ready")]
 
 
-async def test_one_that_crashes_while_it_loads_passes_the_turn_on(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_engine_that_crashes_while_it_loads_passes_the_slot_on(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
     broken = assignment("u1", extra_args=["--seed", "none"])
     machine.supervisor.assign([broken, assignment("u2"), assignment("u3", extra_args=["--seed", "none"])])
     await eventually(lambda: all(machine.runners[uid].state.failures > 1 for uid in ("u1", "u3")))
     await phase(machine, "Ready", uid="u2")
 
 
-async def test_what_was_seen_is_reserved_the_next_time_and_by_the_next_agent(
+async def test_measured_peak_is_reserved_the_next_time_and_by_the_next_agent(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     made = assignment()
@@ -97,9 +99,7 @@ def _peak(machine: Machine, spec: MetalProcessSpec) -> int:
     return runs[-1].bytes
 
 
-async def test_an_engine_that_runs_is_counted_though_the_budget_is_smaller_now(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_running_engine_is_counted_beyond_a_smaller_budget(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     await phase(machine, "Ready")
     machine.ledger.budget_bytes = GIB // 4

@@ -1,4 +1,4 @@
-"""The estimate beside what llama.cpp holds: a row for each way of keeping what was read. `benchmarks` has the table."""
+"""The estimate beside the memory of llama.cpp: a row for each kind of context memory. `benchmarks` has the table."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""mlx_lm.server for real, on the processor: what a service can ask of it, and how it fails."""
+"""The real mlx_lm.server, on the processor: the options of a service, and its failures."""
 
 import os
 from pathlib import Path
@@ -32,22 +32,20 @@ def further(role: str) -> dict[str, Any]:
     return {"role": role, "artifact": {"source": "file:///of-the-test"}}
 
 
-async def test_a_chat_is_answered_whatever_the_engine_is_called(tmp_path: Path, tiny: Path) -> None:
+async def test_chat_is_answered_with_a_template_and_a_prompt_cache(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
         found = await engine.ready()
         assert (found.reason, found.message) == ("Generated", f"{engine.url} generated a token")
         assert await engine.says() == SENTENCE
         answer = await engine.chat(max_tokens=1)
         assert answer["usage"]["prompt_tokens"] == 50
-        # It keeps a conversation for each slot, and no more.
+        # The server keeps one conversation for each slot, and no more.
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
         assert str(tiny) in await engine.get("/v1/models")
         assert "Hi" not in engine.log
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that_it_is_well(
-    tmp_path: Path, tiny: Path
-) -> None:
+async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(tmp_path: Path, tiny: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
@@ -60,13 +58,13 @@ async def test_a_model_that_cannot_be_loaded_is_told_though_the_server_says_that
             f"{engine.url} answered 404: generation thread died",
         )
         assert "Traceback" in engine.log
-        # A Ready one whose thread died later is found out by its pulse.
+        # The pulse endpoint reports a Ready engine whose thread died later.
         async with aiohttp.ClientSession() as session:
             asked = await liveness.probe_liveness(session, engine.url, pulse=RUNTIMES["mlx-lm"].pulse, model="chat")
         assert asked.problem.endswith("/health answered 503")
 
 
-async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, tiny: Path) -> None:
+async def test_draft_and_quantized_cache_are_accepted(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(
         tmp_path,
         tiny,
@@ -81,9 +79,7 @@ async def test_draft_and_quantized_cache_are_taken(tmp_path: Path, tiny: Path) -
         assert await engine.says() == SENTENCE
 
 
-async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_mlx_weights_with_an_adapter_are_fetched_and_served(machine: Machine, assignment: MakeAssignment) -> None:
     tiny_mlx.write(machine.file_root / "mlx")
     tiny_mlx.write_adapter(machine.file_root / "adapter")
     sources = [Artifact(source=f"file://{machine.file_root}/{name}/") for name in ("mlx", "adapter")]
@@ -101,7 +97,7 @@ async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
     runner = machine.runners["u1"]
     await eventually(lambda: runner.state.phase == "Ready")
     assert runner.url
-    # Any other name would have it load something else, so this is what the proxy asks it for.
+    # With any other name the engine would load another model, so the proxy requests this name.
     assert runner.model == "default_model"
     question = {"model": runner.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
     async with (
@@ -109,6 +105,6 @@ async def test_a_process_of_mlx_weights_and_an_adapter_is_brought_and_served(
         session.post(f"{runner.url}/v1/chat/completions", json=question) as response,
     ):
         said = (await response.json())["choices"][0]["message"]["content"]
-    # What the adapter makes of the sentence is noise.
+    # The adapter turns the sentence into noise.
     assert said
     assert not SENTENCE.startswith(said)

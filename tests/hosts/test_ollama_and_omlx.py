@@ -1,4 +1,4 @@
-"""What Ollama or oMLX alone does, or refuses to do, for models of ours on a host."""
+"""Behaviour that only Ollama or only oMLX has, for models of ours on a host."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.local_host import Machine, MakeAssignment, phase
 __all__ = ["ollama", "omlx", "watch_often"]
 
 
-async def test_omlx_without_memory_says_what_helps(omlx: Served) -> None:
+async def test_omlx_without_memory_is_reported_with_the_way_out(omlx: Served) -> None:
     machine, daemon, make = omlx
     assert isinstance(daemon, OmlxStandIn)
     daemon.ceiling = 1
@@ -31,7 +31,7 @@ async def test_omlx_without_memory_says_what_helps(omlx: Served) -> None:
     await omlx.ready()
 
 
-async def test_omlx_is_not_told_to_reload_while_that_would_unload_its_owners_model(omlx: Served) -> None:
+async def test_omlx_is_not_reloaded_while_that_would_unload_its_owners_model(omlx: Served) -> None:
     machine, daemon, make = omlx
     daemon.own(OWNERS, size=GIB // 2)
     machine.supervisor.assign([make()])
@@ -42,7 +42,7 @@ async def test_omlx_is_not_told_to_reload_while_that_would_unload_its_owners_mod
     await omlx.ready()
 
 
-async def test_omlx_is_not_told_to_reload_while_it_answers(omlx: Served) -> None:
+async def test_omlx_is_not_reloaded_while_it_answers(omlx: Served) -> None:
     machine, daemon, make = omlx
     assert isinstance(daemon, OmlxStandIn)
     daemon.active_requests = 1
@@ -82,7 +82,7 @@ async def test_ollama_does_not_load_the_same_weights_in_turns(ollama: Served) ->
     assert daemon.names() == {first}
 
 
-async def test_a_host_whose_daemon_does_not_run_says_how_to_start_it(ollama: Served) -> None:
+async def test_stopped_daemon_is_reported_with_its_start_command(ollama: Served) -> None:
     machine, daemon, make = ollama
     await daemon.stop()
     await eventually(lambda: machine.known.usable() == [])
@@ -99,7 +99,7 @@ async def test_a_host_without_the_daemon_rejects(machine: Machine, assignment: M
     assert "'ollama' is not installed on this host" in await phase(machine, "Rejected", "Unsupported")
 
 
-async def test_copying_into_ollamas_store_is_told(ollama: Served) -> None:
+async def test_copy_into_ollamas_store_is_reported_as_progress(ollama: Served) -> None:
     machine, _, make = ollama
     machine.supervisor.assign([make()])
     await ollama.ready()
@@ -109,7 +109,7 @@ async def test_copying_into_ollamas_store_is_told(ollama: Served) -> None:
     assert (progress.bytes, progress.total_bytes) == (size, size)
 
 
-async def test_ollama_pulls_what_is_in_its_library_and_keeps_it_for_us_alone(ollama: Served) -> None:
+async def test_ollama_pulls_a_library_model_under_our_name_alone(ollama: Served) -> None:
     machine, daemon, make = ollama
     assert isinstance(daemon, OllamaStandIn)
     daemon.registry["qwen3:8b"] = b"weights" * 1000
@@ -126,7 +126,7 @@ async def test_ollama_pulls_what_is_in_its_library_and_keeps_it_for_us_alone(oll
     await eventually(lambda: daemon.blobs == {})
 
 
-async def test_a_model_that_the_owner_has_pulled_stays_the_owners(ollama: Served) -> None:
+async def test_model_that_the_owner_has_pulled_is_not_removed(ollama: Served) -> None:
     machine, daemon, make = ollama
     assert isinstance(daemon, OllamaStandIn)
     daemon.own("qwen3:8b", size=GIB)
@@ -144,7 +144,7 @@ async def test_a_model_that_the_owner_has_pulled_stays_the_owners(ollama: Served
     assert set(daemon.stored) == {"qwen3:8b"}
 
 
-async def test_a_name_that_ollamas_library_has_not_says_so(ollama: Served) -> None:
+async def test_name_missing_in_ollamas_library_is_reported(ollama: Served) -> None:
     machine, _, make = ollama
     machine.supervisor.assign([make(artifact=Artifact(source="ollama://nobody/none:1b"), memory_bytes=GIB)])
     assert "file does not exist" in await phase(machine, "Failed", "DaemonRefused")

@@ -1,4 +1,4 @@
-"""The self test of a host, on this one: all of the agent that needs no Mac is proven as its owner would."""
+"""The self test on this host, as its owner would run it: it checks everything of the agent that needs no Mac."""
 
 import json
 import subprocess

@@ -24,9 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
 
-async def test_an_assignment_becomes_a_process_that_answers_and_goes_when_it_is_taken_away(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_assignment_is_served_until_it_is_removed(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     runner = machine.runners["u1"]
@@ -46,7 +44,7 @@ async def test_an_assignment_becomes_a_process_that_answers_and_goes_when_it_is_
     assert Records(machine.folder / "processes").load() == {}
 
 
-async def test_a_crash_is_told_and_the_engine_comes_back(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_crash_is_reported_and_the_engine_comes_back(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     os.kill(pid, signal.SIGKILL)
@@ -60,7 +58,7 @@ async def test_a_crash_is_told_and_the_engine_comes_back(machine: Machine, assig
     assert "listening on" in status.last_exit.log
 
 
-async def test_an_engine_that_refuses_its_arguments_quotes_its_own_words(
+async def test_engine_that_refuses_its_arguments_is_reported_with_its_log(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment(extra_args=["--no-such-flag"])])
@@ -70,7 +68,9 @@ async def test_an_engine_that_refuses_its_arguments_quotes_its_own_words(
     assert "invalid argument: --no-such-flag" in last.log
 
 
-async def test_a_crash_loop_backs_off_and_quotes_the_last_words(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_crash_loop_backs_off_and_reports_the_last_log_lines(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
     machine.supervisor.assign([assignment(extra_args=["--no-such-flag"])])
     looping = machine.runners["u1"]
     for failures, seconds in ((1, 1), (2, 2), (3, 4)):
@@ -83,7 +83,7 @@ async def test_a_crash_loop_backs_off_and_quotes_the_last_words(machine: Machine
         assert engines(machine) == []
 
 
-async def test_the_next_agent_adopts_what_runs(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_next_agent_adopts_a_running_engine(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     await machine.stop()
@@ -101,7 +101,7 @@ async def test_the_next_agent_adopts_what_runs(machine: Machine, assignment: Mak
     assert await ready(machine) != pid
 
 
-async def test_what_was_taken_away_while_no_agent_ran_is_withdrawn_and_stopped(
+async def test_process_removed_while_no_agent_ran_is_withdrawn_and_stopped(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment()])
@@ -115,7 +115,7 @@ async def test_what_was_taken_away_while_no_agent_ran_is_withdrawn_and_stopped(
 
 
 @pytest.mark.parametrize("damage", ["half a record", None])
-async def test_an_engine_without_a_good_record_is_cleared_up_before_another_starts(
+async def test_engine_without_a_good_record_is_killed_before_another_starts(
     machine: Machine, assignment: MakeAssignment, damage: str | None
 ) -> None:
     machine.supervisor.assign([assignment()])
@@ -129,9 +129,7 @@ async def test_an_engine_without_a_good_record_is_cleared_up_before_another_star
     assert len(engines(machine)) == 1
 
 
-async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_record_whose_pid_is_another_process_now_is_removed(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     await ready(machine)
     await machine.stop()
@@ -147,7 +145,9 @@ async def test_a_record_whose_pid_is_another_process_now_is_forgotten(
     await bystander.end(grace_seconds=5)
 
 
-async def test_what_a_list_of_the_past_left_out_is_served_again(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_process_missing_in_an_outdated_list_is_served_again(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
     machine.supervisor.assign([assignment()])
     before = await ready(machine)
     machine.supervisor.assign([])
@@ -155,7 +155,7 @@ async def test_what_a_list_of_the_past_left_out_is_served_again(machine: Machine
     await phase(machine, "Stopped")
     machine.supervisor.assign([assignment()])
     assert await ready(machine) != before
-    # What is deleted stays stopped until the API has it no more.
+    # A deleted process stays stopped until its object is gone from the API.
     gone = replace(assignment(), deleted=True)
     machine.supervisor.assign([gone])
     await phase(machine, "Stopped")
@@ -171,7 +171,7 @@ async def test_a_deletion_while_the_engine_starts_ends_it(machine: Machine, assi
     assert engines(machine) == []
 
 
-async def test_one_that_is_deleted_before_it_ever_ran_is_stopped_at_once(
+async def test_process_deleted_before_it_ever_ran_is_stopped_at_once(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     deleted = assignment()
@@ -181,11 +181,13 @@ async def test_one_that_is_deleted_before_it_ever_ran_is_stopped_at_once(
     assert machine.runners == {}
 
 
-async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_processes_that_do_not_fit_together_are_not_both_started(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
     machine.ledger.budget_bytes = 3 * GIB
     machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB), assignment("u2", memory_bytes=2 * GIB)])
     await eventually(lambda: {each.state.phase for each in machine.runners.values()} == {"Ready", "Rejected"})
-    (first,) = machine.ledger.reserved  # whichever was looked at first
+    (first,) = machine.ledger.reserved  # the process that was checked first
     assert machine.runners[first].state.phase == "Ready"
     (second,) = machine.runners.keys() - {first}
     message = await phase(machine, "Rejected", "InsufficientMemory", second)
@@ -207,7 +209,7 @@ async def test_two_that_do_not_fit_together_are_not_both_started(machine: Machin
         ({"context_length": 2_000_000}, "MemoryUnderstated", "serving it takes"),
     ],
 )
-async def test_what_this_host_cannot_run_is_rejected(
+async def test_process_that_this_host_cannot_run_is_rejected(
     machine: Machine, assignment: MakeAssignment, changes: dict[str, object], reason: str, message: str
 ) -> None:
     machine.supervisor.assign([assignment(**changes)])
@@ -215,14 +217,12 @@ async def test_what_this_host_cannot_run_is_rejected(
     assert machine.ledger.reserved == {}
 
 
-async def test_a_file_that_is_not_there_is_rejected(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_process_of_a_missing_file_is_rejected(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment(artifact=Artifact(source=f"file://{machine.file_root}/none.gguf"))])
     assert "none.gguf" in await phase(machine, "Rejected", "FileNotFound")
 
 
-async def test_one_that_no_process_can_be_started_for_harms_no_other(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_engine_that_cannot_be_started_harms_no_other(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment("u1", extra_args=["--temp", "1\0"]), assignment("u2")])
     assert "cannot be started" in await phase(machine, "Failed", "SpawnFailed")
     await ready(machine, "u2")

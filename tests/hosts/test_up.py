@@ -1,4 +1,4 @@
-"""`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and an end that waits."""
+"""`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and a graceful end."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Up:
         return self.process.tail(200)
 
     async def url(self) -> str:
-        """Start, and wait for the endpoint."""
+        """Start the process, and wait for the endpoint."""
         self.process.start()
 
         def found() -> str:
@@ -145,7 +145,7 @@ async def test_the_manifests_of_the_documents_are_served_as_they_are(
 ) -> None:
     root = tmp_path / "served"
     root.mkdir()
-    # Heads of 64, as real models have at least: a cache in q8_0 needs them.
+    # Heads of 64 values, the least that real models have: a cache in q8_0 needs them.
     tiny_gguf.write(root / "tiny.gguf", n_embd=256)
     text = (CHECKOUT / document).read_text()
     blocks = re.findall(r"^```yaml\n(apiVersion.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -181,7 +181,7 @@ async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) ->
             await session.get(f"{url}/v1/models")
 
 
-async def test_who_asks_during_the_end_is_refused_and_holds_nothing_up(start: Start, tmp_path: Path) -> None:
+async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "loop.gguf"
     tiny_gguf.write(path, loop=True)
     loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
@@ -202,7 +202,7 @@ async def test_who_asks_during_the_end_is_refused_and_holds_nothing_up(start: St
         assert await up.ends() == 0
 
 
-async def test_on_a_terminal_a_table_tells_how_it_stands(weights: Path, tmp_path: Path) -> None:
+async def test_table_on_a_terminal_shows_the_state(weights: Path, tmp_path: Path) -> None:
     terminal, theirs = os.openpty()
     state = tmp_path / "state"
     argv = [sys.executable, "-m", "cli.main", "up", f"--model={weights}", f"--state-dir={state}", "--port=0"]
@@ -217,7 +217,7 @@ async def test_on_a_terminal_a_table_tells_how_it_stands(weights: Path, tmp_path
         while select.select([terminal], [], [], 0)[0]:
             try:
                 drawn += os.read(terminal, 1 << 16)
-            except OSError:  # nobody has its other end any more
+            except OSError:  # the other end is closed
                 break
         return re.search(pattern, drawn) is not None
 
@@ -235,7 +235,7 @@ async def test_on_a_terminal_a_table_tells_how_it_stands(weights: Path, tmp_path
         await kill_strays(state, ())
 
 
-async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Start, weights: Path) -> None:
+async def test_question_is_answered_on_standard_output_and_everything_is_stopped(start: Start, weights: Path) -> None:
     up = start("--model", str(weights), "--ask", "Who are you?")
     up.process.start()
     assert await up.ends() == 0, up.said
@@ -243,7 +243,7 @@ async def test_a_question_is_answered_on_standard_output_and_all_ends(start: Sta
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
 
 
-async def test_who_starts_again_after_a_crash_has_the_same_engine(start: Start, weights: Path) -> None:
+async def test_engine_is_adopted_after_a_crash_of_up(start: Start, weights: Path) -> None:
     up = start("--model", str(weights))
     await up.url()
     await up.says("tiny: Ready")
@@ -256,7 +256,7 @@ async def test_who_starts_again_after_a_crash_has_the_same_engine(start: Start, 
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == before
 
 
-async def test_a_hub_is_asked_with_the_token_of_the_environment(
+async def test_hub_gets_the_token_of_the_environment(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "served"
@@ -276,14 +276,14 @@ async def test_a_hub_is_asked_with_the_token_of_the_environment(
     assert "hub-token" not in kept + up.said
 
 
-async def test_what_does_not_fit_says_by_how_much(start: Start, weights: Path) -> None:
+async def test_missing_memory_is_reported_with_its_size(start: Start, weights: Path) -> None:
     up = start("--model", str(weights), f"--memory-budget={GIB // 64}", "--ask", "Hi")
     up.process.start()
     assert await up.ends() == 1
     assert re.search(r"pomona up: tiny: it needs .*, .* more than the .* of this host's budget of 16.0 MiB", up.said)
 
 
-async def test_a_port_of_another_program_is_told_with_the_way_out(start: Start, weights: Path) -> None:
+async def test_port_of_another_program_is_reported_with_the_way_out(start: Start, weights: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -366,7 +366,7 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
         ("up.log", "cannot read or write"),
     ],
 )
-async def test_a_state_folder_that_cannot_be_read_is_told(start: Start, weights: Path, name: str, says: str) -> None:
+async def test_state_folder_that_cannot_be_read_is_reported(start: Start, weights: Path, name: str, says: str) -> None:
     up = start("--model", str(weights))
     (up.state / name).mkdir(parents=True)
     up.process.start()

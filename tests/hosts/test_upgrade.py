@@ -1,4 +1,4 @@
-"""`pomona up` after an update: what the previous version runs is known as its own, and taken over as it runs."""
+"""`pomona up` after an update: it finds the processes of the previous version, and adopts them while they run."""
 
 import re
 import sys
@@ -38,7 +38,7 @@ class Ups:
         self.new = Process("up", [sys.executable, "-m", "cli.main", *command], folder / "up.log")
 
     async def endpoint(self, up: Process) -> str:
-        """Wait until the model answers; returns the endpoint."""
+        """Wait until the model answers; return the endpoint."""
         match = await eventually(lambda: re.search(r"http://127\.0\.0\.1:\d+", up.tail(50)))
         assert match
         await eventually(lambda: answers(match[0]))

@@ -1,4 +1,4 @@
-"""Memory pressure with llama.cpp's real server: who goes, in which order, and that all of it comes back."""
+"""Memory pressure with llama.cpp's real server: the order of evictions, and the return of all processes."""
 
 import asyncio
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tests.support.local_host import Machine, MakeAssignment, engines, phase, re
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a minute be half a second."""
+    """Shorten the times of the pressure policy, most of them to a hundredth."""
     monkeypatch.setattr(pressure_policy, "SAMPLE_SECONDS", 0.02)
     for name in ("WARN", "CRITICAL", "DISPLACE_AFTER", "CRITICAL_DISPLACEMENT", "SETTLE", "CALM", "RETURN"):
         seconds = getattr(pressure_policy, f"{name}_SECONDS")
@@ -37,7 +37,7 @@ def evicted(machine: Machine) -> list[PressureAction]:
     return [step for step in machine.steps if isinstance(step, Evict)]
 
 
-async def test_critical_pressure_ends_one_after_the_other_drained_and_calm_brings_them_back(
+async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
@@ -64,7 +64,7 @@ async def test_critical_pressure_ends_one_after_the_other_drained_and_calm_bring
     assert machine.watchdog.displacement_condition(machine.runners["low"]) is None
 
 
-async def test_who_was_idle_for_longest_goes_first(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_longest_idle_process_is_displaced_first(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment(uid) for uid in ("busy", "idle", "unasked")])
     for uid in machine.runners:
         await ready(machine, uid)
@@ -89,7 +89,7 @@ async def test_nothing_is_started_while_the_host_is_short_of_memory(
     await ready(machine)
 
 
-async def test_what_was_evicted_stays_so_under_the_next_agent_and_returns(
+async def test_evicted_process_stays_evicted_under_the_next_agent_and_returns(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment()])
@@ -108,7 +108,7 @@ async def test_what_was_evicted_stays_so_under_the_next_agent_and_returns(
     assert machine.steps == [Release(), Return("u1")]
 
 
-async def test_an_eviction_that_was_only_written_down_is_done_by_the_next_agent(
+async def test_eviction_that_was_only_recorded_is_performed_by_the_next_agent(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     machine.supervisor.assign([assignment()])
@@ -122,7 +122,7 @@ async def test_an_eviction_that_was_only_written_down_is_done_by_the_next_agent(
     assert not psutil.pid_exists(pid)
 
 
-async def test_the_next_agent_goes_on_asking_for_another_place(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_next_agent_continues_a_displacement(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     machine.level = "warn"
@@ -138,9 +138,7 @@ async def test_the_next_agent_goes_on_asking_for_another_place(machine: Machine,
     assert await ready(machine) == pid
 
 
-async def test_one_that_is_taken_away_while_it_is_evicted_is_forgotten(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_process_removed_while_it_is_evicted_is_forgotten(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     await ready(machine)
     machine.level = "critical"
@@ -153,7 +151,7 @@ async def test_one_that_is_taken_away_while_it_is_evicted_is_forgotten(
     assert machine.ledger.reserved == {}
 
 
-async def test_a_disk_that_is_full_saves_no_engine(
+async def test_full_disk_does_not_prevent_an_eviction(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_path: Path, _value: object) -> None:
@@ -166,7 +164,7 @@ async def test_a_disk_that_is_full_saves_no_engine(
     await phase(machine, "Pending", "MemoryPressure")
 
 
-async def test_a_look_that_fails_is_not_the_last(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_sample_is_not_the_last(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = asyncio.Event()
 
     async def broken() -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from tests.support.local_host import Machine, MakeAssignment, phase, ready
 from tests.support.tiny_models import tiny_gguf
 
 
-async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
+async def test_engine_pins_its_weights_while_no_agent_runs(
     machine: Machine, assignment: MakeAssignment, tmp_path: Path
 ) -> None:
     www = tmp_path / "www"
@@ -38,7 +38,7 @@ async def test_an_engine_pins_its_weights_over_the_death_of_its_agent(
     assert store.remove(digest)
 
 
-async def test_what_is_here_is_held_while_the_rest_cannot_be_had(
+async def test_fetched_weights_are_pinned_while_others_cannot_be_fetched(
     machine: Machine, assignment: MakeAssignment, tmp_path: Path
 ) -> None:
     www = tmp_path / "www"

@@ -1,1 +1,1 @@
-"""Helpers that tests share; CONTRIBUTING.md says which one serves which kind of test."""
+"""Helpers that tests share; CONTRIBUTING.md lists them by the kind of test."""

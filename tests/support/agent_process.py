@@ -1,7 +1,7 @@
 """`pomona agent` under a memory pressure that a test sets: `python -m tests.support.agent_process FILE agent ...`.
 
-FILE has the level ("unknown" for none); without it the host is healthy, however busy the machine of the tests is. Other
-programs use no memory: those of the machine are other tests. The waits are short ones, all else is the real agent.
+FILE has the level ("unknown" for none); without FILE the host is healthy, even if the test machine is busy. The memory
+of other programs counts as free, because they are other tests. The waits are shortened; the rest is the real agent.
 """
 
 import sys
@@ -17,7 +17,7 @@ LEVELS: dict[str, host.PressureLevel] = {"normal": "normal", "warn": "warn", "cr
 
 
 def _read_pressure_from(path: Path) -> None:
-    """Replace the level of the system's memory pressure by the one in the file `path`, and count no other program."""
+    """Replace the system's memory pressure by the level in the file `path`, and report all memory as available."""
     read = host.read
 
     def read_with_level() -> host.PressureReading:

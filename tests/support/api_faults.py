@@ -1,7 +1,7 @@
-"""Faults at the one seam between us and the API server: a Transport around another that follows a plan.
+"""Faults between Pomona and the API server: a Transport that wraps another and follows a plan.
 
-The plan sees each request before it is sent and says what becomes of it. `nth` counts, so that a test can go through
-all calls of an operation and fail, cut, repeat or die at each.
+The plan gets each request before it is sent and decides its fate. `nth` selects the call with a number, so that a test
+can inject a failure, a lost answer, a repetition or a crash at each call of an operation in turn.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ class Fault(Enum):
     FAIL = auto()
     """Not sent; the caller gets Unreachable."""
     CUT = auto()
-    """Sent and done, but the answer is lost: Unreachable. A stream is cut after its first chunk."""
+    """Sent and executed, but the answer is lost: Unreachable. A stream is cut after its first chunk."""
     HANG = auto()
     """Not sent, and no answer until the caller gives up."""
     TWICE = auto()
     """Sent twice, as a repeating proxy does; the second answer counts. A stream is not affected."""
     CRASH_BEFORE = auto()
-    """The process dies before it sends."""
+    """The process dies before the request is sent."""
     CRASH_AFTER = auto()
-    """The process dies after the server did it."""
+    """The process dies after the server has executed the request."""
 
 
 class Crash(BaseException):
-    """The process died here; no handler of the code under test may survive it."""
+    """The process died here; a BaseException, so that no handler of the code under test catches it."""
 
 
 Plan = Callable[[Request], Fault | Response | None]
-"""What becomes of a request: a fault, an answer in place of the server's, or nothing unusual."""
+"""Function that returns a fault, an answer to replace the server's, or None to send a request as usual."""
 
 
 def nth(number: int, fault: Fault | Response, *, methods: frozenset[str] = WRITES) -> Plan:
-    """`fault` at the call `number`, counted from 0, of those with `methods` (default: writes); watches do not count."""
+    """Return a plan with `fault` at call `number`, counted from 0, with `methods` (default: writes) and no watch."""
     seen = 0
 
     def plan(request: Request) -> Fault | Response | None:
@@ -53,7 +53,7 @@ def nth(number: int, fault: Fault | Response, *, methods: frozenset[str] = WRITE
 
 
 class FaultyTransport:
-    """`inner` with the faults of `plan`, which may be replaced at any time."""
+    """The transport `inner` with the faults of `plan`, which may be replaced at any time."""
 
     def __init__(self, inner: Transport, plan: Plan = lambda _: None) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""API objects as the API server would send them, for tests of pure decisions."""
+"""API objects in the form in which the API server sends them, for tests of pure decisions."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -107,7 +107,7 @@ def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: st
 
 
 def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: int = 1, **fields: Any) -> Obj:
-    """A process of service `chat`; `fields` are of its metadata, status or spec, by name."""
+    """Return a MetalProcess of service `chat`; `fields` are put into its metadata, status or spec, by name."""
     obj: Obj = {
         "metadata": {
             "name": name,
@@ -187,7 +187,7 @@ def as_process(obj: Obj) -> MetalProcess:
 
 
 def store(*objects: tuple[Resource, Obj]) -> Store:
-    """A store with the controller's own index."""
+    """Return a store of these objects with the controller's index by owner."""
     known = Store()
     index_by_owner(known, (DEPLOYMENTS, JOBS, METAL_PROCESSES, PVCS))
     for resource, obj in objects:

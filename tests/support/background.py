@@ -1,4 +1,4 @@
-"""Have coroutines run beside a test, and end with it."""
+"""Coroutines that run beside a test and end with it."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextlib.asynccontextmanager
 async def running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `coroutines` meanwhile; one that ends by itself is a failure."""
+    """Run `coroutines` until the context ends; a coroutine that ends earlier is a failure."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(coroutine) for coroutine in coroutines]
         yield

@@ -1,4 +1,4 @@
-"""One engine, start_engine as the agent starts it, for tests of what it then does."""
+"""One real engine, started in the same way as by the agent, for tests of its behaviour."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 
 
 class EngineProcess:
-    """An engine that runs; `log` is all it has written."""
+    """A running engine; `log` is its output so far."""
 
     def __init__(self, spec: MetalProcessSpec, url: str, session: aiohttp.ClientSession, log: Path) -> None:
         self.url = url
@@ -29,7 +29,7 @@ class EngineProcess:
         return self._log.read_text(errors="replace")
 
     async def probe(self) -> ProbeResult:
-        """Ask as the agent asks."""
+        """Send the agent's readiness probe."""
         return await generate_token(
             self._session,
             self.url,
@@ -40,7 +40,7 @@ class EngineProcess:
         )
 
     async def ready(self) -> ProbeResult:
-        """Wait until it answers, or is known never to."""
+        """Wait until the engine answers, or is known never to answer, and return the result."""
         found: list[ProbeResult] = []
 
         async def decided() -> bool:
@@ -73,7 +73,7 @@ class EngineProcess:
 async def start_engine(
     folder: Path, model: Path, further: Sequence[Path] = (), **spec: Any
 ) -> AsyncIterator[EngineProcess]:
-    """Run the engine of a MetalProcess with this spec until the context ends; it may not answer yet.
+    """Run the engine of a MetalProcess with this spec until the context ends; it may not be ready yet.
 
     `further` are the files of `furtherArtifacts`, in their order; their artifacts are filled in.
     """
@@ -87,7 +87,7 @@ async def start_engine(
         "contextLength": 512,
         "extraArgs": ["-t", "1", "-lv", "4"] if spec.get("runtime", "llama.cpp") == "llama.cpp" else [],
     }
-    # The log level is a test's own; a MetalProcess would be refused with it.
+    # Only tests may set the log level: the API server would refuse a MetalProcess with it.
     process_spec = msgspec.convert(wanted | spec, MetalProcessSpec)
     log = folder / "engine.log"
     argv = engine_command.build_argv(process_spec, model, further)

@@ -1,4 +1,4 @@
-"""Waiting for what a running system will do: a condition with a limit, never a sleep of a guessed length."""
+"""Waiting for a condition in a running system: with a time limit, never a sleep of a guessed length."""
 
 # ruff: noqa: ASYNC109 - the message needs the last value, which asyncio.timeout around the call would lose
 
@@ -11,7 +11,7 @@ from typing import TypeVar, overload
 from kube.errors import NotFound
 
 LIMIT_SECONDS = 90.0
-"""So long that only what never comes takes longer, also on a machine with other work: it is no claim about speed."""
+"""Only a condition that never becomes true takes longer, even on a busy machine: it is no claim about speed."""
 SHORTEST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 0.25
 
@@ -23,18 +23,18 @@ async def eventually(condition: Callable[[], Awaitable[T]], timeout: float = ...
 @overload
 async def eventually(condition: Callable[[], T], timeout: float = ...) -> T: ...
 async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = LIMIT_SECONDS) -> T:
-    """Call a condition until it returns something true, and return that.
+    """Call a condition until it returns a true value, and return that value.
 
-    An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look for
-    things in objects that do not exist so far; any other error is the test's. The pause between two calls grows with
-    the time that was waited: tests that wait for long leave the API server and the processors to others.
+    An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look into
+    objects that do not exist so far; any other error is raised. The pause between two calls grows with the time that
+    was waited, so that tests with long waits leave the API server and the processors to others.
 
     Args:
         condition: plain or async function without arguments.
         timeout: seconds.
 
     Raises:
-        AssertionError: it never was; the text has the last value or error.
+        AssertionError: the condition was not true in time; the message has the last value or error.
     """
     start = time.monotonic()
     while True:

@@ -1,7 +1,7 @@
-"""A metal agent that does what a test says: through the real API it registers, renews, reports and publishes.
+"""A metal agent controlled by a test: through the real API it registers, renews, reports and publishes.
 
-For what a real host does not do on request: have this much memory, refuse, fall silent and come back. Its engine is an
-HTTP server that answers a completion to whoever has a token out of the Secret that the controller wrote for this host.
+It simulates states that a real host does not enter on request: an amount of memory, refusal, silence and return. Its
+engine is an HTTP server that answers completions if the token is in the Secret that the controller wrote for this host.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class FakeMetalAgent:
     """One host.
 
     Attributes:
-        silent: while set it neither renews nor reports, as if its link were cut; what it runs goes on.
-        refuses: it rejects whatever is bound to it.
+        silent: while set, the host neither renews nor reports, as if its link were cut; its engine still answers.
+        refuses: while set, the host rejects every process that is bound to it.
     """
 
     def __init__(self, client: Client, name: str, budget_bytes: int, *, lease_seconds: int = 40) -> None:
@@ -52,7 +52,7 @@ class FakeMetalAgent:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FakeMetalAgent"]:
-        """Be there meanwhile; what the host left in the API goes at the end."""
+        """Run the agent until the context ends; then delete the host's objects from the API."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
         runner = web.AppRunner(app)
@@ -77,7 +77,7 @@ class FakeMetalAgent:
                 await self._renew()
                 found = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
                 for process in found.items:
-                    # It may vanish in between, as for any agent.
+                    # The process may have been deleted in the meantime, as for any agent.
                     with contextlib.suppress(ApiError):
                         await self._tend(process)
                 await self._report(found.items)
@@ -93,7 +93,7 @@ class FakeMetalAgent:
         await self.client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
 
     async def _tend(self, process: Obj) -> None:
-        """Withdraw the endpoint and stop what is deleted; serve or refuse the rest."""
+        """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""
         if "deletionTimestamp" in process["metadata"]:
             with contextlib.suppress(ApiError):
                 await self.client.delete(ENDPOINT_SLICES, self._slice_name(process), process["metadata"]["namespace"])
@@ -131,7 +131,7 @@ class FakeMetalAgent:
         await self.client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
 
     async def _report(self, processes: Collection[Obj]) -> None:
-        """Say what is reserved and what is left; what is stopped or refused holds nothing."""
+        """Report reserved and available memory; stopped and refused processes reserve nothing."""
         held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)

@@ -1,4 +1,4 @@
-"""llama.cpp's real HTTP server as a child process, for tests that need true tokens."""
+"""llama.cpp's real HTTP server as a child process, for tests that need real tokens."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ class LlamaServer(NamedTuple):
 
 @contextmanager
 def serve(model: Path, *extra: str, service: str = "tiny", context_length: int = 2048) -> Iterator[LlamaServer]:
-    """Serve `model` with one thread and one slot on a free port; killed at the end."""
+    """Serve `model` with one thread and one slot on a free port; kill the server at the end."""
     options = ServingOptions(context_length=context_length, extra_args=["-t", "1", *extra])
     with serve_as(build_serving(service, str(model), options)) as server:
         yield server
@@ -29,7 +29,7 @@ def serve(model: Path, *extra: str, service: str = "tiny", context_length: int =
 
 @contextmanager
 def serve_as(serving: Serving) -> Iterator[LlamaServer]:
-    """Serve what is described, on a free port; killed at the end."""
+    """Start the server for `serving` on a free port; kill it at the end."""
     arguments = llama_server.arguments(serving, Listen("127.0.0.1", 0))
     command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""A host without a cluster: everything that a runner needs, with llama.cpp's real server behind it."""
+"""A host without a cluster: all dependencies of a runner, with llama.cpp's real server as the engine."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ MakeAssignment = Callable[..., Assignment]
 
 
 class RecordingExposure:
-    """Stands for proxy and slices; notes what was asked, and whether the engine still ran then."""
+    """A stand-in for proxy and slices; records each call, and whether the engine was still running."""
 
     def __init__(self, runners: dict[str, Runner], idle: Callable[[], dict[str, float | None]]) -> None:
         self._idle = idle
@@ -54,17 +54,17 @@ class RecordingExposure:
 
 
 class Machine:
-    """One host's processes; `restart` is an agent that died and its successor."""
+    """The processes of one host; `restart` simulates the death of the agent and the start of a new one."""
 
     def __init__(self, folder: Path, file_root: Path, session: aiohttp.ClientSession) -> None:
         self.folder = folder
         self.file_root = file_root
         self.ledger = Ledger(100 * GIB)
         self.daemons: Callable[[], list[Daemon]] = list
-        """Makes the shared daemons that this host knows, for each agent anew."""
+        """Function that creates the shared daemons of this host, called at each start of an agent."""
         self.secrets: dict[tuple[str, str], str] = {}
         self.level: PressureLevel | None = "normal"
-        """How short of memory this host is."""
+        """Level of memory pressure on this host."""
         self.idle: dict[str, float | None] = {}
         self._session = session
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Machine:
         await started.wait()
 
     async def stop(self) -> None:
-        """End the agent alone."""
+        """End the agent, but not its engines."""
         if self._task:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -114,7 +114,7 @@ class Machine:
 
 
 async def ready(machine: Machine, uid: str = "u1") -> int:
-    """Wait until the process is Ready; returns its pid."""
+    """Wait until the process is Ready, and return its pid."""
     runner = machine.runners[uid]
     await eventually(lambda: runner.state.phase == "Ready")
     assert runner.state.pid
@@ -122,14 +122,14 @@ async def ready(machine: Machine, uid: str = "u1") -> int:
 
 
 async def phase(machine: Machine, expected: str, reason: str = "", uid: str = "u1") -> str:
-    """Wait for a phase (with a reason); returns its message."""
+    """Wait for a phase with this reason, and return its message."""
     runner = machine.runners[uid]
     await eventually(lambda: (runner.state.phase, runner.state.reason) == (expected, reason))
     return runner.state.message
 
 
 def engines(machine: Machine) -> list[psutil.Process]:
-    """Every live engine of this machine."""
+    """Return every live engine of this machine."""
     model = str(machine.file_root / "tiny.gguf")
     return [
         process
@@ -140,7 +140,7 @@ def engines(machine: Machine) -> list[psutil.Process]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A tiny model below the folder that file:// sources may come from."""
+    """A tiny model below the folder that is allowed for file:// sources."""
     path = tmp_path / "files" / "tiny.gguf"
     path.parent.mkdir()
     tiny_gguf.write(path)
@@ -160,7 +160,7 @@ async def machine(tmp_path: Path, model: Path) -> AsyncIterator[Machine]:
 
 @pytest.fixture
 def assignment(model: Path) -> MakeAssignment:
-    """Make an Assignment of the tiny model; keyword arguments change its spec."""
+    """A function that makes an Assignment of the tiny model; keyword arguments change its spec."""
 
     def make(uid: str = "u1", **changes: object) -> Assignment:
         wanted = {

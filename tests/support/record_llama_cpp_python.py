@@ -1,7 +1,7 @@
-"""Records how llama-cpp-python's real server takes what we render and what it answers: see `main`.
+"""Recorder of the reactions of llama-cpp-python's real server to rendered arguments and to requests: see `main`.
 
-Its package has no wheel, and building it takes from five minutes to half an hour, so that tests are held against this
-recording. `runtimes.llama_cpp_python` renders the arguments here too: a test fails when they are not those recorded.
+The package has no wheel, and its build takes from five minutes to half an hour, so tests use this recording. The
+arguments are rendered by `runtimes.llama_cpp_python`: a test fails if they differ from the recorded ones.
 """
 
 import argparse
@@ -53,7 +53,7 @@ EXCHANGES: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
 
 
 def rendered(case: str) -> list[str]:
-    """Render the arguments of a case, with paths as the recording has them."""
+    """Render the arguments of a case, with the paths of the recording."""
     options = {"context_length": 512} | CASES[case]
     model, companions = options.pop("model", "/weights/model.gguf"), options.pop("companions", ())
     serving = build_serving("chat", model, ServingOptions(**options), companions)
@@ -108,7 +108,7 @@ def _record(python: str, case: str, folder: Path) -> dict[str, Any]:
     code = process.wait(timeout=60)
     found["exit_code"] = code
     lines = log.read_text(errors="replace").replace(str(folder), "/weights").splitlines()
-    # Numbers of processes and folders of this machine say nothing.
+    # Process ids and folders of this machine are no part of the recording.
     lines = [re.sub(r'File "[^"]*/site-packages/', 'File "', re.sub(r"\d{4,}", "N", line)) for line in lines]
     found["last_lines"] = lines[-8:]
     return found

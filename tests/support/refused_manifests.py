@@ -1,4 +1,4 @@
-"""Manifests that are refused, and what the user reads: held against a real API server, and where there is none."""
+"""Manifests that are refused, with the messages: tested with a real API server, and with validation without one."""
 
 from typing import Any, NamedTuple
 
@@ -31,14 +31,14 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
     INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
     METAL_PROCESSES: _SERVING,
 }
-"""What is filled in into each of `SPECS`."""
+"""Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
     {"replicas": None, "adapters": None, "image": None, "resources": None},
     {"hardware": {"accelerator": None}},
     {"nodeSelector": {"disk": None}},
     {"tolerations": [{"key": None}]},
 ]
-"""Of a service: what YAML makes of a key with nothing after it is absent."""
+"""Parts of a service's spec with null (a YAML key without a value), which counts as absent."""
 GOOD_ARGUMENTS = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
 BAD_ARGUMENTS = [
     *("--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-"),
@@ -47,7 +47,7 @@ BAD_ARGUMENTS = [
 
 
 def make_manifest(resource: Resource, namespace: str = "default", name: str = "one", **spec: Any) -> Obj:
-    """A manifest that is good unless `spec` makes it bad; a field that is None is left out."""
+    """Return a manifest that is valid unless `spec` makes it invalid; a field that is None is left out."""
     fields = {**SPECS[resource], **spec}
     return {
         "apiVersion": API_VERSION,
@@ -58,7 +58,7 @@ def make_manifest(resource: Resource, namespace: str = "default", name: str = "o
 
 
 class RefusedManifest(NamedTuple):
-    """A manifest that is refused, and what the user reads."""
+    """A manifest that is refused, and the message as a pattern."""
 
     resource: Resource
     spec: dict[str, Any]

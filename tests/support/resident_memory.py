@@ -1,8 +1,8 @@
-"""What llama.cpp really holds: its resident size after prompts of the full context, beside what was estimated.
+"""The real memory of llama.cpp: its resident size after prompts of the full context, beside the estimate.
 
-Resident, because that is what a Mac cannot take back: there Metal wires weights, cache and buffers alike. Here the
-weights are mapped from a file, whose pages count once they are touched (llama.cpp touches all when it loads), and so do
-those of the buffers; hence the prompts. Zeros do not shrink any of it.
+The resident size is measured because a Mac cannot reclaim it: Metal wires weights, cache and buffers alike. Here the
+weights are mapped from a file. Pages of the file and of the buffers count once they are touched: llama.cpp touches all
+weights when it loads, and the prompts touch the buffers. Pages of zeros count as any other.
 """
 
 import json
@@ -28,14 +28,14 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class Row(NamedTuple):
-    """A model and how it is served."""
+    """A model and its serving options."""
 
     shape: Shape
     options: ServingOptions
 
 
 class Measured(NamedTuple):
-    """What one row takes."""
+    """The estimated and the measured memory of one row."""
 
     row: Row
     estimated: Estimate
@@ -43,12 +43,12 @@ class Measured(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far the estimate is off; above 0 it is too high."""
+        """The relative error of the estimate; above 0 the estimate is too high."""
         return self.estimated.total_bytes / self.resident_bytes - 1
 
 
 def measure(row: Row, folder: Path) -> Measured:
-    """Serve a row for real with one thread; the model is written to `folder` and removed again."""
+    """Serve a row with the real server and two threads; the model is written to `folder` and removed again."""
     path = folder / "hollow.gguf"
     hollow_gguf.write(path, row.shape)
     try:
@@ -65,7 +65,7 @@ def _resident_bytes(path: Path, options: ServingOptions) -> int:
     stated = structs.replace(options, extra_args=["-t", "2", *options.extra_args])
     with llama_server.serve_as(build_serving("hollow", str(path), stated)) as server:
         for slot in range(options.parallel):
-            # A conversation that goes on: each turn leaves checkpoints, until there is no room for more.
+            # A conversation of two turns: each turn leaves checkpoints, up to their limit.
             for share in (2, 1):
                 _prompt(server.url, slot, range((options.context_length - 8) // share))
         found = footprint_bytes(server.process.pid)

@@ -36,7 +36,7 @@ SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated 
 def decide_chat(
     *objects: tuple[Resource, Obj], answer: ProbeResult | None = None, new_token: str | None = None
 ) -> Plan:
-    """Return the plan for `chat`; `answer` is what its endpoint answers to the probe."""
+    """Return the plan for `chat`; `answer` is the result of the probe of its endpoint."""
     known = store(*objects)
     snapshot = Snapshot(known, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
@@ -62,7 +62,7 @@ def ready_outcome(plan: Plan) -> tuple[str, str, str]:
 def chat_deployment(
     *objects: tuple[Resource, Obj], ready: int = 1, replicas: int = 1, updated: int | None = None
 ) -> Obj:
-    """Return the Deployment of these objects as it is after it was applied."""
+    """Return the Deployment for these objects in its state after it was applied."""
     (desired,) = list_applied(decide_chat(*objects), DEPLOYMENTS)
     metadata = desired["metadata"] | {
         "uid": "uid-deployment",

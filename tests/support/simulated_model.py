@@ -1,4 +1,4 @@
-"""A Model whose cluster is simulated: each plan is carried out in memory, and a test ends the Jobs."""
+"""A Model in a simulated cluster: each plan is executed in memory, and a test ends the Jobs."""
 
 import json
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ INSPECTED = {
 
 
 class SimulatedModel:
-    """A Model with its children, as a cluster would have them after each executed plan."""
+    """A Model with its children, in their state after each executed plan."""
 
     def __init__(self, **spec: Any) -> None:
         metadata = ObjectMeta(name="tiny", namespace="team", uid="model-uid", generation=1)
@@ -49,7 +49,7 @@ class SimulatedModel:
         return desired(self.model, observed, SETTINGS, self.now)
 
     def step(self) -> Plan:
-        """Decide once and do what the plan says."""
+        """Decide once, execute the plan, and return it."""
         plan = self.decide()
         for resource, obj in plan.create:
             stored = json.loads(json.dumps(obj))
@@ -72,7 +72,7 @@ class SimulatedModel:
         return plan
 
     def settle(self) -> Plan:
-        """Decide until nothing is to be done any more; returns the last plan."""
+        """Decide until a plan changes nothing, and return that plan."""
         for _ in range(5):
             before = self.model
             plan = self.step()
@@ -110,7 +110,7 @@ class SimulatedModel:
         self.claim = None
 
     def forget_inspection(self) -> None:
-        """Have the status of a version that did not write down what it looks for."""
+        """Remove the inspection version from the status, as an earlier version of the controller left it."""
         status = msgspec.structs.replace(self.model.status, inspection=None)
         self.model = msgspec.structs.replace(self.model, status=status)
 

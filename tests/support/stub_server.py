@@ -8,7 +8,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serve_stub(answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Answer requests until the context ends; yields the URL."""
+    """Answer requests until the context ends, and yield the URL."""
     runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

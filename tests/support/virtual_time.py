@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer instead of waiting, so that hours of back-off pass in milliseconds.
 
-For code whose only clock is the loop's and which does no I/O. When nothing is left that could ever happen, it says so
-instead of hanging.
+It works for code that uses only the loop's clock and does no I/O. If every task waits and no timer is set, the loop
+raises RuntimeError instead of hanging.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
 
     def time(self) -> float:
-        # A hair more than the sum of waits, lest rounding makes a timer wait for a moment that never comes.
+        # Slightly more than the sum of waits: after rounding, a timer could otherwise stay due an instant later.
         return self._jump.now * (1 + 1e-12)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run in virtual time, starting at 0."""
+    """Run `main` as asyncio.run does, in virtual time, starting at 0."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

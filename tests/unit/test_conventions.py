@@ -57,7 +57,7 @@ def test_docstring_is_a_noun_or_begins_with_a_verb() -> None:
 
 
 @pytest.mark.parametrize("paths", [PRODUCT, TESTS], ids=["product", "tests"])
-def test_file_has_a_docstring_and_is_read_in_one_sitting(paths: list[Path]) -> None:
+def test_file_has_a_docstring_and_is_not_too_long(paths: list[Path]) -> None:
     silent = [path for path in paths if path.stat().st_size and not ast.get_docstring(parse(path))]
     assert [str(path.relative_to(CHECKOUT)) for path in silent] == []
     lines = {str(path.relative_to(CHECKOUT)): len(path.read_text().splitlines()) for path in paths}
@@ -76,7 +76,7 @@ def test_function_fits_on_a_screen() -> None:
     assert long == []
 
 
-def test_module_name_says_something() -> None:
+def test_module_name_is_specific() -> None:
     assert [str(path) for path in PRODUCT + TESTS if SAYS_NOTHING & {path.stem, path.parent.name}] == []
 
 
@@ -94,7 +94,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_log_event_is_snake_case() -> None:
-    """An event is a constant that can be searched for; what varies is a field beside it."""
+    """An event is a constant that can be searched for; variable values are separate fields."""
     prose = [
         f"{place} {ast.unparse(call.args[0])}"
         for place, call in log_calls()
@@ -104,7 +104,7 @@ def test_log_event_is_snake_case() -> None:
 
 
 def test_log_field_is_not_overwritten() -> None:
-    """The processors of cli/log.py set these keys, so that a field of the same name would be lost without a word."""
+    """The processors of cli/log.py set these keys, so a field of the same name would be lost silently."""
     lost = [
         f"{place} {keyword.arg}="
         for place, call in log_calls()
@@ -116,7 +116,7 @@ def test_log_field_is_not_overwritten() -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_path_in_a_document_exists(document: str) -> None:
-    """A path is what stands in backticks and has a slash and no space: `controller/placement/`."""
+    """A text in backticks with a slash and without a space is a path: `controller/placement/`."""
     named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|json|md|yaml))?)`", (CHECKOUT / document).read_text())
     assert named, "the pattern finds nothing"
     assert [path for path in named if not (CHECKOUT / path).exists()] == []

@@ -31,16 +31,16 @@ KIND = model_reconciler("pomona:test", {})
 
 
 class ControllerLife:
-    """The controller's shell on one Model, started anew after each death; what Jobs answer is put into its store."""
+    """The controller's executor for one Model, restarted after each crash; results of Jobs are put into its store."""
 
     def __init__(self, transport: FaultyTransport, namespace: str, name: str) -> None:
         self.transport = transport
         self.key = ObjectKey(namespace, name)
         self.ahead = timedelta()
-        """How much time has passed in the test's world and not in ours."""
+        """Simulated time that has passed in addition to real time."""
 
     async def settle(self) -> None:
-        """Reconcile until nothing is written any more, and nothing waits for a later time."""
+        """Reconcile until nothing is written any more and no later reconcile is scheduled."""
         for _ in range(30):
             store = await self._load()
             before = len(self.transport.sent)
@@ -72,7 +72,7 @@ class ControllerLife:
 
 
 def _ended_pod(job: Obj) -> Obj:
-    """Return a pod as a Job has it that did its work at once."""
+    """Return the pod of a Job that has succeeded at once."""
     metadata = job["metadata"]
     verb = job["spec"]["template"]["spec"]["containers"][0]["name"]
     ended = {"exitCode": 0, "message": json.dumps(ANSWERS[verb]), "finishedAt": "2026-11-21T12:00:00Z"}
@@ -97,7 +97,7 @@ def _ended_pod(job: Obj) -> Obj:
 
 
 async def outcome(client: Client, key: ObjectKey) -> dict[str, Any]:
-    """Return all that may not depend on what happened on the way."""
+    """Return the part of the result that must be the same after every fault."""
     status = msgspec.convert(await client.get(MODELS, key.name, key.namespace), Model).status
     owned = {
         str(resource): sorted(obj["metadata"]["name"] for obj in (await client.list(resource, key.namespace)).items)
@@ -120,7 +120,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CUT, Fault.TWICE])
-async def test_a_fault_at_any_write_changes_nothing_in_the_end(
+async def test_fault_at_any_write_does_not_change_the_result(
     plane: ControlPlane, client: Client, namespace: str, fault: Fault
 ) -> None:
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)

@@ -81,7 +81,7 @@ class ModelNamespace:
         return [job["metadata"]["name"] for job in (await self.client.list(JOBS, self.namespace)).items]
 
     async def versions(self) -> dict[str, str]:
-        """Return the resourceVersion of all that a Model makes."""
+        """Return the resourceVersion of each Model and of the objects that it creates."""
         return {
             f"{resource} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"]
             for resource in (MODELS, JOBS, PODS, PVCS)
@@ -124,7 +124,7 @@ async def test_a_model_is_inspected_and_fetched_only_when_pods_need_it(
 
 
 async def fetched(cluster: ModelNamespace, model: Model) -> bytes:
-    """Return the file that the volume has where the condition says."""
+    """Return the content of the file at the path that the condition names, from the volume."""
     claim = await cluster.client.get(PVCS, "tiny-cache", cluster.namespace)
     volume = await cluster.client.get(VOLUMES, claim["spec"]["volumeName"])
     path = condition(model, "Cached").message.partition(",")[0].rpartition("/models/")[2]
@@ -134,7 +134,7 @@ async def fetched(cluster: ModelNamespace, model: Model) -> bytes:
 VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 
 
-async def test_a_wrong_checksum_is_never_cached_and_an_edit_heals_it(
+async def test_wrong_checksum_is_never_cached_and_an_edit_repairs_it(
     cluster: ModelNamespace, files: FileServer
 ) -> None:
     await cluster.make_model(f"{files.url}/tiny.gguf", sha256=WRONG)
@@ -148,7 +148,7 @@ async def test_a_wrong_checksum_is_never_cached_and_an_edit_heals_it(
     assert len(await cluster.jobs()) == 2, "the Jobs of the old spec are pruned"
 
 
-async def test_a_source_that_is_not_there_fails_with_the_way_out(cluster: ModelNamespace, files: FileServer) -> None:
+async def test_missing_source_fails_with_the_way_out(cluster: ModelNamespace, files: FileServer) -> None:
     await cluster.make_model(f"{files.url}/absent.gguf")
     model = await cluster.phase("Failed")
     assert condition(model, "Ready").reason == "SourceNotFound"
@@ -161,8 +161,8 @@ async def test_a_source_that_is_not_there_fails_with_the_way_out(cluster: ModelN
     assert model.status.gguf.embedding_size == 32
 
 
-async def test_a_hostile_header_is_named_and_ends_nothing(cluster: ModelNamespace, files: FileServer) -> None:
-    # Ends in the claim of 2**62 metadata entries.
+async def test_hostile_header_is_reported_and_crashes_nothing(cluster: ModelNamespace, files: FileServer) -> None:
+    # The header claims 2**62 metadata entries, and the file ends there.
     (files.root / "hostile.gguf").write_bytes(
         b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little")
     )
@@ -171,7 +171,7 @@ async def test_a_hostile_header_is_named_and_ends_nothing(cluster: ModelNamespac
     assert condition(model, "Ready").reason == "HeaderInvalid"
 
 
-async def test_a_missing_secret_is_named_and_heals_when_it_is_made(cluster: ModelNamespace, files: FileServer) -> None:
+async def test_missing_secret_is_reported_until_it_is_created(cluster: ModelNamespace, files: FileServer) -> None:
     files.token = "open-sesame"
     await cluster.make_model(f"{files.url}/tiny.gguf", sourceSecretRef={"name": "hub"})
 
@@ -183,7 +183,7 @@ async def test_a_missing_secret_is_named_and_heals_when_it_is_made(cluster: Mode
     await cluster.phase("Ready")
 
 
-async def test_a_killed_controller_goes_on_where_it_was(
+async def test_restarted_controller_continues_after_a_kill(
     cluster: ModelNamespace, files: FileServer, controller: Process
 ) -> None:
     await cluster.make_model(f"{files.url}/tiny.gguf")
@@ -195,7 +195,7 @@ async def test_a_killed_controller_goes_on_where_it_was(
     assert sorted(name.split("-")[1] for name in await cluster.jobs()) == ["fetch", "inspect"]
 
 
-async def test_at_rest_and_after_a_restart_nothing_is_written(
+async def test_nothing_is_written_at_rest_and_after_a_restart(
     cluster: ModelNamespace, files: FileServer, controller: Process
 ) -> None:
     await cluster.make_model(f"{files.url}/tiny.gguf")
@@ -209,7 +209,7 @@ async def test_at_rest_and_after_a_restart_nothing_is_written(
 
     await controller.stop()
     controller.start()
-    # The queue is in order: when a new Model is decided, the one that was there is, too.
+    # The queue is first in, first out: when the new Model has been reconciled, so has the existing one.
     await cluster.make(MODELS, "later", spec={"source": "hf://broken"})
     await eventually(lambda: decided(cluster, "later"))
     await cluster.client.delete(MODELS, "later", cluster.namespace)

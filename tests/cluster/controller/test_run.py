@@ -1,4 +1,4 @@
-"""The controller's frame on a real control plane: its source, its leadership, and what it says when it may not."""
+"""The running controller on a real control plane: its watches, its leadership, and the report of a refused write."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
 LOCAL = {"source": "file:///models/big.gguf", "memoryBytes": 5}
-"""A Model that the controller decides without any Job."""
+"""A Model that the controller reconciles without a Job."""
 SELECTOR = "pomona-test=yes"
 
 
@@ -41,9 +41,7 @@ async def following(client: Client, store: Store, login: Credentials) -> AsyncIt
         await task
 
 
-async def test_the_source_follows_creation_change_and_deletion(
-    plane: ControlPlane, client: Client, namespace: str
-) -> None:
+async def test_feed_follows_creation_change_and_deletion(plane: ControlPlane, client: Client, namespace: str) -> None:
     store = Store()
     await make(client, MODELS, namespace, "old", spec=LOCAL)
     async with following(client, store, credentials.load(plane.kubeconfig())) as synced:
@@ -66,9 +64,7 @@ async def test_the_source_follows_creation_change_and_deletion(
         assert "finalizers" not in model["metadata"]
 
 
-async def test_the_source_outlives_an_outage_and_misses_nothing(
-    plane: ControlPlane, client: Client, namespace: str
-) -> None:
+async def test_feed_survives_an_outage_and_misses_nothing(plane: ControlPlane, client: Client, namespace: str) -> None:
     store = Store()
     async with following(client, store, credentials.load(plane.kubeconfig())) as synced:
         await synced.wait()
@@ -78,10 +74,10 @@ async def test_the_source_outlives_an_outage_and_misses_nothing(
         await plane.start_apiserver()
         await make(client, MODELS, namespace, "after", spec=LOCAL)
         await eventually(lambda: store.get(MODELS, "after", namespace))
-    gc.collect()  # what was left open warns here, and not in whichever test comes later
+    gc.collect()  # unclosed resources warn here, and not in a later test
 
 
-async def test_a_source_without_rights_waits_for_them(plane: ControlPlane, namespace: str) -> None:
+async def test_feed_without_rights_waits_for_them(plane: ControlPlane, namespace: str) -> None:
     await plane.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
     login = credentials.load(await plane.service_account_kubeconfig(namespace, "nobody"))
     async with connect(login) as client, following(client, Store(), login) as synced:

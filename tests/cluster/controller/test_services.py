@@ -1,7 +1,7 @@
 """InferenceServices on a real control plane: the controller as its own ServiceAccount, real pods, and scripted hosts.
 
-The hosts are `FakeMetalAgent`s, because these tests are about what the controller decides when a host is full, refuses
-or falls silent; `test_agent.py` has the real agent.
+The hosts are `FakeMetalAgent`s, because these tests check the controller's decisions when a host is full, refuses or
+falls silent; `test_agent.py` has the real agent.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class ServiceNamespace:
         return True
 
     async def ask(self, name: str = "chat", *, token: str | None = None) -> ProbeResult:
-        """Ask the service as a client does; with its own token unless another is given."""
+        """Send a request as a client does, with the service's token unless another is given."""
         secret = await self.client.get(SECRETS, f"{name}-token", self.namespace)
         own = base64.b64decode(secret["data"]["token"]).decode()
         found = await self.client.list(
@@ -195,7 +195,7 @@ async def test_missing_image_is_reported(cluster: ServiceNamespace, files: FileS
     assert "no-such-image" in ready(failed).message
 
 
-async def test_contradicting_spec_is_reported_and_an_edit_heals_it(cluster: ServiceNamespace) -> None:
+async def test_contradicting_spec_is_reported_until_it_is_edited(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
     await cluster.make_service(hardware={"accelerator": "nvidia"})
     failed = await cluster.reaches("Failed", reason="InvalidSpec")
@@ -204,7 +204,7 @@ async def test_contradicting_spec_is_reported_and_an_edit_heals_it(cluster: Serv
     await cluster.reaches("Pending", reason="NoHost")
 
 
-async def test_a_host_serves_from_apply_to_token_and_lets_go(cluster: ServiceNamespace) -> None:
+async def test_a_host_serves_from_apply_to_token_until_deletion(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
     await cluster.make_service(hardware=METAL, replicas=1)
     await cluster.reaches("Pending", reason="NoHost")
@@ -250,7 +250,7 @@ async def test_process_that_never_ran_is_deleted_at_once(cluster: ServiceNamespa
     await eventually(lambda: _no_processes(cluster), COLLECTED_SECONDS)
 
 
-async def test_services_at_once_never_get_more_than_a_host_has(cluster: ServiceNamespace) -> None:
+async def test_services_created_at_once_never_exceed_the_memory_of_a_host(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
     async with FakeMetalAgent(cluster.client, "studio-1", 3 * GIB + GIB // 2).running() as agent:
         names = [f"chat-{number}" for number in range(8)]
@@ -315,7 +315,7 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
 
         await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-2", 2 * GIB).running())
         await cluster.reaches("Ready")
-        # The silent host cannot say Stopped: after as long again as its Lease it counts as that.
+        # The silent host cannot report Stopped: its processes count as stopped after another Lease duration.
         found = await eventually(lambda: _settled_hosts(cluster))
         assert lost not in found
         assert list(found.values()) == ["studio-2"]
@@ -328,7 +328,7 @@ async def _host_is_given_up(cluster: ServiceNamespace, name: str) -> Obj:
     return host
 
 
-async def test_a_host_that_comes_back_serves_on(cluster: ServiceNamespace) -> None:
+async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
     async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=5).running() as agent:
         await cluster.make_service(hardware=METAL)
@@ -341,7 +341,7 @@ async def test_a_host_that_comes_back_serves_on(cluster: ServiceNamespace) -> No
         assert await eventually(lambda: _settled_hosts(cluster)) == before
 
 
-async def test_a_controller_that_is_killed_goes_on_where_it_was(cluster: ServiceNamespace, controller: Process) -> None:
+async def test_restarted_controller_continues_after_a_kill(cluster: ServiceNamespace, controller: Process) -> None:
     await cluster.make_host_model()
     async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB).running():
         await cluster.make_service("first", hardware=METAL)

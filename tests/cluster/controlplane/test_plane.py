@@ -1,4 +1,4 @@
-"""The control plane, its network and its node are the real thing, as far as the tests on top of them rely on it."""
+"""The control plane, its network and its node behave like real ones, as far as other tests rely on them."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ from tests.support.eventually import eventually
 Obj = dict[str, Any]
 
 
-async def test_our_kinds_are_served_and_explained(plane: ControlPlane) -> None:
+async def test_pomonas_kinds_are_served_and_explained(plane: ControlPlane) -> None:
     kinds = (await plane.kubectl("api-resources", "--categories=pomona", "--output=name")).split()
 
     assert sorted(kind.partition(".")[0] for kind in kinds) == [
@@ -39,12 +39,12 @@ async def test_our_kinds_are_served_and_explained(plane: ControlPlane) -> None:
     await eventually(explained)
 
 
-async def test_kubectl_says_why_it_failed(plane: ControlPlane) -> None:
+async def test_failure_of_kubectl_has_its_message(plane: ControlPlane) -> None:
     with pytest.raises(PlaneError, match=r'kubectl get no-such-kind: .*"no-such-kind"'):
         await plane.kubectl("get", "no-such-kind")
 
 
-async def test_a_service_account_has_no_rights_of_its_own(plane: ControlPlane, namespace: str) -> None:
+async def test_a_service_account_has_no_rights_by_default(plane: ControlPlane, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     await plane.request("POST", path, {"metadata": {"name": "somebody"}})
     kubeconfig = await plane.service_account_kubeconfig(namespace, "somebody")
@@ -101,7 +101,7 @@ async def test_a_pod_answers_behind_its_service(client: Client, node: Process, n
     assert "Directory listing" in await get(f"http://{address}:8080/")
 
 
-async def test_a_host_is_silent_while_its_cable_is_out(network: Network, plane: ControlPlane, tmp_path: Path) -> None:
+async def test_a_host_is_silent_while_its_link_is_cut(network: Network, plane: ControlPlane, tmp_path: Path) -> None:
     del plane
     host = await network.add_host("silent")
     web = Process(

@@ -1,4 +1,4 @@
-"""The sandbox, tried inside a sandbox, since one can be made there whatever the machine allows outside."""
+"""The sandbox, tested inside a sandbox: a nested one can be made there even if the machine forbids others."""
 
 import os
 import shlex
@@ -22,41 +22,41 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def running(marker: str) -> list[int]:
-    """Processes with this word among their arguments, also those of inner sandboxes."""
+    """Return the processes with this argument, including those of inner sandboxes."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker in (folder / "cmdline").read_text().split("\0"):
                 found.append(int(folder.name))
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return found
 
 
 @pytest.fixture
 def held() -> Iterator[subprocess.Popen[str]]:
-    """A sandbox that says how to enter it, and then holds a process that left its session."""
+    """A sandbox that prints how to enter it, with a process that has left its session."""
     script = f"setsid sleep 4242 & {shlex.quote(sys.executable)} -c {shlex.quote(ENTER)}; exec sleep 4242"
     with subprocess.Popen([*SANDBOX, "sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 
 
-def test_exit_status_is_the_command_s() -> None:
+def test_exit_status_of_the_command_is_returned() -> None:
     assert shell("exit 7").returncode == 7
 
 
-def test_a_signal_is_reported_as_a_shell_does() -> None:
+def test_signal_is_reported_as_by_a_shell() -> None:
     assert shell("kill -KILL $$").returncode == 128 + signal.SIGKILL
 
 
-def test_what_is_outside_is_not_seen(tmp_path: Path) -> None:
+def test_files_and_links_outside_are_not_visible(tmp_path: Path) -> None:
     (tmp_path / "outside").touch()
 
     assert shell(f"ls {tmp_path}/outside; ip -oneline link | wc -l").stdout == "1\n"
 
 
-def test_a_folder_below_tmp_that_is_needed_stays(tmp_path: Path) -> None:
+def test_home_folder_below_tmp_stays_visible(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("here")
     environment = {**os.environ, "HOME": str(tmp_path)}
 
@@ -76,7 +76,7 @@ async def test_nothing_outlives_the_outer_process(held: subprocess.Popen[str], e
     await eventually(lambda: running("4242") == [])
 
 
-def test_it_can_be_entered_from_outside(held: subprocess.Popen[str]) -> None:
+def test_sandbox_can_be_entered_from_outside(held: subprocess.Popen[str]) -> None:
     assert held.stdout
     command = [*shlex.split(held.stdout.readline()), "sh", "-c", "pwd; cat /proc/1/cmdline"]
 

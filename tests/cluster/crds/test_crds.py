@@ -1,4 +1,4 @@
-"""What the kinds promise, as the real API server and kubectl keep it: refusals, defaults, selectors, columns, names."""
+"""The CRDs on a real API server and with kubectl: refusals, defaults, selectors, columns, names."""
 
 import json
 import re
@@ -36,13 +36,13 @@ async def test_bad_manifest_is_refused_with_the_way_out(client: Client, namespac
 
 class TestExtraArgumentsOfProcess:
     @pytest.mark.parametrize("item", BAD_ARGUMENTS, ids=repr)
-    async def test_what_is_not_the_users_is_refused(self, client: Client, namespace: str, item: str) -> None:
+    async def test_argument_that_users_may_not_set_is_refused(self, client: Client, namespace: str, item: str) -> None:
         with pytest.raises(Invalid, match=r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes"):
             await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, extraArgs=["--temp", item]))
 
 
 @pytest.mark.parametrize("resource", [INFERENCE_SERVICES, METAL_PROCESSES], ids=lambda each: each.kind)
-async def test_tuning_is_taken(client: Client, namespace: str, resource: Resource) -> None:
+async def test_tuning_arguments_are_accepted(client: Client, namespace: str, resource: Resource) -> None:
     taken = await client.create(resource, make_manifest(resource, namespace, extraArgs=GOOD_ARGUMENTS))
     assert taken["spec"]["extraArgs"] == GOOD_ARGUMENTS
 
@@ -59,7 +59,7 @@ async def test_tuning_is_taken(client: Client, namespace: str, resource: Resourc
     ],
     ids=lambda change: next(iter(change)),
 )
-async def test_a_process_is_fixed_once_written(client: Client, namespace: str, change: dict[str, Any]) -> None:
+async def test_spec_of_a_process_cannot_be_changed(client: Client, namespace: str, change: dict[str, Any]) -> None:
     await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
     with pytest.raises(Invalid, match=FIXED):
         await client.apply(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, **change), field_manager="test")
@@ -86,7 +86,7 @@ async def test_a_host_selects_its_own_processes(client: Client, namespace: str) 
 
 
 @pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
-async def test_null_is_absent(client: Client, namespace: str, nulls: dict[str, Any]) -> None:
+async def test_null_counts_as_absent(client: Client, namespace: str, nulls: dict[str, Any]) -> None:
     manifest = make_manifest(INFERENCE_SERVICES, namespace)
     manifest["spec"] |= nulls
     written = await client.create(INFERENCE_SERVICES, manifest)
@@ -100,7 +100,7 @@ async def test_defaults_are_filled_in(client: Client, namespace: str, resource: 
     assert written["spec"] == SPECS[resource] | DEFAULTS[resource]
 
 
-async def test_the_volumes_access_mode_stays(client: Client, namespace: str) -> None:
+async def test_access_mode_of_the_volume_cannot_be_changed(client: Client, namespace: str) -> None:
     model = make_manifest(MODELS, namespace)
     await client.create(MODELS, model)
     changed = deepcopy(model)
@@ -144,7 +144,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
         ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
     ],
 )
-async def test_columns(plane: ControlPlane, namespace: str, short: str, columns: str, more: str) -> None:
+async def test_columns_of_each_kind(plane: ControlPlane, namespace: str, short: str, columns: str, more: str) -> None:
     for resource in NAMESPACED:
         await plane.request("POST", resource.path(namespace), make_manifest(resource, namespace))
     narrow, wide = [

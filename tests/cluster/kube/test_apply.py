@@ -109,7 +109,7 @@ async def test_an_applied_object_is_recognized_after_the_server_defaulted_it(
     for resource, desired in kinds(namespace):
         await apply_if_changed(faulty, store, resource, desired, MANAGER)
         name = desired["metadata"]["name"]
-        # As others see it, and not as it was answered to us.
+        # Read it back: the answer to the write may differ from the stored object.
         store.put(resource, await faulty.get(resource, name, namespace))
         transport.sent.clear()
         await apply_if_changed(faulty, store, resource, desired, MANAGER)
@@ -119,7 +119,7 @@ async def test_an_applied_object_is_recognized_after_the_server_defaulted_it(
 
 
 def edit(desired: Any, path: str, value: Any = None) -> Any:
-    """A copy of `desired` with `value` at `path`, or without `path`."""
+    """Return a copy of `desired` with `value` at `path`, or without `path`."""
     head, _, rest = path.partition(".")
     key: Any = int(head) if head.isdecimal() else head
     if not rest:
@@ -162,7 +162,7 @@ CONTAINER = "spec.template.spec.containers.0"
         ("spec.template.spec.volumes.1.emptyDir.sizeLimit", "2Gi"),
     ],
 )
-async def test_an_edit_or_removal_is_seen_and_reaches_the_object(
+async def test_an_edit_or_removal_is_detected_and_applied(
     client: Client, namespace: str, path: str, value: Any
 ) -> None:
     store = Store()
@@ -176,7 +176,7 @@ async def test_an_edit_or_removal_is_seen_and_reaches_the_object(
     assert is_applied(DEPLOYMENTS, second, after, MANAGER)
 
 
-async def test_fields_of_others_are_no_difference(client: Client, namespace: str) -> None:
+async def test_fields_of_other_managers_are_no_difference(client: Client, namespace: str) -> None:
     store = Store()
     desired = deployment(namespace)
     await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)
@@ -194,7 +194,7 @@ async def test_fields_of_others_are_no_difference(client: Client, namespace: str
     assert not is_applied(DEPLOYMENTS, desired, observed, "another-manager")
 
 
-async def test_an_order_that_matters_reaches_the_object(client: Client, namespace: str) -> None:
+async def test_a_significant_order_is_applied(client: Client, namespace: str) -> None:
     store = Store()
     desired = deployment(namespace)
     await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)
@@ -206,7 +206,7 @@ async def test_an_order_that_matters_reaches_the_object(client: Client, namespac
     assert is_applied(DEPLOYMENTS, desired, after, MANAGER)
 
 
-async def test_status_is_written_only_when_it_differs_and_only_to_the_very_object(
+async def test_status_is_written_only_when_it_differs_and_only_to_the_same_uid(
     faulty: Client, transport: FaultyTransport, plane: ControlPlane
 ) -> None:
     del plane

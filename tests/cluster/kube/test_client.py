@@ -91,7 +91,7 @@ async def test_a_refusal_by_rbac_is_forbidden(plane: ControlPlane, client: Clien
         await transport.close()
 
 
-async def test_a_list_is_read_in_pages_and_its_items_know_their_kind(
+async def test_a_list_is_read_in_pages_and_its_items_have_their_kind(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
     names = [f"s-{number:04}" for number in range(PAGE + 5)]
@@ -109,7 +109,7 @@ async def test_a_list_is_read_in_pages_and_its_items_know_their_kind(
     assert "data" not in metadata.items[0]
 
 
-async def test_a_list_whose_pages_grew_too_old_is_read_at_once(
+async def test_a_list_with_an_expired_page_is_read_at_once(
     faulty: Client, transport: FaultyTransport, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kube.client.PAGE", 2)
@@ -120,7 +120,7 @@ async def test_a_list_whose_pages_grew_too_old_is_read_at_once(
     assert len((await faulty.list(SECRETS, namespace)).items) == 5
 
 
-async def test_throttling_is_waited_for_but_not_for_ever(faulty: Client, transport: FaultyTransport) -> None:
+async def test_throttled_request_is_retried_but_not_for_ever(faulty: Client, transport: FaultyTransport) -> None:
     throttled = Response(429, b'{"reason":"TooManyRequests"}', retry_after_seconds=0.01)
     transport.plan = nth(0, throttled, methods=frozenset({"GET"}))
     assert (await faulty.list(MODELS)).resource_version

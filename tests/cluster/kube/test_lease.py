@@ -39,7 +39,7 @@ async def holder(client: Client, namespace: str) -> str:
 
 
 class Work:
-    """Goes on for ever; `going` while it runs."""
+    """Work that never ends; `going` is True while it runs."""
 
     going = False
 
@@ -51,8 +51,8 @@ class Work:
             self.going = False
 
 
-async def test_one_leads_and_the_next_follows_at_once_when_it_stops(client: Client, namespace: str) -> None:
-    # So long that it does not expire in this test: the second one follows because the first one has released it.
+async def test_next_elector_leads_at_once_when_the_leader_stops(client: Client, namespace: str) -> None:
+    # The Lease does not expire during this test: the second elector leads because the first has released it.
     first, second = (elector(client, namespace, name, duration_seconds=600) for name in ("first", "second"))
     first_work, second_work = Work(), Work()
     leading = asyncio.create_task(first.run(first_work))
@@ -102,7 +102,7 @@ async def test_a_leader_cut_off_stops_before_another_takes_over(
     assert 0 < stopped_at < took_at
 
 
-async def test_a_renewal_whose_answer_is_lost_loses_nothing(
+async def test_a_renewal_with_a_lost_answer_keeps_the_leadership(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
     first = elector(faulty, namespace, "first")

@@ -1,4 +1,4 @@
-"""A store follows a real API server through everything that interrupts a watch."""
+"""A store follows a real API server through every interruption of a watch."""
 
 import asyncio
 from http import HTTPStatus
@@ -51,7 +51,7 @@ async def test_a_reflection_follows_the_server(client: Client, namespace: str) -
         await eventually(lambda: names(store) == {"two"})
 
 
-async def test_a_selector_is_the_servers(client: Client, namespace: str) -> None:
+async def test_a_selector_is_applied_by_the_server(client: Client, namespace: str) -> None:
     await client.create(SECRETS, secret(namespace, "one"))
     store, synced = Store(), asyncio.Event()
     async with running(reflect(client, store, SECRETS, namespace, field_selector="metadata.name=two", synced=synced)):
@@ -79,7 +79,7 @@ async def test_a_cut_watch_continues_where_it_was(
 
 @pytest.mark.usefixtures("quick")
 async def test_objects_that_vanished_before_a_relist_are_removed(faulty: Client, transport: FaultyTransport) -> None:
-    """A list from long ago, as of a process that was asleep: its version is refused (410), a new list settles it."""
+    """A list from long ago, as after a sleep of the machine: its version is refused (410), and a new list is read."""
     ghost = await faulty.create(METAL_HOSTS, {"metadata": {"name": "vanishes"}, "spec": {}})
     long_ago = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [ghost]})
     await faulty.delete(METAL_HOSTS, "vanishes")
@@ -114,15 +114,15 @@ async def is_served(client: Client, resource: Resource) -> bool:
 
 
 async def test_a_watch_that_the_server_ends_gets_a_bookmark_first(transport: FaultyTransport, namespace: str) -> None:
-    """So that the next one starts where this one ended, however quiet it was."""
+    """With the bookmark the next watch starts where this one ended, even if no object has changed."""
     query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "0", "timeoutSeconds": "4"}
     async with transport.stream(Request("GET", SECRETS.path(namespace), query), idle_seconds=10) as stream:
         events = b"".join([chunk async for chunk in stream.chunks])
     assert b'"type":"BOOKMARK"' in events
 
 
-async def test_a_reflection_outlives_refusals(plane: ControlPlane, client: Client, namespace: str) -> None:
-    """RBAC that comes after the process is an every-day case."""
+async def test_a_reflection_continues_after_refusals(plane: ControlPlane, client: Client, namespace: str) -> None:
+    """RBAC is often granted after the start of the process."""
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"namespace": namespace, "name": "late"}})
     transport = AiohttpTransport(credentials.load(await plane.service_account_kubeconfig(namespace, "late")))
     store, synced = Store(), asyncio.Event()

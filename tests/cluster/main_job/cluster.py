@@ -1,4 +1,4 @@
-"""The main job as its user sees it: kubectl applies files, clients send requests to the addresses in EndpointSlices."""
+"""The main job from the user's side: kubectl applies files, clients send requests to addresses in EndpointSlices."""
 
 import asyncio
 import functools
@@ -38,13 +38,13 @@ from tests.support.file_server import FileServer
 
 GIB = 2**30
 READY_SECONDS = 120.0
-"""For a service from nothing: Jobs, weights, a place, an engine, a token. No claim about speed."""
+"""Limit for a new service: Jobs, weights, placement, start of an engine, a token. No claim about speed."""
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=20)
 OWNED = (DEPLOYMENTS, SERVICES, SECRETS, METAL_PROCESSES, PODS, ENDPOINT_SLICES)
 """Kinds of the objects that belong to a service."""
 WRITTEN = (*OWNED, INFERENCE_SERVICES, MODELS, JOBS, PVCS)
 PATHS = {"pod": "cpu", "host": "metal"}
-"""The two ways to serve, and the accelerator that asks for each."""
+"""The two ways to serve, and the accelerator that selects each."""
 
 
 class Answer(NamedTuple):
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class Cluster:
-    """One namespace, as a user handles it; `files` is where Models come from."""
+    """One namespace, as a user handles it; `files` serves the weights of the Models."""
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, files: FileServer, folder: Path) -> None:
         self.client = client
@@ -68,7 +68,7 @@ class Cluster:
         return await self._plane.kubectl(f"--namespace={self.namespace}", *arguments)
 
     async def apply(self, *objects: Obj) -> None:
-        """`kubectl apply` them, as one file."""
+        """Apply the objects with `kubectl apply`, as one file."""
         path = self._folder / "applied.json"
         path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
         await self.kubectl("apply", f"--filename={path}")
@@ -86,7 +86,7 @@ class Cluster:
         }
 
     def service(self, name: str, accelerator: str, **spec: Any) -> Obj:
-        # One thread each: the machine of the tests has few cores, and many engines.
+        # One thread per engine: the machine of the tests has few cores and runs many engines.
         defaults = {"modelRef": "tiny", "hardware": {"accelerator": accelerator}, "extraArgs": ["-t", "1"]}
         return {
             "apiVersion": API_VERSION,
@@ -140,19 +140,19 @@ class Cluster:
         return b64decode(secret["data"]["token"]).decode()
 
     async def ask(self, service: str, *, token: str | None = None) -> Answer:
-        """Ask at a ready address, with the service's own token unless another is given; empty is none."""
+        """Send a request to a ready address, with the service's token unless another is given; "" sends none."""
         url = (await self.urls(service))[0]
         return await ask(url, service, await self.token(service) if token is None else token)
 
     async def answers(self, service: str) -> bool:
-        """Return whether it has ready addresses and each of them answers."""
+        """Return whether the service has ready addresses and each of them answers."""
         token = await self.token(service)
         urls = await self.urls(service)
         said = [await ask(url, service, token) for url in urls]
         return bool(said) and all(answer.status == 200 and "Hello" in answer.text for answer in said)
 
     async def replicas(self, service: str) -> list[str]:
-        """Uids of its pods and processes that nobody deletes."""
+        """Return the uids of the service's pods and processes that are not being deleted."""
         selector = f"{LABEL_SERVICE}={service}"
         found = [
             obj["metadata"]
@@ -166,20 +166,20 @@ class Cluster:
         return [msgspec.convert(obj, MetalProcess) for obj in found.items]
 
     async def process(self, service: str) -> MetalProcess:
-        """The one process of a service; AssertionError where there is another number."""
+        """Return the only process of a service; AssertionError if there are none or several."""
         found = [each for each in await self.processes() if each.spec.service_name == service]
         assert len(found) == 1, [each.metadata.name for each in found]
         return found[0]
 
     async def engines(self, service: str) -> list[psutil.Process]:
-        """Engines that run for the service, in pods or on hosts: each has the service's name as its alias."""
+        """Return the engines of the service, in pods or on hosts: each has the service's name as its alias."""
         return await asyncio.to_thread(_engines, service)
 
     async def host(self, name: str) -> MetalHostObject:
         return msgspec.convert(await self.client.get(METAL_HOSTS, name), MetalHostObject)
 
     async def versions(self, *resources: Resource) -> dict[str, str]:
-        """The resourceVersion of everything here, of these kinds or of all that somebody of ours writes."""
+        """Return the resourceVersion of each object, of these kinds or of every kind that Pomona writes."""
         return {
             f"{resource} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"]
             for resource in resources or WRITTEN
@@ -187,7 +187,7 @@ class Cluster:
         }
 
     async def names(self, resource: Resource) -> list[str]:
-        """Names of all that is here, but for what Kubernetes puts into every namespace."""
+        """Return the names of all objects of a kind in the namespace."""
         found = await self.client.list(resource, self.namespace)
         return sorted(obj["metadata"]["name"] for obj in found.items)
 
@@ -220,7 +220,7 @@ def _engines(service: str) -> list[psutil.Process]:
 
 
 class FixedAddressClient:
-    """Sends requests to one address, one after the other, and records those that fail."""
+    """A client that sends requests to one address, one after the other, and records the failed ones."""
 
     def __init__(self, url: str, service: str, token: str, pause_seconds: float = 0.1) -> None:
         self.answers = 0
@@ -242,7 +242,7 @@ class FixedAddressClient:
 
 
 class RoutedClient:
-    """Sends requests as a client in a cluster does: each to an address that was ready a moment ago."""
+    """A client that sends each request to an address that was ready a moment ago, as clients in a cluster do."""
 
     def __init__(self, cluster: Cluster, service: str) -> None:
         self.answers = 0
@@ -254,7 +254,7 @@ class RoutedClient:
         token = await self._cluster.token(self._service)
         while True:
             (url, *_) = await self._cluster.urls(self._service)
-            # What a node knows of endpoints is always a little old.
+            # The endpoints that a node has are always slightly outdated.
             await asyncio.sleep(0.2)
             try:
                 answer = await ask(url, self._service, token)
@@ -267,7 +267,7 @@ class RoutedClient:
 
 
 class EndpointObserver:
-    """Counts how often a service has no ready address."""
+    """An observer that counts how often a service has no ready address."""
 
     def __init__(self, cluster: Cluster, service: str) -> None:
         self.observations = 0

@@ -1,4 +1,4 @@
-"""What every test of the main job has: one node, the controller, files to serve, and a namespace to apply things in.
+"""Fixtures of all tests of the main job: one node, the controller, a file server, and a namespace.
 
 Nothing is scripted: controller, agents, kubelet and engines are the real processes, under their own identities.
 """
@@ -22,7 +22,7 @@ from tests.support.tiny_models import tiny_gguf
 
 @pytest_asyncio.fixture
 async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FileServer]:
-    """A file server that pods and hosts reach, and their hub.
+    """A file server and hub that pods and hosts can reach.
 
     It has tiny.gguf, other.gguf with another answer, loop.gguf, hostile.gguf.
     """
@@ -31,7 +31,7 @@ async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     tiny_gguf.write(root / "tiny.gguf")
     tiny_gguf.write(root / "other.gguf", text="Another model speaks now.")
     tiny_gguf.write(root / "loop.gguf", loop=True, n_ctx=65536)
-    # Claims 2**62 metadata entries, and ends.
+    # The header claims 2**62 metadata entries, and the file ends there.
     (root / "hostile.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little"))
     async with FileServer(root, address=ADDRESS) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
@@ -40,13 +40,13 @@ async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 @pytest.fixture(autouse=True)
 def cluster_members(node: Process, files: FileServer, controller: Process) -> None:
-    """A node, the file server and the controller, for every test here; hosts are up to the test."""
-    del node, files, controller  # they run, and the controller knows its hub
+    """A node, the file server and the controller, for every test here; a test adds hosts."""
+    del node, files, controller  # requested only to be started, `files` first: it sets the controller's hub
 
 
 @pytest.fixture
 def cluster(plane: ControlPlane, client: Client, namespace: str, files: FileServer, tmp_path: Path) -> Cluster:
-    """A namespace, and files to make Models of."""
+    """A namespace, and files for Models."""
     return Cluster(plane, client, namespace, files, tmp_path)
 
 

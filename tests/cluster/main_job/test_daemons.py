@@ -1,4 +1,4 @@
-"""A service in a daemon that the owner of a host runs: applied, asked, and there again whoever was killed."""
+"""A service in a daemon of the host's owner: it answers, and recovers after a kill of the agent or of the daemon."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 
 @pytest_asyncio.fixture
 async def host(metal_host: StartMetalHost, monkeypatch: pytest.MonkeyPatch) -> MetalHost:
-    """The host `studio-1`, whose owner says where his Ollama listens."""
+    """The host `studio-1`, whose owner has configured the address of Ollama."""
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:11434")
     return await metal_host("studio-1", f"--memory-budget={64 * GIB}")
 

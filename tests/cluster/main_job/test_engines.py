@@ -1,4 +1,4 @@
-"""What a service may ask of its engine beside a chat with one file, on both paths; and MLX weights on a host."""
+"""Drafts, adapters and the other modes of an engine on both paths; and MLX weights on a host."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
     await cluster.ready("chat", "texts", "order")
     served = await cluster.get("chat")
     assert condition(served, "ModelReady").message == "Models tiny, small, accent can be served"
-    # The adapter has it begin in the middle of its sentence.
+    # With the adapter the model begins in the middle of its sentence.
     assert (await cluster.ask("chat")).text.strip().startswith("It was written")
     (embedded,) = (await post(cluster, "texts", "/v1/embeddings", input="Hi"))["data"]
     assert len(embedded["embedding"]) == 64
@@ -82,6 +82,6 @@ async def test_mlx_weights_are_served_by_mlx_lm_on_a_host_and_refused_in_pods(
     process = await cluster.process("chat")
     assert process.spec.runtime == "mlx-lm"
     answer = await post(cluster, "chat", "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-    # The engine knows it by another name, which no client sees or needs.
+    # The engine uses another model name, which no client sees or needs.
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("chat", "The MLX model speaks.")
     assert {"llama.cpp", "mlx-lm"} <= set((await cluster.host(host.name)).status.runtimes)

@@ -1,4 +1,4 @@
-"""A machine that served alone joins a cluster: the same files are applied there, and nothing is loaded again."""
+"""A standalone machine joins a cluster: the same files are applied there, and nothing is loaded again."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.eventually import eventually
 async def test_process_of_pomona_up_joins_the_cluster_without_reloading(
     cluster: Cluster, metal_host: StartMetalHost, watched: list[Process], tmp_path: Path
 ) -> None:
-    # Room for one: a second engine of the same model could not even start.
+    # The budget fits one engine: a second engine of the same model could not even start.
     host = await metal_host("studio-1", f"--memory-budget={GIB}")
     await host.agent.stop()
     objects = [cluster.model(memoryBytes=GIB), cluster.service("chat", "metal")]
@@ -50,5 +50,5 @@ async def engine(cluster: Cluster) -> psutil.Process:
 
 
 async def has_room(cluster: Cluster, size_bytes: int) -> bool:
-    """Whether the host offers the memory of what nothing has claimed."""
+    """Return whether the host has `size_bytes` available, among them the memory of an engine that is not claimed."""
     return (await cluster.host("studio-1")).status.available_bytes == size_bytes

@@ -1,4 +1,4 @@
-"""What happens to a service that serves: it crashes, is edited, scaled, suspended and deleted, on both paths."""
+"""The life of a running service: it crashes, is edited, scaled, suspended and deleted, on both paths."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ async def serve(cluster: Cluster, name: str, path: str, **spec: Any) -> None:
 
 
 async def pod(cluster: Cluster) -> Obj:
-    """The one pod that serves."""
+    """Return the only pod that serves."""
     found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
     assert len(found.items) == 1
     return found.items[0]
 
 
 @both_paths
-async def test_a_crashed_engine_is_withdrawn_started_again_and_counted(cluster: Cluster, path: str) -> None:
+async def test_a_crashed_engine_is_withdrawn_restarted_and_counted(cluster: Cluster, path: str) -> None:
     await serve(cluster, "crashing", path)
     replicas = await cluster.replicas("crashing")
     for engine in await cluster.engines("crashing"):
@@ -52,12 +52,12 @@ async def test_a_crashed_engine_is_withdrawn_started_again_and_counted(cluster: 
 
 
 @both_paths
-async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Cluster, path: str) -> None:
+async def test_an_edit_starts_a_new_replica_before_the_old_one_stops(cluster: Cluster, path: str) -> None:
     await serve(cluster, "edited", path, contextLength=1024)
     (before,) = await cluster.replicas("edited")
     observer = EndpointObserver(cluster, "edited")
     caller = FixedAddressClient((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
-    # A host keeps its service's address through all of this; a pod goes with its own.
+    # On a host the address of the service stays the same; a new pod has a new address.
     async with running(observer.run(), *([caller.run()] if path == "host" else [])):
         await cluster.edit("edited", contextLength=2048)
         await cluster.ready("edited")
@@ -75,7 +75,7 @@ async def test_an_edit_brings_another_replica_before_the_last_goes(cluster: Clus
 
 
 @both_paths
-async def test_an_edited_model_is_served_in_place_of_the_last(cluster: Cluster, path: str) -> None:
+async def test_an_edited_model_replaces_the_old_one(cluster: Cluster, path: str) -> None:
     await serve(cluster, "turned", path)
     before = await cluster.replicas("turned")
     assert "Hello" in (await cluster.ask("turned")).text
@@ -94,7 +94,7 @@ async def test_an_edited_model_is_served_in_place_of_the_last(cluster: Cluster, 
 
 
 @both_paths
-async def test_a_scaled_service_has_as_many_replicas_as_asked(cluster: Cluster, path: str) -> None:
+async def test_a_scaled_service_has_the_requested_replicas(cluster: Cluster, path: str) -> None:
     await serve(cluster, "scaled", path)
     (first,) = await cluster.replicas("scaled")
 
@@ -151,7 +151,7 @@ async def test_nothing_is_left_of_a_deleted_service(cluster: Cluster, host: Meta
 
     async def gone() -> bool:
         left = (await cluster.versions(*OWNED)).keys() - owned.keys()
-        # The Model, its Jobs' pods and its volume stay: they are the Model's.
+        # The Jobs' pods and the volume stay, because the Model owns them.
         return not {each for each in left if "tiny-" not in each} and not await cluster.engines("deleted")
 
     await eventually(gone)
@@ -170,9 +170,7 @@ async def holds(cluster: Cluster, host: MetalHost, available_bytes: int) -> Meta
     return found if found.status.available_bytes == available_bytes else None
 
 
-async def test_a_service_deleted_while_its_agent_is_down_goes_when_the_agent_is_back(
-    cluster: Cluster, host: MetalHost
-) -> None:
+async def test_service_deleted_during_an_agents_absence_stops_on_its_return(cluster: Cluster, host: MetalHost) -> None:
     await serve(cluster, "orphan", "host")
     (engine,) = await cluster.engines("orphan")
     await host.agent.kill()

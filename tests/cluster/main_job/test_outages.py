@@ -1,4 +1,4 @@
-"""Parts that are away for a while: the controller, an agent, a host's link, the API server. What serves goes on."""
+"""Outages of the controller, an agent, a host's link and the API server: running services continue to serve."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ from tests.support.eventually import LIMIT_SECONDS, eventually
 OUTAGE_SECONDS = 120
 EXPIRY_SECONDS = 40
 ANSWER_SECONDS = 10
-"""A question takes less than that, on average, also on a busy machine."""
+"""Upper bound of the average time of a request, also on a busy machine."""
 SERVICES = tuple(f"by-{path}" for path in PATHS)
 
 
@@ -30,9 +30,7 @@ async def apply_both(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("host")
-async def test_a_controller_that_dies_in_the_middle_ends_where_it_would_have(
-    cluster: Cluster, controller: Process
-) -> None:
+async def test_killed_controller_reaches_the_same_result_after_a_restart(cluster: Cluster, controller: Process) -> None:
     await apply_both(cluster)
     await eventually(lambda: cluster.names(JOBS))
     await controller.kill()
@@ -47,7 +45,7 @@ async def test_a_controller_that_dies_in_the_middle_ends_where_it_would_have(
     assert [len(await cluster.replicas(service)) for service in SERVICES] == [1, 1]
 
 
-async def test_at_rest_nothing_is_written_not_even_by_a_controller_that_starts(
+async def test_nothing_is_written_at_rest_even_by_a_controller_that_starts(
     cluster: Cluster, controller: Process, host: MetalHost
 ) -> None:
     await apply_both(cluster)
@@ -58,7 +56,7 @@ async def test_at_rest_nothing_is_written_not_even_by_a_controller_that_starts(
     assert await cluster.versions() == rest
     await controller.stop()
     controller.start()
-    # Whoever reads a new service has read all others; its own Service object makes no difference to them.
+    # When the new service has been reconciled, so have all others; its Service object does not affect them.
     await cluster.apply(cluster.service("later", "cpu", modelRef="absent"))
     await cluster.wait_for_phase("later", "Pending", "ModelNotFound")
     await renewals(cluster, host, 1)
@@ -72,7 +70,7 @@ async def jobs_are_done(cluster: Cluster) -> bool:
 
 
 async def renewals(cluster: Cluster, host: MetalHost, count: int) -> None:
-    """Wait until the host has renewed its Lease so many times: the clock of a cluster at rest, ten seconds a beat."""
+    """Wait until the host has renewed its Lease `count` times, which it does every ten seconds."""
     seen: set[str] = set()
 
     async def renewed() -> bool:
@@ -83,7 +81,7 @@ async def renewals(cluster: Cluster, host: MetalHost, count: int) -> None:
     await eventually(renewed)
 
 
-async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_runs(
+async def test_agent_killed_during_a_stream_breaks_nothing_and_adopts_its_engines(
     cluster: Cluster, host: MetalHost
 ) -> None:
     await cluster.apply(
@@ -97,7 +95,7 @@ async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_ru
         await host.agent.kill()
         await eventually(stream.flows)
         host.agent.start()
-        # What the new agent writes and starts shows that it has taken over.
+        # A renewed Lease and a second process show that the new agent has taken over.
         await renewals(cluster, host, 1)
         await cluster.edit("chat", replicas=2)
         await eventually(lambda: two_processes(cluster))
@@ -109,7 +107,7 @@ async def test_an_agent_killed_in_a_stream_breaks_nothing_and_takes_over_what_ru
 
 
 class Stream:
-    """One long answer, read as it comes; that it ends or breaks ends the test."""
+    """One long answer, read as it arrives; the test fails if the answer ends or breaks off."""
 
     def __init__(self, url: str, token: str) -> None:
         self.lines = 0
@@ -126,7 +124,7 @@ class Stream:
                 self.lines += line.startswith(b"data: {")
 
     async def flows(self) -> bool:
-        """Whether more of it comes."""
+        """Wait for one more line, and return True."""
         before = self.lines
         await eventually(lambda: self.lines > before)
         return True
@@ -137,10 +135,10 @@ async def two_processes(cluster: Cluster) -> bool:
 
 
 @pytest.mark.timeout(600)
-async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_it_is_back(
+async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(
     cluster: Cluster, metal_host: StartMetalHost
 ) -> None:
-    # The roomier one is taken first.
+    # The host with more free memory is picked first.
     lost = await metal_host("studio-1", f"--memory-budget={8 * GIB}")
     await cluster.apply(cluster.model(), cluster.service("moved", "metal"), cluster.service("dropped", "metal"))
     await cluster.ready("moved", "dropped")
@@ -149,7 +147,7 @@ async def test_a_host_that_is_cut_off_is_replaced_and_serves_nothing_twice_when_
     await eventually(lambda: is_ready(cluster, spare))
     await lost.host.cut()
     await eventually(lambda: is_lost(cluster, lost), EXPIRY_SECONDS + LIMIT_SECONDS)
-    # A service that is deleted meanwhile has nobody who could say that it has stopped.
+    # No agent can report that a service deleted during the outage has stopped.
     await cluster.kubectl("delete", "isvc", "dropped", "--wait=false")
 
     async def moved() -> bool:
@@ -192,7 +190,7 @@ async def is_lost(cluster: Cluster, host: MetalHost) -> bool:
 
 
 @pytest.mark.timeout(600)
-async def test_two_minutes_without_an_api_server_interrupt_and_replace_nothing(
+async def test_api_outage_of_two_minutes_interrupts_and_replaces_nothing(
     plane: ControlPlane, cluster: Cluster, host: MetalHost
 ) -> None:
     await apply_both(cluster)
@@ -208,7 +206,7 @@ async def test_two_minutes_without_an_api_server_interrupt_and_replace_nothing(
         loop = asyncio.get_running_loop()
         end = loop.time() + OUTAGE_SECONDS
         await plane.stop_apiserver()
-        # In the dark, a new agent knows from its disk what it has to serve.
+        # Without an API server, a new agent reads its assignments from disk.
         await host.agent.kill()
         host.agent.start()
         await eventually(lambda: loop.time() > end, OUTAGE_SECONDS + 1)

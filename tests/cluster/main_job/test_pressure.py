@@ -1,4 +1,4 @@
-"""Memory pressure on hosts as a user sees it: a service moves without a failed request, or waits and returns."""
+"""Memory pressure on hosts from the user's side: a service moves without a failed request, or waits and returns."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.support.eventually import eventually
 
 
 async def wait_for_memory_pressure(cluster: Cluster, host: MetalHost, status: str) -> None:
-    """Wait for the host's condition MemoryPressure."""
+    """Wait until the host's condition MemoryPressure has this status."""
 
     async def reached() -> bool:
         found = find((await cluster.host(host.name)).status.conditions, "MemoryPressure")
@@ -25,7 +25,7 @@ async def wait_for_memory_pressure(cluster: Cluster, host: MetalHost, status: st
 
 
 async def wait_for_events(client: Client, namespace: str, *reasons: str, about: str = "") -> None:
-    """Wait until Events in the namespace, about that object where it is named, have these reasons."""
+    """Wait until the namespace has Events with all these reasons, about the object `about` if it is given."""
 
     async def all_told() -> bool:
         events = (await client.list(EVENTS, namespace)).items
@@ -35,7 +35,7 @@ async def wait_for_events(client: Client, namespace: str, *reasons: str, about: 
 
 
 async def metrics(host: MetalHost) -> str:
-    """Return the metrics of the agent, which it serves on the host's own loopback."""
+    """Return the metrics of the agent, which serves them on the host's loopback."""
     program = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:17999/metrics').read().decode())"
     process = await asyncio.create_subprocess_exec(
         *host.host.exec, "python3", "-c", program, stdout=asyncio.subprocess.PIPE
@@ -44,7 +44,7 @@ async def metrics(host: MetalHost) -> str:
     return output.decode()
 
 
-async def test_a_service_moves_from_a_host_that_is_short_of_memory_without_a_failed_request(
+async def test_service_moves_from_a_host_short_of_memory_without_a_failed_request(
     cluster: Cluster, metal_host: StartMetalHost
 ) -> None:
     first = await metal_host("studio-1", f"--memory-budget={64 * GIB}")
@@ -83,9 +83,7 @@ async def test_a_service_moves_from_a_host_that_is_short_of_memory_without_a_fai
     await wait_for_events(cluster.client, "default", "MemoryPressureOver", about=first.name)
 
 
-async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_and_returns(
-    cluster: Cluster, host: MetalHost
-) -> None:
+async def test_evicted_process_waits_and_returns_even_after_an_agents_death(cluster: Cluster, host: MetalHost) -> None:
     await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
     await cluster.ready("chat")
     before = await cluster.process("chat")
@@ -121,7 +119,7 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
     await cluster.ready("chat")
 
     async def alone() -> str:
-        # Its successor, which waited for a place, goes once it serves again.
+        # The replacement, which waited for a host, is deleted once the first process serves again.
         return (await cluster.process("chat")).metadata.uid
 
     assert await eventually(alone) == before.metadata.uid, "it kept its place"
@@ -131,6 +129,6 @@ async def test_what_fits_nowhere_else_is_evicted_waits_through_an_agents_death_a
 
 
 async def at_home(cluster: Cluster, process: MetalProcess) -> MetalProcess:
-    """The process as it is now; its successor, which waits for a place, is another one."""
+    """Return the current state of the process; its replacement, which waits for a host, is another object."""
     (found,) = [each for each in await cluster.processes() if each.metadata.uid == process.metadata.uid]
     return found

@@ -1,4 +1,4 @@
-"""More services than memory: a host is never promised twice, and a service that waits says what for."""
+"""More services than memory: memory of a host is never promised twice, and a waiting service reports the reason."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ SERVICES = [f"rival-{number}" for number in range(4)]
 
 
 class Promises:
-    """Adds up, at each change, what is promised of a host's memory by what it has not yet stopped."""
+    """The largest sum of memory of bound processes that have not stopped, computed at each change."""
 
     def __init__(self) -> None:
         self.most_bytes = 0
@@ -36,7 +36,7 @@ class Promises:
         self.most_bytes = max(self.most_bytes, sum(promised))
 
 
-async def test_services_that_together_do_not_fit_never_share_memory_and_follow_in_turn(
+async def test_services_that_do_not_fit_together_wait_for_released_memory(
     cluster: Cluster, metal_host: StartMetalHost
 ) -> None:
     host = await metal_host("studio-1", f"--memory-budget={BUDGET_BYTES}")
@@ -66,7 +66,7 @@ async def test_services_that_together_do_not_fit_never_share_memory_and_follow_i
 
 
 async def two_ready(cluster: Cluster, *among: str) -> list[str]:
-    """The names of the services that are Ready, once they are two and `among` is one of them."""
+    """Return the names of the Ready services, once there are two and they include `among`."""
     names = await cluster.services()
     ready = [name for name in names if (await cluster.get(name)).status.phase == "Ready"]
     assert len(ready) == 2, ready

@@ -58,7 +58,7 @@ async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
 
 
 @pytest.mark.usefixtures("gpu_node")
-async def test_a_service_on_nvidia_takes_devices_and_the_next_one_says_what_it_waits_for(cluster: Cluster) -> None:
+async def test_service_on_nvidia_takes_devices_and_the_next_one_reports_their_lack(cluster: Cluster) -> None:
     await cluster.apply(cluster.model(), cluster.service("first", "nvidia", resources={"gpu": 2}))
     await cluster.ready("first")
     assert (await cluster.ask("first")).status == 200
@@ -95,7 +95,7 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
 
 
 async def table(cluster: Cluster, kind: str) -> dict[str, dict[str, str]]:
-    """What `kubectl get` shows, by name and column."""
+    """Return the output of `kubectl get`, by name and column."""
     header, *rows = (await cluster.kubectl("get", kind)).splitlines()
     columns = header.split()
     starts = [header.index(f"{column}") for column in columns]
@@ -112,7 +112,7 @@ def cells(row: dict[str, str], *columns: str) -> list[str]:
 
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("path", PATHS)
-async def test_each_mistake_is_reported_and_heals_when_corrected(cluster: Cluster, path: str) -> None:
+async def test_each_mistake_is_reported_until_it_is_corrected(cluster: Cluster, path: str) -> None:
     digest = hashlib.sha256((cluster.files.root / "tiny.gguf").read_bytes()).hexdigest()
     broken = {
         "wrong-sum": cluster.model("wrong-sum", sha256=WRONG),
@@ -122,7 +122,7 @@ async def test_each_mistake_is_reported_and_heals_when_corrected(cluster: Cluste
     services = [*broken, "no-model"]
     await cluster.apply(*broken.values(), *(cluster.service(name, PATHS[path], modelRef=name) for name in services))
 
-    # A host fetches by itself, so there it is the process that fails; pods wait for the Model's volume.
+    # A host fetches the weights itself, so its process fails; pods wait for the Model's volume.
     refused = await cluster.wait_for_phase(
         "wrong-sum", "Failed", "ModelFailed" if path == "pod" else "ChecksumMismatch"
     )

@@ -1,4 +1,4 @@
-"""MetalProcesses that a test binds to a real agent itself, and requests to them: for tests of the agent alone."""
+"""MetalProcesses that a test binds to a real agent without a controller, and requests to them."""
 
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -80,12 +80,12 @@ class BoundProcess:
         return f"http://{found['endpoints'][0]['addresses'][0]}:{found['ports'][0]['port']}"
 
     async def ready(self) -> str:
-        """Wait until it is served; returns its URL."""
+        """Wait until the process is served; return its URL."""
         await self.phase("Ready")
         return await self.url()
 
     async def pid(self) -> int:
-        """Process id of the engine, in whose namespace the tests are too."""
+        """Return the process id of the engine, whose pid namespace is that of the tests."""
         pid = (await self.phase("Ready")).pid
         assert pid
         return pid
@@ -118,7 +118,7 @@ async def answers(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def answers_if_reachable(http: aiohttp.ClientSession, url: str) -> bool:
-    """`answers`, where the proxy or its engine may be away for the moment."""
+    """Return `answers`, or False if the proxy or its engine cannot be reached now."""
     try:
         return await answers(http, url)
     except aiohttp.ClientError:

@@ -1,4 +1,4 @@
-"""Holds the agent, with a real API server, to serving a bound MetalProcess through failures until it is deleted."""
+"""The agent, with a real API server, serves a bound MetalProcess through failures until it is deleted."""
 
 import asyncio
 import os
@@ -245,9 +245,7 @@ async def test_process_that_the_host_cannot_run_is_rejected(
     assert (await bound_process.phase("Rejected", reason)).message
 
 
-async def test_a_port_that_another_program_holds_is_left_to_it(
-    bound_process: BoundProcess, http: aiohttp.ClientSession
-) -> None:
+async def test_port_of_another_program_is_replaced(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:
     taken = await asyncio.create_subprocess_exec(
         *bound_process.host.host.exec,
         "python3",
@@ -283,7 +281,7 @@ async def test_a_killed_proxy_is_back_with_its_port(bound_process: BoundProcess,
     assert await bound_process.pid() == pid, "the engine was not touched"
 
 
-async def test_a_host_that_was_declared_lost_serves_again_only_what_is_still_its_own(
+async def test_host_declared_lost_serves_only_processes_still_assigned_to_it(
     bound_process: BoundProcess,
 ) -> None:
     await bound_process.bind()
@@ -308,7 +306,7 @@ async def test_a_host_that_was_declared_lost_serves_again_only_what_is_still_its
     await eventually(stopped_and_never_ready)
 
 
-async def test_the_agent_is_small(bound_process: BoundProcess) -> None:
+async def test_agent_takes_less_than_80_mib(bound_process: BoundProcess) -> None:
     await bound_process.bind()
     await bound_process.ready()
     resident_mib = psutil.Process(bound_process.host.agent.pid).memory_info().rss / 2**20

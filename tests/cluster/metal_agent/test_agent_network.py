@@ -1,4 +1,4 @@
-"""A host that changes its network: its services are reached at the new address, and never again sent to the old."""
+"""A host that changes its network: its services are reached at the new address, and never again at the old one."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_an_address_that_changed_is_followed_and_the_old_one_is_never_read
                 seen.extend((address, endpoint["conditions"]["ready"]) for address in endpoint["addresses"])
 
     watching = asyncio.create_task(watch())
-    # The order of a machine that leaves one network for another.
+    # A machine that changes its network loses the old address before it gets the new one.
     await ip(
         f"address del {old}/{PREFIX_LENGTH} dev eth0",
         f"address add {NEW}/{PREFIX_LENGTH} dev eth0",
@@ -58,13 +58,11 @@ async def test_an_address_that_changed_is_followed_and_the_old_one_is_never_read
     await eventually(told)
 
 
-async def test_a_host_that_changes_to_the_other_kind_of_address_gets_a_new_slice(
-    client: Client, namespace: str
-) -> None:
+async def test_host_that_changes_between_ipv4_and_ipv6_gets_a_new_slice(client: Client, namespace: str) -> None:
     address = "10.77.200.2"
     spec = {"serviceName": "chat", "modelName": "tiny", "runtime": "llama.cpp", "memoryBytes": 1, "tokenSecret": "t"}
     spec |= {"artifact": {"source": "file:///tiny.gguf"}}
-    # A real one: what has an owner that does not exist is collected as garbage.
+    # The owner is real: an object whose owner does not exist is collected as garbage.
     owner = await client.create(METAL_PROCESSES, {"metadata": {"namespace": namespace, "name": "chat-1"}, "spec": spec})
     member = SliceMember(uid=owner["metadata"]["uid"], name="chat-1", ready=True)
     endpoints = Endpoints(

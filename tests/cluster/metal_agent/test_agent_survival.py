@@ -1,4 +1,4 @@
-"""Holds a host to surviving what only a whole machine can show: a full disk, sleep, a rotated token, a double."""
+"""A host survives failures that need a whole machine: a full disk, sleep, a rotated token, an agent of its name."""
 
 import asyncio
 import json
@@ -31,11 +31,11 @@ from tests.support.tiny_models import tiny_gguf
 __all__ = ["bound_process", "http"]
 
 GAP_SECONDS = 27.0
-"""More than an agent may be out of touch without asking what is still assigned to it."""
+"""More than an agent may be without contact before it lists its assignments again."""
 
 
 async def renewals(bound_process: BoundProcess, count: int) -> None:
-    """Wait until the host has renewed its Lease so many times; 0 is for its first one ever."""
+    """Wait until the host has renewed its Lease `count` times; with 0, until the Lease exists."""
     seen: set[str] = set()
 
     async def renewed() -> bool:
@@ -109,7 +109,7 @@ async def test_rotated_token_on_disk_is_used(
     await renewals(bound_process, 1)
 
     token.write_text(await bound_token(plane, bound_process.host.name, "second"))
-    # With its Secret the first one is refused, by watches too once they are opened anew.
+    # Without its Secret the first token is refused, by watches too once they are opened again.
     await bound_process.client.delete(SECRETS, "first", HOSTS_NAMESPACE)
     await renewals(bound_process, 2)
     await bound_process.bind()
@@ -118,7 +118,7 @@ async def test_rotated_token_on_disk_is_used(
 
 
 async def bound_token(plane: ControlPlane, account: str, secret: str) -> str:
-    """A token of the host that is good for as long as this Secret, which is made, is there."""
+    """Create this Secret, and return a token of the host that is valid as long as the Secret exists."""
     secrets = f"/api/v1/namespaces/{HOSTS_NAMESPACE}/secrets"
     kept = await plane.request("POST", secrets, {"metadata": {"name": secret}})
     bound = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": kept["metadata"]["uid"]}
@@ -132,7 +132,7 @@ async def test_full_disk_is_reported_and_ends_no_process(
 ) -> None:
     host = await idle_host("full-1")
     await mount("-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(host.state_folder))
-    # Whatever the agent says ends nowhere either.
+    # The agent cannot write its log either.
     host.agent.log = Path("/dev/full")
     ballast = host.state_folder / "ballast"
     served = tmp_path / "served"
@@ -176,7 +176,7 @@ async def mount(*arguments: str, program: str = "mount") -> None:
     assert await process.wait() == 0
 
 
-async def test_after_sleep_an_endpoint_is_ready_again_once_its_engine_has_answered(
+async def test_endpoint_is_ready_after_sleep_once_its_engine_has_answered(
     bound_process: BoundProcess, http: aiohttp.ClientSession
 ) -> None:
     await bound_process.bind()
@@ -185,7 +185,7 @@ async def test_after_sleep_an_endpoint_is_ready_again_once_its_engine_has_answer
     await bound_process.host.host.cut()
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
-    # As the controller does with a host that it holds for lost.
+    # As the controller does with a host that it has declared lost.
     await bound_process.client.delete(ENDPOINT_SLICES, f"chat.{bound_process.host.name}", bound_process.namespace)
     loop = asyncio.get_running_loop()
     morning = loop.time() + GAP_SECONDS

@@ -1,4 +1,4 @@
-"""Hosts that serve with a certificate: Ready and asked by https, where the controller trusts who vouches for them."""
+"""Hosts that serve with a certificate: Ready and requested by https if the controller trusts the authority."""
 
 import aiohttp
 import msgspec

@@ -1,4 +1,4 @@
-"""The agent of the previous version is replaced by this one's: what it runs, holds and remembers goes on."""
+"""The agent of the previous version is replaced by the new one: its processes, Lease and state are taken over."""
 
 import json
 import os
@@ -46,7 +46,7 @@ STATE_FILES = {
     "weights/objects/ID/.manifest.json",
     "weights/objects/ID/tiny.gguf",
 }
-"""All that the previous version writes. A new file wants a test here of what an update makes of it."""
+"""All files that the previous version writes. A new file needs a test here of its content after an update."""
 MORE_THAN_ANY_HOST_HAS = 1 << 50
 NEW_BUDGET = 2 * GIB
 
@@ -62,7 +62,7 @@ class Update:
         self.new = bound_process.host.agent
 
     async def serve(self, **changes: object) -> str:
-        """Start the old agent and have it serve `chat-1`; returns its URL."""
+        """Start the old agent and bind `chat-1` to it; return its URL."""
         self.old.start()
         await self.bind("chat-1", **changes)
         return await self.bound_process.ready()
@@ -76,7 +76,7 @@ class Update:
         await self.bound_process.phase("Rejected", "InsufficientMemory", name)
 
     async def replace(self) -> None:
-        """Start the new agent, and wait until it has decided on what is bound and has reported its host."""
+        """Start the new agent, and wait until it has decided on the bound processes and has reported its host."""
         self.new.argv.append(f"--memory-budget={NEW_BUDGET}")
         self.new.start()
         await self.look("after")
@@ -144,9 +144,9 @@ async def seen(update: Update) -> Seen:
     lease = await bound_process.client.get(LEASES, bound_process.host.name, HOSTS_NAMESPACE)
     return Seen(
         processes=update.processes,
-        # How the engine before this one ended is not written down.
+        # The exit of the previous engine is not kept on disk.
         status={field: value for field, value in status.items() if field != "lastExit"},
-        # Its generation counts the changes: an endpoint that was withdrawn for a moment has another one.
+        # The generation counts changes: that of an endpoint that was withdrawn for a moment differs.
         slice={
             "endpoints": endpoints["endpoints"],
             "ports": endpoints["ports"],
@@ -163,7 +163,7 @@ async def ask_again_and_again(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def restarted(bound_process: BoundProcess, restarts: int) -> None:
-    """Crash the engine, and wait until it was restarted so often."""
+    """Crash the engine, and wait until it was restarted `restarts` times in all."""
     os.kill(await bound_process.pid(), signal.SIGKILL)
 
     async def is_back() -> bool:
@@ -210,7 +210,7 @@ async def test_evicted_process_waits_and_returns_after_update(update: Update) ->
     await update.old.stop()
     assert "pressure.json" in update.state_files <= STATE_FILES
 
-    # The new agent knows of the pressure by what the old one has written alone.
+    # The new agent learns of the pressure only from the state file of the old one.
     level.write_text("unknown")
     await update.replace()
     await bound_process.phase("Pending", "MemoryPressure")

@@ -1,4 +1,4 @@
-"""`python -m tests.controlplane.kubelet`: one node, until SIGTERM. Its containers go on without it."""
+"""`python -m tests.controlplane.kubelet`: one node, until SIGTERM. The containers outlive the kubelet."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def serve_pods(host: Host, node: str) -> None:
     async def work(worker: Worker) -> None:
         try:
             await worker.run()
-        except Exception:  # a task's boundary: one pod's trouble must not stop the node's other pods
+        except Exception:  # the failure of one pod must not stop the node's other pods
             log.exception("worker failed", pod=worker.pod["metadata"]["name"])
 
     async with asyncio.TaskGroup() as group:

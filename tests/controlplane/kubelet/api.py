@@ -18,14 +18,14 @@ SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
 
 class NodeAPI:
-    """The API server as one node sees it. Methods raise ApiError and Unreachable as `Client` does."""
+    """Requests of one node to the API server. Methods raise ApiError and Unreachable as `Client` does."""
 
     def __init__(self, transport: Transport) -> None:
         self.client = Client(transport)
         self._transport = transport
 
     async def patch_status(self, resource: Resource, obj: Obj, status: Mapping[str, Any]) -> Obj:
-        """Merge a status by the strategic rules, which leave conditions of other writers alone; only for this uid."""
+        """Write a status by strategic merge patch, which keeps conditions of other writers; only for this uid."""
         metadata = obj["metadata"]
         body: Obj = {"status": status}
         if uid := metadata.get("uid"):
@@ -50,7 +50,7 @@ class NodeAPI:
         return str(answer["status"]["token"])
 
     async def delete_now(self, pod: Obj) -> None:
-        """Take a stopped pod out of the API; another pod of this name, or none, is left as it is."""
+        """Delete the object of a stopped pod at once; do nothing if it is gone or replaced by another pod."""
         metadata = pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
         try:

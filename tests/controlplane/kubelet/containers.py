@@ -1,8 +1,8 @@
-"""One container as a process tree: started in namespaces of its own, awaited, signalled, entered for exec probes.
+"""One container as a process tree: started in new namespaces, awaited, signalled, entered for exec probes.
 
-The tree's head is `unshare`, whose death takes the container's whole PID namespace with it; the command is that
-namespace's first process, so, as in any container, it gets SIGTERM only if it handles it. Processes are not asyncio
-subprocesses, because those are killed with the event loop, and containers outlive a kubelet that stops.
+The root of the tree is `unshare`, whose death ends all processes of the container's PID namespace. The command is the
+first process of that namespace: as in any container, SIGTERM has an effect only if the command handles it. The process
+is no asyncio subprocess, because those are killed with the event loop, and containers outlive a kubelet that stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_TIMEOUT_SECONDS = 30.0
 
 
 class StartError(Exception):
-    """The container's command could not be started; the message says what failed."""
+    """The container's command could not be started; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Launch:
-    """All that a container needs to start: command, environment, network namespace, files."""
+    """The parameters for the start of a container: command, environment, network namespace, files."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -66,7 +66,7 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """The head of the process tree."""
+        """The root of the process tree."""
         return self._process.pid
 
     def _exited(self) -> None:
@@ -81,15 +81,15 @@ class Container:
         return await asyncio.shield(self._exit)
 
     def terminate(self) -> None:
-        """Ask the container's first process to end (SIGTERM); it does so only if it handles the signal."""
+        """Send SIGTERM to the container's first process, which ends only if it handles the signal."""
         _signal(self.init_pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all its processes (SIGKILL)."""
+        """Kill all processes of the container (SIGKILL)."""
         _signal(self.pid, signal.SIGKILL)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Terminate, and kill when the grace is over; returns when it is dead."""
+        """Terminate the container, kill it after the grace period, and return when it is dead."""
         self.terminate()
         await asyncio.wait([self._exit], timeout=grace_seconds)
         self.kill()
@@ -156,7 +156,7 @@ async def start(launch: Launch) -> Container:
 
 
 async def _started(process: subprocess.Popen[bytes], report_fd: int) -> Container:
-    """Wait for the report of rootfs.py: started, or what failed; silence means that it was killed."""
+    """Wait for the report of rootfs.py: started, or an error; an empty report means that it was killed."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(report_fd, readable.set)
@@ -176,14 +176,14 @@ async def _started(process: subprocess.Popen[bytes], report_fd: int) -> Containe
 
 
 def _first_child(pid: int) -> int:
-    """Return the container's first process; the head itself where that is gone already, and signals do not matter."""
+    """Return the container's first process, or the root of the tree if the first process has already ended."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     pids = children.read_text().split() if children.exists() else []
     return int(pids[0]) if pids else pid
 
 
 def kill_leftover(folder: Path) -> bool:
-    """Kill the container that an earlier kubelet started in `folder`, if it still runs; return whether it did."""
+    """Kill the container that an earlier kubelet started in `folder`; return whether it was still running."""
     try:
         pid, start_time = (folder / "pid").read_text().split()
         if _start_time(int(pid)) != start_time:
@@ -195,12 +195,12 @@ def kill_leftover(folder: Path) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks: with the PID it names a process for ever."""
+    """Return the start time of a process in clock ticks, which with the PID identifies the process for ever."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself in the meantime
+    with contextlib.suppress(ProcessLookupError):  # the process may have ended in the meantime
         os.kill(pid, number)
 
 

@@ -22,7 +22,7 @@ _SUFFIXES = {
 
 
 class ConfigError(Exception):
-    """A container's configuration refers to something that is not there."""
+    """A container's configuration refers to a missing object, key or field."""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -67,7 +67,7 @@ def field(pod: Obj, path: str, addresses: Mapping[str, str]) -> str:
 def resource_field(pod: Obj, reference: Obj, container: Obj | None, allocatable: Mapping[str, str]) -> str:
     """Return a container's limit or request in units of the divisor, rounded up.
 
-    A missing limit of cpu or memory is what the node can allocate; a missing request is the limit, or 0.
+    A missing limit of cpu or memory is the allocatable amount of the node; a missing request is the limit, or 0.
     """
     if name := reference.get("containerName"):
         container = next((item for item in pod["spec"]["containers"] if item["name"] == name), None)
@@ -92,7 +92,7 @@ async def resolve(
     allocatable: Mapping[str, str],
     lookup: Lookup,
 ) -> dict[str, str]:
-    """Return the container's variables over `base`: `envFrom` first, then `env`, which may refer to what came before.
+    """Return the container's variables over `base`: `envFrom` first, then `env`, which may refer to earlier variables.
 
     Raises ConfigError when a source that is not optional is missing.
     """
@@ -117,7 +117,7 @@ async def resolve(
 
 
 def command(container: Obj, entrypoint: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return what to execute: the container's command over the image's entry point, its args, references expanded."""
+    """Return the command line: the container's command, else the image's entry point, and args, references expanded."""
     own = [expand(part, variables) for part in container.get("command", [])]
     return [*(own or entrypoint), *(expand(part, variables) for part in container.get("args", []))]
 

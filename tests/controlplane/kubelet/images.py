@@ -1,4 +1,4 @@
-"""The one table from an image's name to what it runs on this machine: the process kubelet's registry."""
+"""The images of the process kubelet: a table from the name of an image to programs and folders of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 VENV = Path(sys.prefix)
 PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# What every container has; the API server is reached at the first address of the Service range.
+# Variables of every container; the API server is at the first address of the Service range.
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/root",
     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
@@ -34,7 +34,7 @@ class Image:
 
 
 def find(reference: str) -> Image | None:
-    """Return the image that a reference names, or None; our own images are found whatever their tag or digest."""
+    """Return the image that a reference names, or None; tag and digest of Pomona's own images are ignored."""
     if reference in llama_server.RUNTIME.images.values():
         return _of_this_checkout(tuple(llama_server.command() or ()))
     match _repository(reference):
@@ -52,7 +52,7 @@ def _repository(reference: str) -> str:
 
 
 def _of_this_checkout(entrypoint: tuple[str, ...]) -> Image:
-    # A virtual environment links to the interpreter it was made from, which may lie in a home folder.
+    # A virtual environment links to the original interpreter, which may be in a home folder.
     folders = [CHECKOUT, VENV, Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
     environment = {"PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"}
     if binary := os.environ.get("LLAMA_SERVER_BIN"):

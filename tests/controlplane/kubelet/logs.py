@@ -1,4 +1,4 @@
-"""Where a container's output lies, laid out as a kubelet does, and the endpoint that `kubectl logs` reads."""
+"""Log files of containers, in the layout of a kubelet, and the endpoint that `kubectl logs` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-# What a termination message may take from a log: the last 2048 bytes or 80 lines, whichever is less.
+# The part of a log that may become a termination message: the last 2048 bytes or 80 lines, whichever is less.
 FALLBACK_BYTES = 2048
 FALLBACK_LINES = 80
 TERMINATION_MESSAGE_BYTES = 4096
@@ -22,7 +22,7 @@ class LogFolder:
         self.root = root
 
     def path(self, namespace: str, pod: str, uid: str, container: str, restart_count: int) -> Path:
-        """Return the file of one run of a container, its folder made."""
+        """Return the file of one run of a container; create its folder."""
         folder = self.root / f"{namespace}_{pod}_{uid}" / container
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{restart_count}.log"
@@ -47,7 +47,7 @@ def tail(path: Path, *, lines: int = FALLBACK_LINES, limit_bytes: int = FALLBACK
 
 
 def termination_message(message_file: Path, log: Path, *, policy: str, failed: bool) -> str:
-    """Return what a container left behind: its message file, else the log's end where the policy asks for it."""
+    """Return the content of the message file, else the end of the log if the policy selects it."""
     with message_file.open("rb") as file:
         message = file.read(TERMINATION_MESSAGE_BYTES).decode(errors="replace")
     if not message and failed and policy == "FallbackToLogsOnError":
@@ -56,7 +56,7 @@ def termination_message(message_file: Path, log: Path, *, policy: str, failed: b
 
 
 def complete(log: Path) -> None:
-    """Mark a log as one that nothing is added to any more: it is read-only then."""
+    """Mark a log as complete by making the file read-only."""
     log.chmod(0o444)
 
 
@@ -79,7 +79,7 @@ async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path
         with path.open("rb") as file:
             if lines := request.query.get("tailLines"):
                 await response.write(b"".join(file.readlines()[-int(lines) :] if int(lines) else []))
-            while request.transport is not None:  # the client is there
+            while request.transport is not None:  # the client is connected
                 follow = request.query.get("follow") == "true" and not _is_complete(path)
                 if content := file.read(1 << 16):
                     await response.write(content)

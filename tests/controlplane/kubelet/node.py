@@ -1,4 +1,4 @@
-"""A Node object and its heartbeat: what the scheduler and the node controller know of this kubelet."""
+"""A Node object and its heartbeat, which the scheduler and the node controller read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NodeSpec:
 
 
 def conditions(now: datetime, since: datetime) -> list[Obj]:
-    """Return the conditions of a healthy node, `since` when it became so."""
+    """Return the conditions of a node that is healthy since `since`."""
     times = {"lastHeartbeatTime": rfc3339(now), "lastTransitionTime": rfc3339(since)}
     healthy = [
         {"type": kind, "status": "False", "reason": f"KubeletHasNo{kind}", "message": "not measured", **times}
@@ -89,7 +89,7 @@ def manifest(node: NodeSpec, report: Obj) -> Obj:
 async def heartbeat(api: NodeAPI, node: NodeSpec) -> None:
     """Register the node, then write its status and renew its Lease every 10 s, for ever.
 
-    The status is written each time, so that a node that was taken for dead is Ready again at once.
+    The status is written each time, so that a node that was considered dead is Ready again at once.
     """
     since = datetime.now(UTC)
     while True:

@@ -1,4 +1,4 @@
-"""A pod's network: an address from the node's subnet on a network namespace that is joined to the bridge."""
+"""A pod's network: a network namespace connected to the bridge, with an address from the node's subnet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PodNetwork:
         self._taken.pop(uid, None)
 
     async def add(self, uid: str) -> str:
-        """Make the pod's network namespace, named by `netns(uid)`; return its address. Safe to call again."""
+        """Create the pod's network namespace, named by `netns(uid)`, and return its address. Safe to call again."""
         address, name, link = self.allocate(uid), netns(uid), f"v{uid[:13]}"
         await remove_namespace(uid)
         await ip(
@@ -48,7 +48,7 @@ class PodNetwork:
         return address
 
     async def remove(self, uid: str) -> None:
-        """Take the namespace and with it the links away, and free the address."""
+        """Remove the namespace with its links, and free the address."""
         await remove_namespace(uid)
         self.release(uid)
 
@@ -59,7 +59,7 @@ def netns(uid: str) -> str:
 
 
 async def remove_namespace(uid: str) -> None:
-    """Take a pod's namespace away if there is one, also one that an earlier kubelet left."""
+    """Remove a pod's namespace if there is one, even one of an earlier kubelet."""
     try:
         await ip(f"netns delete {netns(uid)}")
     except NetworkError as error:
@@ -68,7 +68,7 @@ async def remove_namespace(uid: str) -> None:
 
 
 async def ensure_address(address: str) -> None:
-    """Put the node's own address on the bridge, where it may be already."""
+    """Add the node's own address to the bridge unless the bridge has it already."""
     try:
         await ip(f"address add {address}/{PREFIX_LENGTH} dev {BRIDGE}")
     except NetworkError as error:

@@ -1,4 +1,4 @@
-"""A pod's status and the next step of its containers, as pure functions over what the kubelet has observed.
+"""A pod's status and the next step of its containers, as pure functions over the observed state.
 
 Nothing here reads a clock or the API; the worker in `worker.py` executes the steps.
 """
@@ -19,13 +19,13 @@ VOLUME_KINDS = frozenset(
 
 HOSTNAME_LENGTH = 63
 
-# A container that ran this long without a problem starts anew with its back-off.
+# The back-off of a container is reset after so long a run without a problem.
 BACKOFF_RESET_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Not running, and why."""
+    """A container that is not running, and the reason."""
 
     reason: str
     message: str = ""
@@ -33,14 +33,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Running:
-    """Running since."""
+    """A container that is running."""
 
     started_at: datetime
 
 
 @dataclass(frozen=True)
 class Terminated:
-    """Ended with a code; 128 plus the signal's number when a signal ended it."""
+    """A container that has ended. The exit code is 128 plus the signal's number if a signal ended the container."""
 
     exit_code: int
     reason: str
@@ -66,7 +66,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class PodState:
-    """The observed state of one pod. `finished` means that no process of it is left and none will be started."""
+    """The observed state of one pod. `finished` means that it has no running process and will start none."""
 
     started_at: datetime
     init: Sequence[ContainerState]
@@ -90,19 +90,19 @@ class Backoff:
 
 
 def crashes_in_a_row(crashes: int, ran_seconds: float) -> int:
-    """Count one more exit of a container; a long good run forgets those before it."""
+    """Return the count after one more exit of a container; a run of 600 s resets it to 1."""
     return 1 if ran_seconds >= BACKOFF_RESET_SECONDS else crashes + 1
 
 
 def restarts(policy: str, exit_code: int, *, init: bool = False) -> bool:
-    """Tell whether a container that ended is started again; an init container that succeeded never is."""
+    """Return whether an ended container is restarted; a successful init container never is."""
     if policy == "Never":
         return False
     return exit_code != 0 or (policy == "Always" and not init)
 
 
 def unsupported(pod: Obj) -> str | None:
-    """Return what this kubelet cannot do of a pod's spec, as a message, or None."""
+    """Return a message about the first unsupported field of a pod's spec, or None."""
     spec = pod["spec"]
     for name in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"):
         if spec.get(name):
@@ -124,13 +124,13 @@ def unsupported(pod: Obj) -> str | None:
 
 
 def hostname(pod: Obj) -> str:
-    """Return the pod's host name, cut to what the kernel takes."""
+    """Return the pod's host name, cut to the kernel's limit."""
     name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
     return name[:HOSTNAME_LENGTH].rstrip("-.")
 
 
 def initialized(state: PodState) -> bool:
-    """Tell whether all init containers succeeded."""
+    """Return whether all init containers succeeded."""
     return all(isinstance(item.state, Terminated) and item.state.exit_code == 0 for item in state.init)
 
 
@@ -179,7 +179,7 @@ def merge_conditions(
                 "status": status,
                 "lastTransitionTime": rfc3339(now) if changed else previous["lastTransitionTime"],
                 "observedGeneration": generation,
-                # null takes an older reason away under the strategic merge
+                # null removes an older reason in a strategic merge patch
                 "reason": reason or None,
             }
         )
@@ -187,7 +187,7 @@ def merge_conditions(
 
 
 def status(pod: Obj, state: PodState, *, host_ip: str, previous: Iterable[Obj], now: datetime) -> Obj:
-    """Return the pod's status as the kubelet reports it; `previous` are the conditions that it reported last."""
+    """Return the pod's status as the kubelet reports it; `previous` are the last reported conditions."""
     generation = pod["metadata"].get("generation", 0)
     report: Obj = {
         "observedGeneration": generation,
@@ -222,10 +222,10 @@ def container_status(item: ContainerState) -> Obj:
 
 
 def taken_over(pod: Obj, container: Obj) -> ContainerState:
-    """Return a container's state when a kubelet starts to care for it, from what the API has of an earlier kubelet.
+    """Return a container's initial state at the start of a kubelet, from the status that an earlier kubelet wrote.
 
-    What ran then was killed at this kubelet's start and its exit code is unknown: it counts as ended by SIGKILL, as
-    after a reboot of the node. What had ended for good stays ended.
+    A container that was running was killed at the start of this kubelet, and its exit code is unknown: it counts as
+    ended by SIGKILL, as after a reboot of the node. A container that had ended for good stays ended.
     """
     waiting = Waiting("PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating")
     known: Mapping[str, Obj] = {item["name"]: item for item in pod.get("status", {}).get("containerStatuses", [])}
@@ -253,7 +253,7 @@ def taken_over(pod: Obj, container: Obj) -> ContainerState:
 
 
 def rfc3339(moment: datetime) -> str:
-    """Return a time as the API writes it, in whole seconds."""
+    """Return a time in the format of the API, in whole seconds."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness probes: thresholds as a pure step, and how a container is asked."""
+"""Startup, readiness and liveness probes: thresholds as a pure function, and the requests to a container."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Probe:
 
 @dataclass(frozen=True)
 class Streak:
-    """The last results of a probe that were alike."""
+    """The current series of equal results of a probe."""
 
     ok: bool = False
     length: int = 0
 
 
 def step(probe: Probe, streak: Streak, *, ok: bool) -> tuple[Streak, bool | None]:
-    """Count one result; the verdict is None until as many alike as the threshold asks for came in a row."""
+    """Count one result; the verdict is None until as many equal results in a row as the threshold demands."""
     streak = replace(streak, length=streak.length + 1) if streak.ok == ok else Streak(ok=ok, length=1)
     threshold = probe.success_threshold if ok else probe.failure_threshold
     return streak, ok if streak.length >= threshold else None
 
 
 def port_number(port: int | str, container: Obj) -> int:
-    """Return a probe's port, by name where it is one; raises ValueError for a name that the container lacks."""
+    """Return a probe's port number; ValueError if it is a name that the container does not have."""
     if isinstance(port, int):
         return port
     for entry in container.get("ports", []):
@@ -65,7 +65,7 @@ def port_number(port: int | str, container: Obj) -> int:
 async def ask(
     spec: Obj, container: Obj, process: Container, pod_ip: str, session: aiohttp.ClientSession
 ) -> tuple[bool, str]:
-    """Run a probe once; return whether it succeeded, and what happened when it did not."""
+    """Run a probe once; return whether it succeeded, and the message of a failure."""
     timeout = Probe.of(spec).timeout_seconds
     try:
         if "exec" in spec:
@@ -85,7 +85,7 @@ async def ask(
 async def verdicts(
     spec: Obj, container: Obj, process: Container, pod_ip: str, session: aiohttp.ClientSession
 ) -> AsyncGenerator[tuple[bool, str], None]:
-    """Run a probe for ever; yield (healthy, why not) each time that enough results in a row say so."""
+    """Run a probe for ever; yield (healthy, reason if not) for each result that reaches its threshold."""
     probe, streak = Probe.of(spec), Streak()
     await asyncio.sleep(probe.initial_delay_seconds)
     clock = asyncio.get_running_loop().time
@@ -121,5 +121,5 @@ async def _http(
 
 
 def session() -> aiohttp.ClientSession:
-    """Return a session as a kubelet's probes use it: a new connection each time, certificates not verified."""
+    """Return a session for probes: as in a kubelet, each request opens a connection and verifies no certificate."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False, force_close=True, limit=0))

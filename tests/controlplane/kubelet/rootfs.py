@@ -1,9 +1,9 @@
 """The first process of a container: builds its root folder, enters it, becomes the container's command.
 
 Run as a script (`python -I -S rootfs.py SPEC.json REPORT_FD`) inside fresh mount, PID, UTS and IPC namespaces, so it
-uses the standard library only. An image is the host's own top-level folders, read-only, below a tmpfs: that is why a
-volume may be mounted anywhere without a folder ever being made on the host. To REPORT_FD it writes STARTED, or what
-failed before the command could run.
+uses the standard library only. An image is the host's own top-level folders, read-only, below a tmpfs: so a volume can
+be mounted anywhere without a new folder on the host. The process writes to REPORT_FD: STARTED, or the error that
+prevented the start of the command.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOUNT_ATTR_RDONLY = 1
 SYS_MOUNT_SETATTR = 442  # the same number on every architecture; Linux 5.12
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
-# Folders of the host that a container has for itself, or must not see.
+# Folders of the host that a container has its own version of, or must not see.
 OWN_FOLDERS = frozenset({"dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp"})
 DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 OLD_ROOT = Path("/.host")
-# Written before the command is executed, in place of an error. The pipe's end would not do: `unshare` holds it open.
+# Written before the command is executed, instead of an error. Closing the pipe would not do: `unshare` keeps it open.
 STARTED = b"\0"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,7 +54,7 @@ def main(spec_path: str, report_fd: int) -> None:
 
 
 def find_program(argv: list[str]) -> str:
-    """Return the file to execute, searched on PATH where it is a mere name; raises FileNotFoundError."""
+    """Return the file to execute, searched on PATH if it has no slash; raises FileNotFoundError."""
     name = argv[0] if argv else ""
     folders = [""] if "/" in name else os.get_exec_path()
     for candidate in (os.path.join(folder, name) for folder in folders):  # noqa: PTH118 - "" and "./x" keep their meaning
@@ -64,7 +64,7 @@ def find_program(argv: list[str]) -> str:
 
 
 def enter(spec: dict[str, Any]) -> None:
-    """Make `spec["root"]` the root folder: image, devices, volumes; the host is gone afterwards."""
+    """Make `spec["root"]` the root folder, with image, devices and volumes; detach the host's root folder."""
     socket.sethostname(spec["hostname"])
     root = Path(spec["root"])
     _mount("none", Path("/"), flags=MS_REC | MS_PRIVATE)
@@ -96,7 +96,7 @@ def enter(spec: dict[str, Any]) -> None:
         source, target = OLD_ROOT / Path(mount["source"]).relative_to("/"), Path(mount["target"])
         make_mount_point(target, folder=source.is_dir())
         _bind(source, target, read_only=mount["read_only"])
-    # A volume hides what is below it; an image that really is a checkout below /tmp must not be lost by that.
+    # A volume hides the folders below it; an image that is a checkout below /tmp must stay visible there.
     for visible in map(Path, spec["visible"]):
         if any(visible.is_relative_to(mount["target"]) for mount in spec["mounts"]):
             make_mount_point(visible, folder=True)
@@ -118,15 +118,15 @@ def graft(source: Path, target: Path) -> None:
     elif source.is_file():
         target.touch()
     else:
-        return  # sockets and the like are not part of an image
+        return  # sockets and other special files are not part of an image
     _bind(source, target, read_only=True)
 
 
 def make_mount_point(target: Path, *, folder: bool) -> None:
-    """Make `target` exist without writing to the host.
+    """Create `target` without writing to the host.
 
-    Where its nearest existing parent is one of the host's (read-only) folders, that folder is replaced by a tmpfs that
-    shows the same entries, and gets the new one.
+    If the nearest existing parent is a (read-only) folder of the host, that folder is replaced by a tmpfs with the same
+    entries and the new one.
     """
     if target.exists():
         return

@@ -1,7 +1,7 @@
 """One container of a pod over all its runs: start, probe, stop, restart with back-off, and its state.
 
-`Pod` is what the containers of one pod share; the worker makes it. A supervisor is cancelled only when the kubelet
-stops, and then leaves its process running, as kubelets do.
+The worker creates a `Pod`, which the containers of one pod share. A supervisor is cancelled only when the kubelet
+stops, and then leaves the process running, as kubelets do.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class StopRequest:
         return self._requested.is_set()
 
     def request(self, grace_seconds: float) -> None:
-        """Ask to stop within the grace, counted from now."""
+        """Request a stop within the grace period, counted from now."""
         self._kill_at = min(self._kill_at, asyncio.get_running_loop().time() + grace_seconds)
         self._requested.set()
         self._hurry.set()
 
     async def wait(self) -> None:
-        """Return when the pod shall stop."""
+        """Wait until a stop is requested."""
         await self._requested.wait()
 
     async def sleep(self, seconds: float) -> bool:
-        """Sleep unless, or until, the pod shall stop; return whether it shall."""
+        """Sleep until a stop is requested, at most `seconds`; return whether it is requested."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._requested.wait()
         return bool(self)
 
     async def carry_out(self, process: Container) -> None:
-        """Terminate a process once asked to, and kill it when the grace is over; cancelled when it ended."""
+        """Wait for the request, terminate the process, and kill it after the grace period; cancelled when it ended."""
         await self._requested.wait()
         process.terminate()
         while (left := self._kill_at - asyncio.get_running_loop().time()) > 0:
@@ -99,12 +99,12 @@ class Pod:
 
     @property
     def ip(self) -> str:
-        """The pod's address."""
+        """Address of the pod."""
         return self.addresses["status.podIP"]
 
 
 class Supervisor:
-    """Keeps one container as its pod's restart policy wants it; `state` is always current."""
+    """The supervisor of one container, which applies the pod's restart policy; `state` is always current."""
 
     def __init__(self, pod: Pod, container: Obj, state: ContainerState, *, init: bool) -> None:
         self.state = state
@@ -119,12 +119,12 @@ class Supervisor:
         self._pod.changed()
 
     def waits(self, message: str) -> None:
-        """Say why a container that was not started yet is not."""
+        """Report the reason why the container has not been started yet."""
         if isinstance(self.state.state, Waiting):
             self._set(state=replace(self.state.state, message=message))
 
     async def run(self) -> bool:
-        """Run the container until it ended for good or the pod stops; return whether it succeeded."""
+        """Run the container until it has ended for good or the pod stops; return whether it succeeded."""
         policy = self._pod.spec["spec"].get("restartPolicy", "Always")
         crashes = 0
         while not isinstance(self.state.state, Terminated) or self._again(policy, self.state.state):
@@ -203,7 +203,7 @@ class Supervisor:
                 group.create_task(self._hold(liveness, process, kind="liveness", once=False))
 
     async def _follow(self, probe: Obj, process: Container) -> None:
-        """Make the container ready or not as the readiness probe says."""
+        """Set the readiness of the container to the result of the readiness probe."""
         results = probes.verdicts(probe, self._container, process, self._pod.ip, self._pod.session)
         async for ready, why in results:
             if ready != self.state.ready:
@@ -211,14 +211,14 @@ class Supervisor:
                 self._set(ready=ready)
 
     async def _hold(self, probe: Obj, process: Container, *, kind: str, once: bool) -> None:
-        """Stop the container when the probe fails; return after the first success where `once` is asked for."""
+        """Stop the container when the probe fails; return after the first success if `once` is set."""
         results = probes.verdicts(probe, self._container, process, self._pod.ip, self._pod.session)
         async with contextlib.aclosing(results):
             async for healthy, why in results:
                 if healthy and once:
                     return
                 if not healthy:
-                    # The documentation: no liveness probe once a pod terminates, its own grace counts then.
+                    # As documented: during termination no liveness probe counts, only the pod's grace period.
                     if self._pod.stopping:
                         return
                     self._log.warning("probe failed, stopping the container", probe=kind, why=why)
@@ -227,7 +227,7 @@ class Supervisor:
                     return
 
     async def _launch(self) -> Launch | None:
-        """Return what to start, as soon as image and configuration are there; None when the pod stops before."""
+        """Wait for image and configuration, and return the parameters of the start; None if the pod stops before."""
         failures = 0
         while not self._pod.stopping:
             image = images.find(self._container["image"])

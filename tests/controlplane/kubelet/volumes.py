@@ -1,7 +1,7 @@
-"""A pod's volumes as folders of the host: what is in them, where they are, and how they follow their sources.
+"""A pod's volumes as folders of the host: their content, their paths, and their updates.
 
-Files of ConfigMaps, Secrets, the downward API and tokens are written as a kubelet writes them, into a new folder that
-one rename of the link `..data` puts in place, so that a reader never sees half of an update.
+Files of ConfigMaps, Secrets, the downward API and tokens are written as a kubelet writes them: into a new folder, to
+which the link `..data` is then switched by one rename, so that a reader never sees a partial update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Files = dict[str, tuple[bytes, int]]
 """Relative path to (content, mode)."""
 
 TOKEN_SECONDS = 3600
-# A token is replaced when this part of its life is over.
+# A token is replaced after this part of its lifetime.
 TOKEN_RENEWAL = 0.8
 
 
@@ -45,7 +45,7 @@ class PodVolumes:
         self._tokens: dict[tuple[str | None, int], tuple[bytes, float]] = {}  # token, monotonic time of its renewal
 
     async def refresh(self) -> None:
-        """Set all volumes up, or bring those that have a source up to date.
+        """Set up all volumes, or update those that have a source.
 
         Raises VolumeError, ApiError, Unreachable; may be called again after any of them.
         """
@@ -136,7 +136,7 @@ class PodVolumes:
 
 
 def write_atomically(folder: Path, files: Files) -> None:
-    """Make `files` (path to content and mode) what a reader of `folder` sees, all at once."""
+    """Replace the content of `folder` by `files` (path to content and mode) in one step."""
     link = folder / "..data"
     old = link.resolve() if link.is_symlink() else None
     generation = Path(tempfile.mkdtemp(prefix="..", dir=folder))

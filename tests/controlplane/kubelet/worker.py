@@ -29,9 +29,9 @@ from tests.controlplane.network import NetworkError
 Obj = dict[str, Any]
 
 RETRY_SECONDS = 1.0
-# The authorizer lets a node read a pod's claims and secrets a moment after the pod is bound: the first tries are quick.
+# The authorizer lets a node read a pod's claims and secrets a moment after the binding: the first retries are quick.
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.05, 5.0
-# Below so many failures a delay is ordinary and not worth a message in the pod's status.
+# Fewer failures are normal and cause no message in the pod's status.
 QUIET_FAILURES = 5
 VOLUME_REFRESH_SECONDS = 60.0
 FINAL = frozenset({"Succeeded", "Failed"})
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Host:
-    """The node that the workers share. `report_only`: pods are said to run, and nothing is started."""
+    """The node that the workers share. With `report_only` pods are reported as running, and nothing is started."""
 
     api: NodeAPI
     address: str
@@ -54,12 +54,12 @@ class Host:
     report_only: bool = False
 
     def folder(self, uid: str) -> Path:
-        """Where a pod's files are, except its logs."""
+        """Return the folder of a pod's files, except its logs."""
         return self.root / "pods" / uid
 
 
 class Worker:
-    """Lives as long as its pod's object; `run` returns when that is gone."""
+    """The worker of one pod, from binding until the pod's object is gone; then `run` returns."""
 
     def __init__(self, pod: Obj, host: Host) -> None:
         self.pod = pod
@@ -103,9 +103,9 @@ class Worker:
         self.observe(pod)
 
     def observe(self, pod: Obj) -> None:
-        """Take a newer version of the object: its deletion, conditions of others, labels."""
+        """Take over a newer version of the object: its deletion, conditions of other writers, labels."""
         self.pod = self._volumes.pod = pod
-        # The node controller takes Ready away from the pods of a node that was silent.
+        # The node controller sets Ready to False on the pods of a node that was silent.
         known = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
         reported = self._reported.get("conditions", [])
         self._overwritten = any(known.get(item["type"]) != item["status"] for item in reported)
@@ -115,18 +115,18 @@ class Worker:
             self._deletion.set()
 
     def forget(self) -> None:
-        """The object is gone, perhaps by a forced deletion: nothing is left to report, all is to be killed."""
+        """Kill the pod without a report, because its object is gone, perhaps by a forced deletion."""
         self._gone = True
         self._stopping.request(0)
         self._deletion.set()
 
     async def run(self) -> None:
-        """Run the pod to its end, report it, wait for the object's deletion and finish that."""
+        """Run the pod to its end, report the end, wait for the object's deletion and finish the deletion."""
         if self.pod.get("status", {}).get("phase") not in FINAL:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._report_changes())
                 await self._live()
-                # To its end, not cancelled: a report on its way could arrive after the last one, and undo it.
+                # Do not cancel the reports: one in flight could arrive after the last one and overwrite it.
                 self._lived = True
                 self._changed.set()
             self._state = replace(self._state, finished=True)
@@ -168,7 +168,7 @@ class Worker:
         await self._stopping.wait()
 
     async def _prepare(self) -> bool:
-        """Set up network and volumes, however long that takes; return False when the pod stops before."""
+        """Set up network and volumes, with retries until both succeed; return False if the pod stops before."""
         failures = 0
         while not self._stopping:
             try:
@@ -193,14 +193,14 @@ class Worker:
             self._volumes.addresses = self._shared.addresses
             hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{pods.hostname(self.pod)}\n"
             (folder / "hosts").write_text(hosts)
-            # There is no cluster DNS. Without a server's address a look-up fails at once, and not after 10 s.
+            # There is no cluster DNS. Without the address of a server a look-up fails at once, not after 10 s.
             (folder / "resolv.conf").write_text("")
             self._state = replace(self._state, pod_ip=address)
             self._changed.set()
         await self._volumes.refresh()
 
     async def _refresh_volumes(self) -> None:
-        """Bring mounted ConfigMaps, Secrets and tokens up to date now and then."""
+        """Update mounted ConfigMaps, Secrets and tokens every 60 s."""
         while True:
             await asyncio.sleep(VOLUME_REFRESH_SECONDS)
             if self._host.report_only or self._state.pod_ip is None:
@@ -231,7 +231,7 @@ class Worker:
             await self._persist(self._report)
 
     async def _report(self) -> None:
-        """Write the status if it differs from what was written last, or if another client has overwritten it."""
+        """Write the status if it differs from the last written one, or if another client has overwritten it."""
         state = replace(
             self._state,
             init=[supervisor.state for supervisor in self._init],
@@ -249,7 +249,7 @@ class Worker:
             self._reported, self._overwritten = report, False
 
     async def _persist(self, write: Callable[[], Any]) -> None:
-        """Repeat a write until the API server took it, or there is nothing left to write to."""
+        """Repeat a write until the API server has accepted it or the object is gone."""
         while not self._gone:
             try:
                 await write()
@@ -273,7 +273,7 @@ class Worker:
 
 
 async def kill_leftovers(root: Path) -> None:
-    """End what an earlier kubelet with this root folder left: its containers, their networks, their folders."""
+    """Remove containers, networks and folders of an earlier kubelet with this root folder."""
     with contextlib.suppress(FileNotFoundError):
         for folder in (root / "pods").iterdir():
             for container in (folder / "containers").glob("*"):

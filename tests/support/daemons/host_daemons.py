@@ -1,4 +1,4 @@
-"""A host with the stand-in of a daemon that its owner runs, and the models of ours in it."""
+"""A host with the stand-in of a daemon of the host's owner, and Pomona's models in that daemon."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -24,21 +24,21 @@ OWNERS = "owners-own"
 
 
 class Served(NamedTuple):
-    """A host with a daemon, and how its processes are made."""
+    """A host with a daemon; `make` returns an Assignment that the daemon serves."""
 
     machine: Machine
     daemon: OllamaStandIn | OmlxStandIn
     make: Callable[..., Assignment]
 
     async def ready(self, uid: str = "u1") -> str:
-        """Wait until the process is Ready; returns what its model is called in the daemon."""
+        """Wait until the process is Ready, and return the name of its model in the daemon."""
         runner = self.machine.runners[uid]
         await eventually(lambda: runner.state.phase == "Ready")
         assert runner.model
         return runner.model
 
     def ours(self) -> set[str]:
-        """Names of ours that are in the daemon's memory."""
+        """Return the names of Pomona's models in the daemon's memory."""
         return {name for name in self.daemon.names() if name.startswith("pomona-")}
 
 
@@ -97,14 +97,14 @@ async def restart(machine: Machine) -> None:
 
 
 def remains(served: Served, prefix: str = "pomona-") -> set[str]:
-    """What is in the daemon's store."""
+    """Return the models in the daemon's store whose names have this prefix."""
     daemon = served.daemon
     names = set(daemon.stored) if isinstance(daemon, OllamaStandIn) else {path.name for path in daemon.models.iterdir()}
     return {name for name in names if name.startswith(prefix)}
 
 
 def gguf(machine: Machine, name: str) -> Artifact:
-    """Another model beside the tiny one."""
+    """Create another model in addition to the tiny one, and return its artifact."""
     path = machine.file_root / name
     path.write_bytes((machine.file_root / "tiny.gguf").read_bytes() + name.encode())
     return Artifact(source=f"file://{path}")

@@ -1,7 +1,7 @@
 """Stands in for an Ollama daemon: its store, its memory, and the answers that `recorded/ollama.json` describes.
 
-As in Ollama's scheduler (server/sched.go), memory holds one runner for each GGUF: who asks for the same file with other
-settings has it loaded anew, and it is listed under the name that it was loaded by.
+As in Ollama's scheduler (server/sched.go), memory has one runner for each GGUF: a request for the same file with other
+settings loads the file again, and the runner is listed under the name of the request that loaded it.
 """
 
 import asyncio
@@ -48,26 +48,26 @@ class Running:
 
 
 class OllamaStandIn(StandIn):
-    """An Ollama; a test changes the attributes while it runs."""
+    """An Ollama daemon; a test changes the attributes while it runs."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
         self.blobs: dict[str, bytes] = {}
         self.stored: dict[str, Stored] = {}
         self.running: dict[str, Running] = {}
-        """By blob."""
+        """Models in memory, by blob."""
         self.registry: dict[str, bytes] = {}
-        """What can be pulled."""
+        """Models that can be pulled, by name."""
         self.pull_error = ""
         self.unloads = True
-        """False: a model that is told to go stays, as some do for minutes."""
+        """False: a request to unload a model has no effect, as sometimes for minutes."""
         self.loading = asyncio.Event()
-        """Loading waits for it."""
+        """A model is loaded only while this event is set."""
         self.loading.set()
         self.headers_seen: list[str] = []
 
     def own(self, name: str, *, size: int) -> None:
-        """Have the owner run a model of his own."""
+        """Add a model of the owner, and load it."""
         blob = f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
         self.blobs[blob] = name.encode()
         self.stored[name] = Stored(blob, {})
@@ -77,7 +77,7 @@ class OllamaStandIn(StandIn):
         self.running = {blob: model for blob, model in self.running.items() if model.name != name}
 
     def names(self) -> set[str]:
-        """Names of what is in memory."""
+        """Return the names of the models in memory."""
         return {model.name for model in self.running.values()}
 
     def forget(self) -> None:
@@ -183,7 +183,7 @@ class OllamaStandIn(StandIn):
     async def _pull(self, request: web.Request) -> web.StreamResponse:
         name = (await request.json())["model"]
         if self.pull_error or name not in self.registry:
-            # After the first line an error is a line too, under the status 200 that was sent already.
+            # After the first line the status 200 has been sent, so an error is another line.
             error = self.pull_error or "pull model manifest: file does not exist"
             return await _stream(request, [{"status": "pulling manifest"}, {"error": error}])
         weights = self.registry[name]

@@ -1,7 +1,7 @@
-"""Stands in for an oMLX daemon: what it finds, loads and pins, and the answers that `recorded/omlx.json` describes.
+"""Stands in for an oMLX daemon: it finds, loads and pins models, with the answers that `recorded/omlx.json` describes.
 
-As in oMLX (admin/routes.py), folders are looked for at the start and at a reload, and a reload unloads everything
-before; what is pinned is loaded again.
+As in oMLX (admin/routes.py), folders are discovered at the start and at a reload. A reload first unloads all models and
+then loads the pinned ones again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Entry:
-    """A model that was found."""
+    """A discovered model."""
 
     path: Path
     size: int
@@ -40,7 +40,7 @@ class OmlxStandIn(StandIn):
         self.active_requests = 0
         self.entries: dict[str, Entry] = {}
         self.settings: dict[str, dict[str, Any]] = {}
-        """Of models, as they are kept over a restart."""
+        """Settings by model, which survive a restart."""
         self.sessions: set[str] = set()
         self.loading = asyncio.Event()
         self.loading.set()
@@ -50,7 +50,7 @@ class OmlxStandIn(StandIn):
         (base / "settings.json").write_text(json.dumps(kept | {"auth": {"api_key": api_key}}))
 
     def own(self, name: str, *, size: int) -> None:
-        """Have the owner run a model of his own."""
+        """Add a model of the owner, and load it."""
         folder = self.models / name
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -58,7 +58,7 @@ class OmlxStandIn(StandIn):
         self.entries[name] = Entry(folder, size, loaded=True)
 
     def names(self) -> set[str]:
-        """Names of what is in memory."""
+        """Return the names of the models in memory."""
         return {name for name, entry in self.entries.items() if entry.loaded}
 
     def evict(self, name: str) -> None:
@@ -73,7 +73,7 @@ class OmlxStandIn(StandIn):
         await super().start()
 
     def _discover(self) -> None:
-        """Unload all and look what is there, then load what is pinned."""
+        """Unload all models, discover the folders again, and load the pinned models."""
         owned = {name: entry.size for name, entry in self.entries.items()}
         self.entries.clear()
         for path in sorted(self.models.iterdir()):

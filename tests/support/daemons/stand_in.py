@@ -1,4 +1,4 @@
-"""What the stand-ins of shared daemons have in common: they are started, killed and come back at one port."""
+"""Common base of the stand-ins of shared daemons: start, kill and restart at the same port."""
 
 import asyncio
 from types import TracebackType
@@ -8,14 +8,14 @@ from aiohttp import web
 
 
 class StandIn:
-    """A daemon that a test runs; `stop` is its sudden death, and `start` its return at the same port."""
+    """A daemon that a test runs; `stop` simulates its crash, and `start` restarts it at the same port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.asked: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.answering = asyncio.Event()
-        """Every request waits for it: cleared, the daemon hangs."""
+        """Every request waits for this event: while it is cleared, the daemon hangs."""
         self.answering.set()
         self._runner: web.AppRunner | None = None
 
@@ -27,7 +27,7 @@ class StandIn:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Lose what a daemon that dies loses: what it had in memory."""
+        """Drop the state that a crash loses: everything in memory."""
         raise NotImplementedError
 
     async def start(self) -> None:
@@ -52,12 +52,12 @@ class StandIn:
         await self.stop()
 
     def changes(self) -> list[tuple[str, str]]:
-        """What was asked that changes anything, in order."""
+        """Return the requests that change something, in order."""
         return [(method, path) for method, path in self.asked if method not in {"GET", "HEAD"}]
 
 
 def completion(model: str) -> dict[str, object]:
-    """One token in OpenAI's form."""
+    """Return a completion of one token in OpenAI's form."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -69,7 +69,7 @@ def completion(model: str) -> dict[str, object]:
 
 
 async def serve(daemon: StandIn) -> None:
-    """Run as a process of its own, until it is killed."""
+    """Serve until the process is killed."""
     async with daemon:
         print(f"serving on {daemon.url}", flush=True)
         await asyncio.Event().wait()

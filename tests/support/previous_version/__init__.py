@@ -1,7 +1,7 @@
-"""Pomona as it was before the present work: a wheel of one commit, whose agents and engines the new code takes over.
+"""The previous version of Pomona: a wheel of one commit, whose agents and engines the new code takes over.
 
-`make previous-version COMMIT=...` replaces the wheel. Its programs run on the packages of this virtual environment, and
-are talked to as a user talks to them: by command line, state folder, API objects and requests.
+`make previous-version COMMIT=...` replaces the wheel. Its programs run with the packages of this virtual environment.
+Tests use them as a user does: by command line, state folder, API objects and requests.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ FOLDER = Path(__file__).parent
 
 
 class PreviousVersion:
-    """The unpacked wheel; `folder` has its packages, and is where its programs run."""
+    """The unpacked wheel; `folder` has its packages, and is the working directory of its programs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of its `pomona ARGUMENTS`."""
+        """Return the command line of `pomona ARGUMENTS` in this version."""
         return self._python("cli.main", *arguments)
 
     def agent(self, host: MetalHost, *options: str) -> Process:
-        """Return its agent for `host`, not yet started: as the host's own, with `options` in place of equal ones."""
+        """Return this version's agent for `host`, not yet started; `options` override those of the current agent."""
         own = host.agent.argv[host.agent.argv.index("agent") :]
         argv = [*host.host.exec, *self._python("agent_process", str(host.level), *own, *options)]
         return Process(f"previous {host.agent.name}", argv, host.agent.log.with_suffix(".previous.log"))
 
     def runs(self, process: psutil.Process) -> bool:
-        """Whether `process` was started by this version."""
+        """Return whether `process` was started by this version."""
         return Path(process.cwd()) == self.folder
 
     def _python(self, *module: str) -> list[str]:
-        # Python looks for modules in its working directory first, and so does whatever the agent starts.
+        # Python looks for modules in its working directory first, which the agent's child processes inherit.
         return ["env", f"--chdir={self.folder}", f"PYTHONPATH={self.folder}", sys.executable, "-m", *module]
 
 
 def unpack() -> PreviousVersion:
-    """Unpack the kept wheel below `build/`, once; byte code that Python adds there is of use to the next run."""
+    """Unpack the kept wheel below `build/`, only once, so that the next run finds Python's byte code there."""
     (wheel,) = FOLDER.glob("*.whl")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     folder = CHECKOUT / "build" / "previous-version" / digest[:12]
@@ -64,7 +64,7 @@ def unpack() -> PreviousVersion:
 
 
 def marked(state_folder: Path) -> set[psutil.Process]:
-    """Find the engines and the proxy that agents of this state folder started; equal are those that went on running."""
+    """Return the engines and the proxy that agents of this state folder started; a surviving process stays equal."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -74,9 +74,9 @@ def marked(state_folder: Path) -> set[psutil.Process]:
 
 
 def state_files(state_folder: Path) -> set[str]:
-    """List everything in a state folder that is not a folder, by its path; digests and uids in it are `ID`.
+    """Return the paths of all files in a state folder, with digests and uids replaced by `ID`.
 
-    Without the temporary file of a write that a kill cut short.
+    Temporary files, which an interrupted write leaves, are left out.
     """
     found = (path for path in state_folder.rglob("*") if not path.is_dir() and not path.match(".*.new"))
     return {re.sub(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*", "ID", str(path.relative_to(state_folder))) for path in found}

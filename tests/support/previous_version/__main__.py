@@ -1,7 +1,7 @@
 """`python -m tests.support.previous_version COMMIT`: keep the wheel of this commit as the previous version.
 
-The wheel gets one module more, `agent_process.py` of the same commit, by which a test decides the memory pressure that
-an agent sees.
+The wheel gets one additional module, `agent_process.py` of the same commit, with which a test sets the memory pressure
+for an agent.
 """
 
 import shutil
@@ -21,7 +21,7 @@ def _git(*arguments: str) -> str:
 
 
 def build(commit: str) -> Path:
-    """Replace the kept wheel by that of `commit`; returns its path. Needs the history, uv and the package index."""
+    """Replace the kept wheel by that of `commit`, and return its path. Needs the history, uv and the package index."""
     name = _git("rev-parse", "--short=7", f"{commit}^{{commit}}")
     with tempfile.TemporaryDirectory() as temporary:
         source, built = Path(temporary) / "source", Path(temporary) / "built"

@@ -1,7 +1,7 @@
 """Models of several architectures whose weights are holes: as large in memory as real ones, written in milliseconds.
 
-llama.cpp loads them and computes with zeros, so that its memory can be held against an estimate. The file is sparse and
-takes no room on disk; mapped into memory every page of it counts as any other.
+llama.cpp loads them and computes with zeros, so that its memory can be compared with an estimate. The file is sparse
+and takes no space on disk; in memory each mapped page of the file counts as any other page.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _ALIGNMENT = 32
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model; those that an architecture has not are not used."""
+    """Dimensions of a model; an architecture ignores the dimensions that it does not have."""
 
     kind: Kind = "llama"
     layers: int = 8
@@ -46,7 +46,7 @@ def write(path: Path, shape: Shape) -> None:
     _add_facts(writer, shape)
     _add_tokens(writer, shape.vocabulary)
     for name, dimensions in _tensors(shape):
-        # As numpy has them: the innermost last. llama.cpp takes norms and biases as f32 only, and so are all vectors.
+        # Dimensions as in numpy, the innermost last. llama.cpp accepts norms and biases only as f32; vectors are f32.
         small = len(dimensions) == 1 or name.endswith(
             (".ssm_a", ".ssm_d", "conv1d.weight", "conv.weight", "ssm_norm.weight", ".bias")
         )
@@ -120,7 +120,7 @@ def _add_facts(writer: Any, shape: Shape) -> None:
 
 
 def _heads_kv(shape: Shape) -> int | list[int]:
-    """Of every four lfm2 layers one attends."""
+    """Return the number of KV heads, for lfm2 by layer: one layer of four has attention."""
     if shape.kind != "lfm2":
         return shape.heads_kv
     return [shape.heads_kv if layer % 4 == 2 else 0 for layer in range(shape.layers)]

@@ -1,4 +1,4 @@
-"""What is served together with `tiny_gguf`'s model: a LoRA adapter and a projector, with generated weights."""
+"""Companions of `tiny_gguf`'s model: a LoRA adapter and a projector, with generated weights."""
 
 import struct
 import zlib
@@ -19,7 +19,7 @@ def write_adapter(path: Path, *, first: int, n_embd: int = 64) -> None:
     """
     tokens, chain = build_vocabulary()
     _, output = chain_weights(chain, len(tokens), n_embd, loop=False)
-    # Where the model says its first word, its state points along that word's row of the output matrix.
+    # Before the first word, the state of the model points along the row of that word in the output matrix.
     down: Matrix = output[chain[0]][None, :] / np.float32(4)
     up: Matrix = np.zeros((len(tokens), 1), np.float32)
     up[chain[first]] = 8.0
@@ -33,7 +33,7 @@ def write_adapter(path: Path, *, first: int, n_embd: int = 64) -> None:
 
 
 def write_projector(path: Path, *, n_embd: int = 64, width: int = 32, image_size: int = 28) -> None:
-    """Write a projector of CLIP's kind that makes an image of `image_size` pixels into 4 tokens of the model."""
+    """Write a CLIP projector that converts an image of `image_size` pixels into 4 tokens of the model."""
     patch, n_ff, n_layer = 14, 64, 2
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "clip")

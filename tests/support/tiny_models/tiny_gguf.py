@@ -1,10 +1,10 @@
 """Tiny llama-architecture GGUF files with generated weights, which llama.cpp loads and answers from.
 
-Tests and the demo need a model that no download brings and whose answer is known. `examples/tiny.py` has the model and
-writes the file; here it gets any size and type, a little noise in attention and feed-forward instead of zeros, and the
-variations that tests ask for. That program has to do without numpy, which this needs for noise and quantization. The
-residual stream stays near a word's embedding, so the successor wins. 64 wide and 2 layers make 0.5 MB; the dimensions
-scale it to a model that really uses memory.
+Tests and the demo need a model with a known answer and without a download. `examples/tiny.py` has the model and writes
+the file; this module adds any size and type, a little noise in attention and feed-forward instead of zeros, and the
+variations that tests need. That program must not use numpy, which this module needs for noise and quantization. The
+residual stream stays near a word's embedding, so the successor wins. A width of 64 and 2 layers make 0.5 MB; larger
+dimensions make a model that really uses memory.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _FILE_TYPES = {
 def chain_weights(
     chain: list[int], vocabulary_size: int, width: int, *, loop: bool, seed: int = 0
 ) -> tuple[Matrix, Matrix]:
-    """Return token embedding and output matrix that make each word of the chain call the next."""
+    """Return token embedding and output matrix with which each word of the chain is followed by the next."""
     embedding, output = (
         np.frombuffer(values, np.float32).reshape(vocabulary_size, width)
         for values in build_chain(vocabulary_size, chain, width, loop=loop, seed=seed)
@@ -70,7 +70,7 @@ def write(
     """Write a model to `path` that answers every prompt with `text` (default SENTENCE).
 
     `loop` starts the sentence again instead of ending it, so a request runs to its max_tokens: for streams, drains and
-    cancels. `n_head_kv` may be a list with one entry per layer. `pooling` makes it one for embeddings. The same
+    cancels. `n_head_kv` may be a list with one entry per layer. `pooling` makes a model for embeddings. The same
     arguments write the same bytes.
     """
     dimensions = Dimensions(n_embd, n_layer, n_head, n_head_kv, n_ff, n_ctx)

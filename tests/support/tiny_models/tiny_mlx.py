@@ -118,13 +118,13 @@ def _layer(name: str, rng: np.random.Generator, n_embd: int, width_kv: int, n_ff
 
 
 def _vocabulary(words: list[str]) -> tuple[dict[str, int], list[int]]:
-    """Return the ids by token, and those that say `words` in order."""
+    """Return the ids by token, and the ids of `words` in order."""
     letters = _byte_letters()
     vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *letters])}
     chain: list[int] = []
     for position, word in enumerate(words):
         token = "".join(letters[byte] for byte in f"{' ' if position else ''}{word}".encode())
-        while token in vocabulary:  # its successor is fixed, so a repeated word needs a token of its own
+        while token in vocabulary:  # each token has one successor, so a repeated word needs another token
             token += "".join(letters[byte] for byte in "\u200b".encode())
         chain.append(vocabulary.setdefault(token, len(vocabulary)))
     return vocabulary, chain

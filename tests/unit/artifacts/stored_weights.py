@@ -22,7 +22,7 @@ class _Usage(NamedTuple):
 
 
 def again(store: WeightsStore, tmp_path: Path, server: FileServer) -> WeightsStore:
-    """The same store in another process."""
+    """Return the same store as another process opens it."""
     del store
     return WeightsStore(tmp_path / "weights", endpoint=server.url, file_root=None, patience=HURRIED)
 
@@ -39,7 +39,7 @@ async def refused(store: WeightsStore, source: str, **options: Any) -> ArtifactE
 
 
 def publish(server: FileServer, name: str, *, size_bytes: int = SMALL) -> str:
-    """Serve a file with content of its own and return its source."""
+    """Serve a file with unique content and return its source."""
     path = server.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(hashlib.sha256(name.encode()).digest() * (size_bytes // 32))
@@ -47,7 +47,7 @@ def publish(server: FileServer, name: str, *, size_bytes: int = SMALL) -> str:
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, store_folder: Path, total_bytes: int) -> None:
-    """A volume of this size, with nothing on it but what the store has."""
+    """Simulate a disk of this size that has only the files of the store."""
 
     def usage(_path: Path) -> _Usage:
         used = sum(

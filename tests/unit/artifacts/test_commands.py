@@ -51,7 +51,7 @@ def model(server: FileServer) -> Path:
     return path
 
 
-async def test_result_file_and_exit_code_have_all_that_a_job_reports(
+async def test_result_file_and_exit_code_have_everything_that_a_job_reports(
     server: FileServer, model: Path, tmp_path: Path
 ) -> None:
     content = await asyncio.to_thread(model.read_bytes)
@@ -121,7 +121,7 @@ async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(
     assert part.exists()
 
 
-def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_in_a_log_is_an_occasional_line(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 9.0, 10.0, 10.0, 19.0, 21.0, 21.0])
     lines = _ProgressLines("a.gguf", lambda: next(now))
     for done in (1, 1 << 20, 2 << 20, 3 << 20):

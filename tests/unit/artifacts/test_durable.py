@@ -7,7 +7,7 @@ import pytest
 from artifacts import durable
 
 
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+def test_file_is_replaced_in_one_step_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "thing.json"
     durable.write(path, {"a": 1})
     durable.write(path, {"a": 2})

@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class Call(NamedTuple):
-    """Fetches with what a test does not care about filled in."""
+    """A fetch with defaults for the arguments that a test does not set."""
 
     to: Path
     endpoint: str
@@ -60,21 +60,21 @@ def _sha256(data: bytes) -> str:
 
 
 def _rewrite(path: Path, content: bytes) -> None:
-    """Write another version, with another entity tag whatever the resolution of the clock."""
+    """Write another version, with another entity tag even if the clock is coarse."""
     before = path.stat().st_mtime_ns
     path.write_bytes(content)
     os.utime(path, ns=(before + 10**9, before + 10**9))
 
 
 async def _cut(call: Call, server: FileServer) -> int:
-    """Leave a part behind, as a process that gave up does, and return its size."""
+    """Leave a partial download, as a process that gave up does, and return its size."""
     server.faults.append(TransferFault(3 * MIB))
     impatient = dataclasses.replace(HURRIED, attempts=1)
     error = await call.refused(server.url + "/weights.gguf", patience=impatient)
     assert error.reason == "SourceUnreachable"
     assert error.retryable
     size = _part(call).stat().st_size
-    # What the client had buffered when the connection broke is lost, no more.
+    # Only the data in the client's buffer is lost when the connection breaks.
     assert 2 * MIB < size <= 3 * MIB
     return size
 
@@ -142,7 +142,7 @@ async def test_response_without_size_is_refused(call: Call) -> None:
 
 
 @pytest.mark.parametrize("location", ["s3://cdn/x?sig=hunter2", "HTTPS://[cdn/x?sig=hunter2", "//[cdn/x?sig=hunter2"])
-async def test_a_redirect_that_leads_nowhere_shows_no_signature(call: Call, location: str) -> None:
+async def test_error_of_an_invalid_redirect_shows_no_signature(call: Call, location: str) -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(f"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {location}\r\n\r\n".encode())
@@ -159,7 +159,7 @@ async def test_an_invalid_host_name_is_reported_as_no_url(call: Call) -> None:
     assert "is no http(s):// URL" in (await call.refused("https://files..example/weights.gguf")).message
 
 
-async def test_an_entity_tag_that_is_no_text_is_ignored(call: Call) -> None:
+async def test_an_entity_tag_that_is_not_ascii_is_ignored(call: Call) -> None:
     async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag: "\xe9"\r\n\r\nGGUF')
@@ -251,7 +251,7 @@ async def test_wrong_digest_deletes_the_partial_download_and_is_permanent(
     assert len(server.requests) == 1
 
 
-async def test_wrong_digest_that_the_hub_knows_costs_no_download(
+async def test_digest_that_differs_from_the_hubs_is_refused_without_a_download(
     call: Call, server: FileServer, weights: bytes
 ) -> None:
     error = await call.refused("hf://acme/tiny/weights.gguf", sha256="0" * 64)
@@ -418,7 +418,7 @@ async def test_next_process_finishes_the_download_of_a_killed_one(
     assert server.requests[-1].range
 
 
-async def test_local_file_stays_where_it_is(call: Call, tmp_path: Path) -> None:
+async def test_local_file_is_not_copied(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "models/a.gguf"
     path.parent.mkdir()
     path.write_bytes(b"weights")

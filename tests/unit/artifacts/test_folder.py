@@ -1,4 +1,4 @@
-"""Inspection of a folder of MLX weights: its files, its configuration, and the memory that serving takes."""
+"""Inspection of a folder of MLX weights: its files, its configuration, and the memory for serving."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ async def test_a_link_that_leads_out_of_the_root_is_refused(server: FileServer, 
     blobs = folder.parent / "blobs"
     blobs.mkdir()
     (folder / "model.safetensors").rename(blobs / "1")
-    (folder / "model.safetensors").symlink_to("../blobs/1")  # as the cache of a hub's client has it
+    (folder / "model.safetensors").symlink_to("../blobs/1")  # the layout of the cache of a hub's client
     assert (await look(f"file://{folder}/", server=server, file_root=folder.parent)).tensor_bytes == WEIGHTS_BYTES
     (tmp_path / "secrets.json").write_text("{}")
     (folder / "tokenizer.json").symlink_to(tmp_path / "secrets.json")
@@ -121,7 +121,7 @@ def layers(**changes: object) -> list[Layers] | None:
     return found.layers if found else None
 
 
-def test_layers_are_counted_by_their_window() -> None:
+def test_layers_are_grouped_by_their_window() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     assert layers(layer_types=types, sliding_window=512) == [
         Layers(count=1, key_elements=32, value_elements=32),
@@ -130,7 +130,7 @@ def test_layers_are_counted_by_their_window() -> None:
     assert layers(sliding_window=512) == [Layers(count=3, key_elements=32, value_elements=32)]
 
 
-def test_a_stated_head_size_and_experts_count() -> None:
+def test_stated_head_size_and_experts_are_used() -> None:
     found = mlx_config.layout_of(
         LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
     )
@@ -139,7 +139,7 @@ def test_a_stated_head_size_and_experts_count() -> None:
     assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
 
 
-def test_a_multimodal_model_is_read_by_its_language_model() -> None:
+def test_layout_of_a_multimodal_model_is_that_of_its_language_model() -> None:
     assert mlx_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
 
 
@@ -168,7 +168,7 @@ def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) 
         st.none() | st.integers() | st.text() | st.lists(st.integers() | st.text()),
     )
 )
-def test_no_configuration_crashes_the_reader(changes: dict[str, object]) -> None:
+def test_reader_survives_any_configuration(changes: dict[str, object]) -> None:
     found = mlx_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
     assert found is None or all(each.count > 0 for each in found.layers)
     mlx_config.summarize(LLAMA | changes)

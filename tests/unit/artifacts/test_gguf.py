@@ -136,7 +136,7 @@ def test_summary_has_the_facts_of_the_header(tmp_path: Path) -> None:
     assert (summary.head_count, summary.head_count_kv, summary.license) == (4, 4, "CC0-1.0")
 
 
-def test_nonsense_is_absent_and_control_characters_do_not_reach_a_terminal() -> None:
+def test_invalid_facts_are_left_out_and_control_characters_removed() -> None:
     data = _file(
         _entry("general.architecture", 8, _string("llama")),
         _entry("general.name", 8, _string("a\x1b[31m\n" + "x" * 5000)),
@@ -183,18 +183,18 @@ def test_hostile_header_is_refused(data: bytes, hint: str) -> None:
     assert hint in _refusal(data)
 
 
-def test_overlapping_tensors_count_with_all_their_bytes() -> None:
+def test_file_smaller_than_the_sum_of_its_tensors_is_refused() -> None:
     tensors = tuple(_tensor(f"t{number}", (32,)) for number in range(8))
     assert "cut or corrupted" in _refusal(_file(tensors=tensors, data=bytes(256)))
 
 
-def test_header_longer_than_the_limit_is_refused_before_it_is_asked_for() -> None:
+def test_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
     strings = struct.pack("<Q", 15 << 20) + bytes(15 << 20)
     data = _file(_entry("k", 9, struct.pack("<IQ", 8, 5) + strings * 5))
     assert "64 MiB" in _refusal(data[: MAX_HEADER_BYTES + 1], len(data))
 
 
-def test_claims_allocate_nothing() -> None:
+def test_claimed_sizes_allocate_nothing() -> None:
     claim = _file(_entry("k", 9, struct.pack("<IQ", 10, 7 << 20)))
     tracemalloc.start()
     try:
@@ -206,7 +206,7 @@ def test_claims_allocate_nothing() -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_every_prefix_asks_for_more_and_the_whole_parses(tmp_path: Path) -> None:
+def test_every_prefix_needs_more_bytes_and_the_whole_header_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path)
     data = path.read_bytes()

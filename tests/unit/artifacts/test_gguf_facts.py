@@ -30,7 +30,7 @@ def _full(count: int, elements: int = 1024, **more: Any) -> Layers:
     return Layers(count=count, key_elements=elements, value_elements=elements, **more)
 
 
-def test_reads_what_the_writer_of_a_file_meant(tmp_path: Path) -> None:
+def test_layout_of_a_written_file_has_its_dimensions(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path, n_layer=3, n_head_kv=[2, 0, 4])
     data = path.read_bytes()
@@ -56,12 +56,12 @@ def test_reads_what_the_writer_of_a_file_meant(tmp_path: Path) -> None:
         ({"attention__head_count_kv": (8, 8, 2)}, None),
         ({"block_count": None}, None),
         ({"attention__indexer__head_count": 4}, None),
-        # Each of them fits a status, and their products do not.
+        # Each number fits a status, but their products do not.
         ({"attention__head_count_kv": 1 << 40, "attention__key_length": 1 << 40}, None),
         ({"expert_used_count": 1 << 40, "expert_feed_forward_length": 1 << 40}, None),
     ],
 )
-def test_grouped_heads(metadata: dict[str, Any], expected: list[Layers] | None) -> None:
+def test_cache_of_grouped_heads(metadata: dict[str, Any], expected: list[Layers] | None) -> None:
     assert _layers("llama", **metadata) == expected
 
 
@@ -83,14 +83,14 @@ def test_grouped_heads(metadata: dict[str, Any], expected: list[Layers] | None) 
         ("cohere2", {"block_count": 8, "attention__sliding_window": 128, "attention__sliding_window_pattern": 2}, 4, 4),
     ],
 )
-def test_windows(architecture: str, metadata: dict[str, Any], near: int, full: int) -> None:
+def test_layers_with_windows(architecture: str, metadata: dict[str, Any], near: int, full: int) -> None:
     found = _layers(architecture, **metadata)
     assert found is not None
     assert sum(layers.count for layers in found if layers.window) == near
     assert sum(layers.count for layers in found if not layers.window) == full
 
 
-def test_a_window_may_have_heads_of_its_own_and_last_layers_none() -> None:
+def test_windowed_layers_may_have_other_heads_and_last_layers_no_cache() -> None:
     found = _layers(
         "gemma4",
         attention__sliding_window=512,
@@ -109,7 +109,7 @@ def test_a_missing_window_pattern_is_not_guessed() -> None:
     assert _layers("mimo2", attention__sliding_window=128) is None
 
 
-def test_latent_attention_keeps_no_values() -> None:
+def test_latent_attention_caches_no_values() -> None:
     latent = {"attention__head_count_kv": 1, "attention__key_length": 576, "attention__value_length": 512}
     found = _layers("deepseek2", **latent, attention__key_length_mla=192, attention__value_length_mla=128)
     assert found == [Layers(count=4, key_elements=576)]
@@ -139,7 +139,7 @@ SSM_BYTES = 4 * (3 * (2048 + 2 * 128) + 128 * 2048)
         ("granitehybrid", {"attention__head_count_kv": (0, 0, 0, 2)}, None),
     ],
 )
-def test_recurrent_layers(architecture: str, metadata: dict[str, Any], expected: list[Layers] | None) -> None:
+def test_state_of_recurrent_layers(architecture: str, metadata: dict[str, Any], expected: list[Layers] | None) -> None:
     assert _layers(architecture, **metadata) == expected
 
 
@@ -148,14 +148,14 @@ def test_an_architecture_with_unknown_caches_has_no_layout(architecture: str) ->
     assert _layers(architecture) is None
 
 
-def test_experts_count_as_far_as_a_token_uses_them() -> None:
+def test_only_experts_that_a_token_uses_count() -> None:
     layout = layout_of(_header("qwen3moe", feed_forward_length=8, expert_used_count=8, expert_feed_forward_length=768))
     assert layout
     assert (layout.feed_forward_size, layout.expert_outputs) == (8 * 768, 8)
 
 
 @pytest.mark.parametrize("kind", hollow_gguf.KINDS)
-def test_every_model_of_the_measured_table_is_understood(tmp_path: Path, kind: hollow_gguf.Kind) -> None:
+def test_every_model_of_the_measured_table_has_a_layout(tmp_path: Path, kind: hollow_gguf.Kind) -> None:
     path = tmp_path / "hollow.gguf"
     hollow_gguf.write(path, Shape(kind=kind, layers=4, vocabulary=300))
     with path.open("rb") as file:

@@ -43,7 +43,7 @@ def model(server: FileServer) -> Path:
 
 @pytest.fixture
 def long_header(server: FileServer) -> Path:
-    """A file whose header of 3 MiB needs three looks, and with 16 MiB behind it."""
+    """A file with a header of 3 MiB, which takes three requests, and 16 MiB of data after it."""
     key = b"tokenizer.ggml.tokens"
     string = struct.pack("<Q", 1016) + bytes(1016)
     array = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 3072) + string * 3072
@@ -52,7 +52,7 @@ def long_header(server: FileServer) -> Path:
     return path
 
 
-async def test_reads_the_header_and_not_the_weights(server: FileServer, model: Path) -> None:
+async def test_only_the_header_is_read(server: FileServer, model: Path) -> None:
     found = await _inspect(server, server.url + "/tiny.gguf")
     stat = await asyncio.to_thread(model.stat)
     size = stat.st_size
@@ -98,7 +98,7 @@ async def test_server_without_ranges_is_read_up_to_the_end_of_the_header(server:
     server.ranges = False
     assert (await _inspect(server, server.url + "/long.gguf")).gguf.file_version == 3
     assert len(server.requests) == 1
-    # What the socket buffers held counts as sent.
+    # Data in the socket buffers counts as sent.
     assert server.bytes_sent("/long.gguf") < 16 << 20
 
 

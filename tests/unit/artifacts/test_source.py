@@ -1,4 +1,4 @@
-"""Sources are parsed to safe file names, or refused with a message that says how to write them."""
+"""Sources are parsed to safe file names, or refused with a message that shows a valid source."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_hub_source_without_revision_means_main() -> None:
     assert source.url("https://hub", "abc") == "https://hub/acme/Tiny.GGUF/resolve/abc/sub/tiny-q8.gguf"
 
 
-def test_two_ways_to_write_one_source_share_a_cache_folder() -> None:
+def test_two_spellings_of_one_source_share_a_cache_folder() -> None:
     assert cache_key("hf://a/b/c.gguf", "1") == cache_key("hf://a/b@main/c.gguf", "1")
     assert cache_key("hf://a/b/c.gguf", "1") != cache_key("hf://a/b/c.gguf", "2")
     assert len(cache_key("hf://a/b/c.gguf", "1")) == 16
@@ -38,7 +38,7 @@ def test_file_source_is_an_absolute_path() -> None:
 
 
 @pytest.mark.parametrize("text", ["hf://a/b@main", "file:///srv/mlx/"])
-def test_a_folder_has_no_file(text: str) -> None:
+def test_source_of_a_folder_has_no_file(text: str) -> None:
     source = parse(text)
     assert source.is_folder
     assert source.text == text

@@ -1,4 +1,4 @@
-"""Repositories of many files in the store of weights: one folder of what an engine reads, whole or not at all."""
+"""Repositories of many files in the store of weights: one folder of the files for an engine, complete or absent."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class TestFolders:
         (folder / "extra" / "config.json").write_text("{}")
         return folder
 
-    async def test_a_repository_becomes_one_folder_of_what_an_engine_reads(
+    async def test_a_repository_becomes_one_folder_of_the_files_for_an_engine(
         self, store: WeightsStore, server: FileServer, repository: Path
     ) -> None:
         told: list[tuple[int, int | None]] = []

@@ -23,7 +23,7 @@ from tests.support.file_server import FileServer, TransferFault
 from tests.unit.artifacts.stored_weights import HURRIED, SMALL, again, disk, obtain, publish, refused
 
 
-async def test_two_sources_of_the_same_bytes_are_one_object(
+async def test_two_sources_of_the_same_bytes_share_one_object(
     store: WeightsStore, server: FileServer, weights: bytes
 ) -> None:
     first = await obtain(store, "hf://acme/tiny/weights.gguf")
@@ -51,7 +51,7 @@ async def test_stored_weights_are_used_without_request_or_hashing(
     assert not server.requests
 
 
-async def test_two_at_once_fetch_once(store: WeightsStore, server: FileServer, weights: bytes) -> None:
+async def test_two_callers_at_once_fetch_once(store: WeightsStore, server: FileServer, weights: bytes) -> None:
     source = f"{server.url}/weights.gguf"
     one, two = await asyncio.gather(obtain(store, source), obtain(store, source))
     assert one.path == two.path
@@ -68,7 +68,7 @@ async def test_two_processes_at_once_fetch_once(
     assert server.bytes_sent("/weights.gguf") == len(weights)
 
 
-async def test_the_same_bytes_of_two_sources_at_once_stay_for_both(
+async def test_same_bytes_fetched_from_two_sources_at_once_are_kept_for_both(
     store: WeightsStore, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del weights
@@ -160,7 +160,7 @@ class TestRoom:
 
         assert {stored.manifest.source for stored in store.stored()} == {f"{server.url}/{name}.gguf" for name in "acd"}
 
-    async def test_held_weights_stay_and_the_error_says_what_is_missing(
+    async def test_held_weights_are_kept_and_the_error_names_the_missing_space(
         self, store: WeightsStore, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = await obtain(store, publish(server, "held.gguf"))
@@ -182,9 +182,7 @@ class TestRoom:
         disk(monkeypatch, tmp_path / "weights", SMALL + 10)
         assert (await refused(store, publish(server, "all.gguf"))).reason == "NoSpace"
 
-    async def test_released_weights_were_used_until_their_release(
-        self, store: WeightsStore, server: FileServer
-    ) -> None:
+    async def test_release_counts_as_a_use(self, store: WeightsStore, server: FileServer) -> None:
         served, tried = [await obtain(store, publish(server, f"{name}.gguf")) for name in "ab"]
         tried.release()
         for age, held in ((2000, served), (1000, tried)):
@@ -208,7 +206,7 @@ class TestRoom:
         await asyncio.wait([running])
         (await obtain(store, f"{server.url}/second.gguf")).release()
 
-    async def test_a_recently_cut_fetch_is_evicted_after_weights_used_before(
+    async def test_cancelled_fetch_counts_as_recently_used(
         self, store: WeightsStore, server: FileServer, tmp_path: Path
     ) -> None:
         server.faults.append(TransferFault(SMALL // 2, silent=True))
@@ -316,7 +314,7 @@ class TestLocalFiles:
         path.write_bytes(b"x" * SMALL)
         return path
 
-    async def test_it_stays_and_is_verified_once(
+    async def test_local_file_is_not_copied_and_is_verified_once(
         self, store: WeightsStore, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls: list[object] = []
@@ -334,13 +332,13 @@ class TestLocalFiles:
         os.truncate(file, SMALL - 1)
         assert (await refused(store, f"file://{file}", sha256=self.DIGEST)).reason == "ChecksumMismatch"
 
-    async def test_a_folder_is_served_where_it_is(self, store: WeightsStore, file: Path) -> None:
+    async def test_local_folder_is_not_copied(self, store: WeightsStore, file: Path) -> None:
         assert (await obtain(store, f"file://{file.parent}/")).path == file.parent
         assert "slash" in (await refused(store, f"file://{file.parent}")).message
 
 
-def test_records_of_earlier_versions_still_hold(tmp_path: Path) -> None:
-    """The keys on disk are part of the state folder; their order is not."""
+def test_records_of_earlier_versions_are_still_valid(tmp_path: Path) -> None:
+    """The keys on disk must stay the same; their order may change."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF")
     stamp = {"sizeBytes": 4, "sha256": "ab" * 32, "mtimeNanoseconds": file.stat().st_mtime_ns}

@@ -1,4 +1,4 @@
-"""A seed decides everything, and no failure is explained away."""
+"""The schedule of faults follows from the seed, and only faults explain failures."""
 
 import math
 
@@ -13,7 +13,7 @@ def failure(at: float, address: str = HERE, *, plausible: bool = True) -> Failed
     return FailedRequest(address, at, at + 0.1, "it", plausible)
 
 
-def test_a_seed_decides_everything() -> None:
+def test_schedule_of_faults_follows_from_the_seed() -> None:
     assert plan_faults(7, 600, 2) == plan_faults(7, 600, 2)
     assert plan_faults(7, 600, 2) != plan_faults(8, 600, 2)
     assert {fault.kind for fault in plan_faults(7, 600, 2)} == {"agent", "proxy", "engine", "link", "power"}
@@ -30,13 +30,15 @@ def test_a_seed_decides_everything() -> None:
         (failure(10, plausible=False), [Breakage("engine", HERE, 9, 9)], False),
         (failure(8), [Breakage("engine", HERE, 9, 9)], False),
         (failure(20), [Breakage("engine", HERE, 9, 9)], False),
-        # Nobody was there to withdraw the endpoint.
+        # The agent was not running, so the endpoint was not withdrawn.
         (failure(20), [Breakage("engine", HERE, 9, 9), Breakage("agent", HERE, 8, 13)], True),
         (failure(20), [Breakage("engine", HERE, 9, 9), Breakage("agent", THERE, 8, 13)], False),
         (failure(30), [Breakage("link", HERE, 9, 40)], True),
     ],
 )
-def test_only_what_broke_explains_a_failure(failed: FailedRequest, breakages: list[Breakage], explained: bool) -> None:
+def test_failure_is_explained_only_by_a_fault_on_its_host(
+    failed: FailedRequest, breakages: list[Breakage], explained: bool
+) -> None:
     assert (list_unexplained([failed], breakages) == []) is explained
 
 

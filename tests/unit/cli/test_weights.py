@@ -59,7 +59,7 @@ def test_unknown_digest_is_refused_with_way_out(tmp_path: Path) -> None:
 
 
 def test_empty_digest_is_refused(tmp_path: Path) -> None:
-    """As where a script's variable is empty: the only weights of a host would go."""
+    """An empty variable in a script must not delete the only weights of a host."""
     assert run(tmp_path, "--remove", "").exit_code == 2
 
 

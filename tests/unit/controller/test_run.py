@@ -1,4 +1,4 @@
-"""What a replica does on its way to lead, against an API that lists what it is told to."""
+"""The start of a leader: its lists and its tasks, with an API of one Model."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def model(name: str) -> Obj:
 
 
 class World(Client):
-    """Has one Model; its first list fails."""
+    """An API with one Model; the first list fails."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Resource, str]] = []

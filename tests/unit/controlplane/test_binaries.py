@@ -85,7 +85,7 @@ def program(folder: Path, name: str, says: str) -> Path:
 
 @pytest.fixture
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine with nothing on PATH, and a cache that holds all programs already."""
+    """A machine with nothing on PATH, and with a cache that already has all programs."""
     pins = read_pins((MODULE / "go.mod").read_text())
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -132,7 +132,7 @@ def test_only_missing_programs_are_built_and_a_failed_build_leaves_none(empty_ma
     assert not (empty_machine / "kubectl").exists()
 
 
-def test_a_key_names_both_versions_and_the_machine() -> None:
+def test_cache_key_has_both_versions_and_the_platform() -> None:
     pins = Pins(go="1.25.0", kubernetes="1.35.4", etcd="3.6.5")
 
     assert pins.key.startswith("kubernetes-1.35.4-etcd-3.6.5-")

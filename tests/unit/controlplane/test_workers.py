@@ -1,4 +1,4 @@
-"""How tests are spread over parallel workers: the long ones first, beside the short ones."""
+"""Distribution of tests over parallel workers: long tests first, beside short ones."""
 
 import shlex
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ class StubItem:
 
 
 class StubWorker:
-    """Holds what it is sent, as a worker of xdist does; `run_next` is the end of a test."""
+    """A stand-in for a worker of xdist, which queues the tests that it is sent; `run_next` ends one test."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []
@@ -74,7 +74,7 @@ def test_workers_begin_at_both_ends() -> None:
     assert (first.pending, second.pending) == ([0, 1], [7, 6])
 
 
-def test_workers_go_on_from_their_end_until_every_test_has_run_once() -> None:
+def test_workers_continue_from_their_end_until_every_test_has_run_once() -> None:
     scheduling, (first, second) = scheduled(2, 8)
 
     assert [first.run_next(scheduling) for _ in range(2)] == [0, 1]
@@ -90,7 +90,7 @@ def test_a_single_worker_runs_everything_in_order() -> None:
     assert [worker.run_next(scheduling) for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_worker_is_started_by_the_whole_command() -> None:
+def test_worker_is_started_with_the_whole_command() -> None:
     command = ["/a folder/python", "-m", "sandbox", "--", "/a folder/python"]
 
     argv = popen_args(XSpec(worker_spec(command)))

@@ -1,4 +1,4 @@
-"""The generated CRD YAML is as the structs say, and a stale file is reported."""
+"""The generated CRD YAML matches the structs, and a stale file is reported."""
 
 from typing import Any
 

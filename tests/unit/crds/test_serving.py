@@ -1,4 +1,4 @@
-"""Which arguments reach the engine; that the API server holds the rule is for tests/cluster/crds/test_crds.py."""
+"""The arguments that extraArgs accepts; tests/cluster/crds/test_crds.py tests the same rule in the API server."""
 
 import re
 
@@ -15,7 +15,7 @@ def takes(item: str) -> bool:
 @pytest.mark.parametrize(
     "item", [*TUNING_ARGUMENTS["llama.cpp"], "0.5", "on", "q8_0", "chatml", "{% if a - b %}", "größer"]
 )
-def test_tuning_and_values_are_taken(item: str) -> None:
+def test_tuning_arguments_and_values_are_accepted(item: str) -> None:
     assert takes(item)
 
 
@@ -29,9 +29,9 @@ def test_tuning_and_values_are_taken(item: str) -> None:
         *("", "-", "--", "-1", "a\0b", "a\nb", "\n", "\x7f", "on\n", "--temp\n"),
     ],
 )
-def test_all_else_is_refused(item: str) -> None:
+def test_other_arguments_are_refused(item: str) -> None:
     assert not takes(item)
 
 
-def test_the_launcher_knows_every_argument_that_is_taken() -> None:
+def test_launcher_has_every_accepted_argument() -> None:
     assert set(TUNING_ARGUMENTS["llama.cpp"]) <= llama_launcher.ARGUMENTS.keys()

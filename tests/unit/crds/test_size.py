@@ -16,5 +16,5 @@ from crds.size import size_text
         (2**52, "4096.0 TiB"),
     ],
 )
-def test_the_unit_fits_the_size(size_bytes: int, text: str) -> None:
+def test_size_is_printed_in_its_unit(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text

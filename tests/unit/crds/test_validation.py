@@ -1,4 +1,4 @@
-"""What the API server refuses is refused without one, in the same words; tests/cluster/crds has the server."""
+"""Validation without an API server refuses the same manifests with the same text; tests/cluster/crds has the server."""
 
 import json
 import re
@@ -26,11 +26,11 @@ def test_bad_manifest_is_refused_with_the_way_out(bad: RefusedManifest) -> None:
 
 
 @pytest.mark.parametrize("resource", SPECS, ids=lambda each: each.kind)
-def test_good_manifest_is_taken(resource: Resource) -> None:
+def test_good_manifest_is_accepted(resource: Resource) -> None:
     assert validation.problems(make_manifest(resource)) == []
 
 
-def test_tuning_is_taken() -> None:
+def test_tuning_arguments_are_accepted() -> None:
     assert validation.problems(make_manifest(INFERENCE_SERVICES, extraArgs=GOOD_ARGUMENTS)) == []
 
 
@@ -42,7 +42,7 @@ def test_defaults_are_filled_in(resource: Resource) -> None:
 
 
 @pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
-def test_null_is_absent(nulls: dict[str, Any]) -> None:
+def test_null_counts_as_absent(nulls: dict[str, Any]) -> None:
     manifest = make_manifest(INFERENCE_SERVICES)
     manifest["spec"] |= nulls
     assert validation.problems(manifest) == []
@@ -75,7 +75,7 @@ def test_all_violations_are_reported_with_their_fields() -> None:
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )
-def test_what_kubectl_would_not_send_is_refused(change: dict[str, Any], says: str) -> None:
+def test_malformed_manifest_is_refused(change: dict[str, Any], says: str) -> None:
     assert [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES) | change))] == [says]
 
 

@@ -1,4 +1,4 @@
-"""Recorded outputs of tools; the values are ours, in the layout of real ones. Stands in for the tools of a Mac."""
+"""Recorded outputs of tools, with invented values in the real layout; a stand-in for the tools of a Mac."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ def recorded(name: str) -> str:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, outputs: Mapping[str, str]) -> None:
-    """Have each tool, by the name of its program, print what `outputs` says, and every other one fail."""
+    """Replace each tool in `outputs`, which is keyed by its program, by this output; any other tool fails."""
 
     def output(*argv: str) -> str:
         for name, text in outputs.items():

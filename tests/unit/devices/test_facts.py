@@ -11,7 +11,7 @@ from devices import host, linux, processes
 from tests.unit.devices.recordings import recorded
 
 
-def test_processor_names() -> None:
+def test_processor_name_is_read() -> None:
     assert linux.parse_cpuinfo(recorded("cpuinfo_x86.txt")) == "Intel(R) Xeon(R) Processor @ 2.70GHz"
     assert linux.parse_cpuinfo(recorded("cpuinfo_arm.txt")) == "Raspberry Pi 5 Model B Rev 1.0"
 
@@ -19,7 +19,7 @@ def test_processor_names() -> None:
 @pytest.mark.parametrize(
     "text", ['NAME=Debian\nPRETTY_NAME="Debian GNU/Linux 12"\n', "PRETTY_NAME=Debian GNU/Linux 12\n"]
 )
-def test_distribution(text: str) -> None:
+def test_distribution_is_read(text: str) -> None:
     assert linux.parse_os_release(text) == "Debian GNU/Linux 12"
 
 
@@ -31,7 +31,7 @@ def test_distribution(text: str) -> None:
         ("", None),
     ],
 )
-def test_machine(text: str, expected: str | None) -> None:
+def test_machine_is_read(text: str, expected: str | None) -> None:
     assert linux.parse_machine(text) == expected
 
 
@@ -40,7 +40,7 @@ def test_facts_that_linux_lacks_are_none() -> None:
     assert linux.parse_os_release("") is None
 
 
-def test_this_machine() -> None:
+def test_facts_of_this_machine() -> None:
     found = host.read()
     assert found.boot_id
     assert found.booted_at_seconds

@@ -1,4 +1,4 @@
-"""The footprint of a process and its descendants, on Linux and by macOS's library."""
+"""The footprint of a process and its descendants, on Linux and with macOS's library."""
 
 import os
 import subprocess
@@ -22,8 +22,8 @@ sys.stdin.read()
 """
 
 
-def test_memory_of_a_process_and_of_what_it_started() -> None:
-    # A shell that waits for two that hold 64 MiB each.
+def test_footprint_includes_descendants() -> None:
+    # A shell that waits for two processes of 64 MiB each.
     script = '"$0" -c "$1" 67108864 <&3 & "$0" -c "$1" 67108864 <&3 & wait'
     with subprocess.Popen(
         ["sh", "-c", f"exec 3<&0; {script}", sys.executable, HOLD],
@@ -56,7 +56,7 @@ def test_missing_facts_of_the_kernel_are_none(text: str) -> None:
 
 
 def rusage(footprint_bytes: int) -> bytes:
-    """A rusage_info_v4 in which every other number is one that must not be taken for it."""
+    """Return a rusage_info_v4 with this footprint, in which every other number is different."""
     numbers = [1000 + index for index in range(35)]
     numbers[7] = footprint_bytes
     return bytes(16) + b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
@@ -74,7 +74,7 @@ def test_a_cut_answer_is_no_footprint(answer: bytes) -> None:
 
 
 class Library:
-    """Answers as macOS's library does, of one process with two children."""
+    """A stand-in for macOS's library, with one process and its two children."""
 
     def sysctlbyname(self, name: bytes, buffer: Any, size: Any, new: object, new_size: object) -> int:
         assert (new, buffer._length_, size._obj.value) == (None, 4, 4), new_size

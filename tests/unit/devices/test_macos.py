@@ -1,4 +1,4 @@
-"""macOS probes read recorded outputs of its tools; whatever is missing, cut off or garbage is None."""
+"""The probes of macOS read recorded outputs of its tools; a missing, cut or invalid value is None."""
 
 import json
 from collections.abc import Callable
@@ -132,7 +132,7 @@ def test_sysctl_values_are_read_with_either_separator() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "0", "-1", "many", "1" * 21, "٣"])
-def test_unknown_is_none_and_never_zero(text: str | None) -> None:
+def test_unknown_value_is_none_and_never_zero(text: str | None) -> None:
     assert macos.positive(text) is None
 
 
@@ -166,7 +166,7 @@ def test_memory_pressure_and_swap_as_sysctl_prints_them() -> None:
         ("ioreg_wrapped_counter.txt", Gpu("Apple M1", 7, None, None)),
     ],
 )
-def test_gpu(name: str, expected: Gpu) -> None:
+def test_gpu_facts_are_read(name: str, expected: Gpu) -> None:
     assert gpu.parse(recorded(name)) == expected
 
 
@@ -182,7 +182,7 @@ def test_gpu(name: str, expected: Gpu) -> None:
         ("pmset_ups.txt", Power("ups", None)),
     ],
 )
-def test_power(name: str, expected: Power) -> None:
+def test_power_source_and_battery_are_read(name: str, expected: Power) -> None:
     assert power.parse_pmset(recorded(name)) == expected
 
 
@@ -199,7 +199,7 @@ def test_power(name: str, expected: Power) -> None:
         ("Failed with code 9\n", None),
     ],
 )
-def test_thermal_level(text: str, expected: thermal.ThermalLevel | None) -> None:
+def test_thermal_level_is_read(text: str, expected: thermal.ThermalLevel | None) -> None:
     assert thermal.parse_notifyutil(text) == expected
 
 
@@ -212,7 +212,7 @@ def test_gpu_cores_of_the_system_profiler(name: str, cores: int) -> None:
     "text",
     ["", "[]", "{}", '{"SPDisplaysDataType": []}', '{"SPDisplaysDataType": [7, {}]}', '{"SPDisplaysDataType": [{}]}'],
 )
-def test_no_gpu_cores(text: str) -> None:
+def test_missing_gpu_cores_are_none(text: str) -> None:
     assert macos.parse_displays(text) is None
 
 
@@ -234,7 +234,7 @@ def parts(found: object) -> list[object]:
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("[sipd]*")), ids=lambda path: path.name)
-def test_output_that_is_cut_off_says_less_and_nothing_else(path: object) -> None:
+def test_cut_output_has_fewer_values_and_no_wrong_ones(path: object) -> None:
     name = getattr(path, "name", "")
     text = recorded(name)
     parse = PARSERS[name.partition("_")[0]]
@@ -270,13 +270,13 @@ def test_a_changed_recording_breaks_nothing(name: str, data: st.DataObject) -> N
 @pytest.mark.parametrize(
     ("memory_gib", "limit_mib", "version", "expected_mib"),
     [
-        (16, None, "15.6", 10922),  # as an M1 of 16 GB reports
+        (16, None, "15.6", 10922),  # value of an M1 of 16 GB
         (24, None, "14.5", 16384),
         (128, None, "15.1", 98304),
         (16, None, "26.1", 12124),
         (128, None, "26.0.1", 110100),
         (48, 45056, "15.6", 45056),
-        (16, 99999, "15.6", 16384),  # a limit above the memory there is
+        (16, 99999, "15.6", 16384),  # a limit above the memory of the machine
         (64, None, "", 49152),
     ],
 )
@@ -304,7 +304,9 @@ def test_working_set_by_memory_limit_and_version(
         (None, 40, None),
     ],
 )
-def test_memory_bandwidth(chip: str | None, gpu_cores: int | None, gb_per_second: int | None) -> None:
+def test_memory_bandwidth_by_chip_and_gpu_cores(
+    chip: str | None, gpu_cores: int | None, gb_per_second: int | None
+) -> None:
     assert bandwidth_bytes_per_second(chip, gpu_cores) == (gb_per_second and gb_per_second * GB)
 
 

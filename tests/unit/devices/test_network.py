@@ -1,4 +1,4 @@
-"""Which messages of a routing socket are changes; tests of the agent's address cover that changes are received."""
+"""The messages of a routing socket that are changes; tests of the agent's address check that changes are received."""
 
 import struct
 

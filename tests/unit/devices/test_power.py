@@ -25,12 +25,14 @@ class Battery(NamedTuple):
         (None, Power(None, None)),
     ],
 )
-def test_linux(monkeypatch: pytest.MonkeyPatch, battery: Battery | None, expected: Power) -> None:
+def test_power_source_and_battery_of_linux(
+    monkeypatch: pytest.MonkeyPatch, battery: Battery | None, expected: Power
+) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
     assert power._linux() == expected
 
 
-def test_a_battery_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_battery_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def sensors_battery() -> None:
         raise PermissionError("capacity")
 

@@ -31,11 +31,11 @@ def test_levels_of_macos(number: int | None, level: PressureLevel | None) -> Non
         (30.0, 10.0, 60 * GIB, 64 * GIB, "critical"),
         (0.0, 0.0, 3 * GIB // 2, 16 * GIB, "warn"),
         (0.0, 0.0, 3 * GIB // 4, 16 * GIB, "critical"),
-        # 5 % of a big host is plenty.
+        # 5 % of a large host is enough memory.
         (0.0, 0.0, 6 * GIB, 256 * GIB, "normal"),
         (0.0, 0.0, 3 * GIB, 256 * GIB, "warn"),
         (0.0, 0.0, 1 * GIB, 256 * GIB, "critical"),
-        # A kernel without one of the two.
+        # A kernel without one of the two facts.
         (None, None, 60 * GIB, 64 * GIB, "normal"),
         (None, None, 1 * GIB, 64 * GIB, "critical"),
         (0.0, None, None, None, "normal"),
@@ -65,7 +65,7 @@ def kernel(folder: Path, waiting: str | None, memory: str | None) -> Path:
     return folder
 
 
-def test_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
+def test_pressure_of_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
     waiting = "some avg10=42.17 avg60=20.02 avg300=5.61 total=9182\nfull avg10=3.05 avg60=1.10 avg300=0.24 total=440\n"
     memory = (
         "MemTotal:       65843172 kB\nMemFree:          812340 kB\nMemAvailable:   30408704 kB\n"
@@ -80,12 +80,12 @@ def test_missing_kernel_files_are_unknown_and_not_zero(tmp_path: Path, said: str
     assert pressure._linux(kernel(tmp_path, said, said)) == PressureReading(None, None, None)
 
 
-def test_no_swap_is_none_in_use_and_known(tmp_path: Path) -> None:
+def test_host_without_swap_uses_zero_bytes_of_swap(tmp_path: Path) -> None:
     memory = "MemTotal: 65843172 kB\nMemAvailable: 30408704 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
     assert pressure._linux(kernel(tmp_path, None, memory)) == PressureReading("normal", 0, 30408704 * 1024)
 
 
-def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pressure_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "sysctl_int", {"kern.memorystatus_vm_pressure_level": 2}.get)
     found = pressure._macos()
     assert found.level == "warn"
@@ -103,7 +103,7 @@ def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pressure._macos() == PressureReading(None, None, None)
 
 
-def test_this_machine() -> None:
+def test_pressure_of_this_machine() -> None:
     found = pressure.read()
     assert found.level in {"normal", "warn", "critical"}
     assert found.available_bytes

@@ -37,7 +37,7 @@ CPU = {
         ("hot", None),
     ],
 )
-def test_level_of_a_zone_by_its_trip_points(tmp_path: Path, celsius: str, level: ThermalLevel | None) -> None:
+def test_level_of_a_zone_follows_from_its_trip_points(tmp_path: Path, celsius: str, level: ThermalLevel | None) -> None:
     zone(tmp_path, "thermal_zone0", {**CPU, "temp": celsius})
     assert thermal._linux(tmp_path) == level
 

@@ -17,7 +17,7 @@ from tests.controlplane.process import CHECKOUT
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 IDS = [path.name for path in DOCUMENTS]
 ENGINES_OWN = "llama-server"
-"""Its help is the engine's."""
+"""Command whose help is that of the engine."""
 
 
 def fences(text: str, language: str = "") -> list[str]:
@@ -25,7 +25,7 @@ def fences(text: str, language: str = "") -> list[str]:
 
 
 def typed(text: str) -> Iterator[list[str]]:
-    """Every `pomona ...` that a person is told to type, in a block or in a sentence, as its words."""
+    """Yield the words of every `pomona ...` command in a document, in a block or in a sentence."""
     lines = [line for block in fences(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:\S*/)?pomona [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     for line in lines:
@@ -47,7 +47,7 @@ COMMANDS = dict(commands(main))
 
 
 @pytest.mark.parametrize("names", [each for each in COMMANDS if each != (ENGINES_OWN,)], ids=" ".join)
-def test_every_command_helps_with_an_example_of_itself(names: tuple[str, ...]) -> None:
+def test_help_of_every_command_has_an_example_of_it(names: tuple[str, ...]) -> None:
     said = CliRunner().invoke(main, [*names, "--help"], prog_name="pomona")
     assert said.exit_code == 0
     example = said.output.partition("Example")[2]
@@ -70,13 +70,13 @@ def test_every_command_of_a_document_exists_with_its_options(document: Path) -> 
         assert not unknown, f"{document.name}: {command.name} has no {unknown}"
 
 
-def test_commands_are_found_where_they_are_typed() -> None:
+def test_commands_are_found_in_blocks_and_sentences() -> None:
     text = "Use `pomona up FILE`.\n```\nX=1 ~/.pomona/bin/pomona agent --name a \\\n  --address b  # macOS\n```\n"
     assert [*typed(text)] == [["agent", "--name", "a", "--address", "b"], ["up", "FILE"]]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
-def test_every_manifest_of_a_document_is_taken(document: Path) -> None:
+def test_every_manifest_of_a_document_is_valid(document: Path) -> None:
     for block in fences(document.read_text(), "yaml"):
         for manifest in yaml.safe_load_all(block):
             if manifest.get("kind") in validation.kinds():

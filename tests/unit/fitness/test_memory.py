@@ -1,4 +1,4 @@
-"""The memory estimate follows llama.cpp and mlx-lm part by part, and the way out that it computes really fits."""
+"""The memory estimate follows llama.cpp and mlx-lm part by part, and the suggested settings really fit."""
 
 import re
 from typing import Any
@@ -40,7 +40,7 @@ def _total(workload: Workload, options: ServingOptions) -> int:
     return found.total_bytes
 
 
-def test_a_known_model_takes_what_llama_cpp_says_of_it() -> None:
+def test_estimate_of_a_known_model_matches_the_log_of_llama_cpp() -> None:
     # llama.cpp's own log for Qwen3-8B-Q4_K_M at 4,096 tokens: KV buffer 576 MiB, weights 4,794.9 MiB.
     found = _parts(QWEN3_8B)
     assert found["cache"] == 576 * MIB
@@ -95,7 +95,7 @@ def test_compute_buffer_has_all_scores_without_flash_attention() -> None:
     )
 
 
-def test_llama_cpp_python_and_ollama_are_estimated_by_their_own_defaults() -> None:
+def test_llama_cpp_python_and_ollama_are_estimated_with_their_own_defaults() -> None:
     flash = _parts(QWEN3_8B, context_length=8192)["compute"]
     python = {"context_length": 8192, "runtime": "llama-cpp-python"}
     assert _parts(QWEN3_8B, **python)["compute"] > 2 * flash
@@ -223,6 +223,6 @@ def test_way_out_names_a_context_or_quantization_that_fits(limit_bytes: int, exp
         (ServingOptions(context_length=300), 0.999, "a quantization with weights of at most 99% of the size would fit"),
     ],
 )
-def test_way_out_names_all_changes_that_are_needed(options: ServingOptions, share: float, expected: str) -> None:
+def test_way_out_names_all_needed_changes(options: ServingOptions, share: float, expected: str) -> None:
     workload = Workload(QWEN3_8B)
     assert way_out(workload, options, int(_total(workload, options) * share)) == expected

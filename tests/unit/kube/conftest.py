@@ -1,4 +1,4 @@
-"""A server on loopback that plays faults of network and HTTP; it decides nothing that an API server decides."""
+"""A server on loopback that simulates faults of network and HTTP, but no decision of an API server."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

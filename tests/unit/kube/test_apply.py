@@ -24,23 +24,23 @@ OBJECTS = st.dictionaries(
 
 
 def covers(desired: Any, observed: Any) -> bool:
-    """Compare values alone, as for what nobody owns."""
+    """Compare values only, without field owners."""
     return Comparison(zero_is_absent=True).covers(observed, desired, None)
 
 
 @given(OBJECTS)
-def test_everything_is_a_subset_of_itself(obj: dict[str, Any]) -> None:
+def test_object_covers_itself(obj: dict[str, Any]) -> None:
     assert covers(obj, json.loads(json.dumps(obj)))
 
 
 @given(OBJECTS, OBJECTS)
-def test_fields_of_others_are_no_difference(obj: dict[str, Any], more: dict[str, Any]) -> None:
+def test_fields_of_other_managers_are_no_difference(obj: dict[str, Any], more: dict[str, Any]) -> None:
     assert covers(obj, {**more, **obj})
     assert covers({"spec": obj}, {"spec": {**more, **obj}, "status": more})
 
 
 @given(OBJECTS, st.data())
-def test_every_changed_leaf_is_seen(obj: dict[str, Any], data: st.DataObject) -> None:
+def test_every_changed_leaf_is_a_difference(obj: dict[str, Any], data: st.DataObject) -> None:
     leaves: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
@@ -67,7 +67,7 @@ def test_every_changed_leaf_is_seen(obj: dict[str, Any], data: st.DataObject) ->
         ("1E", "1e18"),
     ],
 )
-def test_quantities_are_compared_by_value_where_they_are_quantities(desired: Any, observed: str) -> None:
+def test_only_quantities_are_compared_by_value(desired: Any, observed: str) -> None:
     assert covers({"resources": {"limits": {"cpu": desired}}}, {"resources": {"limits": {"cpu": observed}}})
     assert not covers({"resources": {"limits": {"cpu": desired}}}, {"resources": {"limits": {"cpu": "7"}}})
     assert not covers({"env": [{"name": "A", "value": desired}]}, {"env": [{"name": "A", "value": observed}]})
@@ -87,7 +87,7 @@ def test_quantities_are_compared_by_value_where_they_are_quantities(desired: Any
         ({"limits": {"cpu": "many"}}, {"limits": {"cpu": "1"}}),
     ],
 )
-def test_differences(desired: Any, observed: Any) -> None:
+def test_different_values_are_not_covered(desired: Any, observed: Any) -> None:
     assert not covers(desired, observed)
 
 
@@ -98,7 +98,7 @@ def test_differences(desired: Any, observed: Any) -> None:
         ({"a": ""}, {}),
     ],
 )
-def test_no_differences(desired: Any, observed: Any) -> None:
+def test_empty_values_count_as_absent(desired: Any, observed: Any) -> None:
     assert covers(desired, observed)
 
 

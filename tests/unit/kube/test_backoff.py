@@ -37,5 +37,5 @@ def test_jitter_scales_the_exact_pause(first: float, ratio: float, failures: int
     assert exact * jitter.least <= pause <= exact * jitter.most
 
 
-def test_two_clients_do_not_pause_alike() -> None:
+def test_two_clients_pause_for_different_times() -> None:
     assert len({backoff_seconds(3, first=1.0, most=60.0) for _ in range(20)}) > 1

@@ -42,7 +42,7 @@ async def test_a_body_that_never_ends_is_unreachable(client_of: ClientOf, monkey
         await client.get(PODS, "a", "ns")
 
 
-async def test_a_server_that_hangs_up_is_unreachable_and_a_write_is_not_sent_again(client_of: ClientOf) -> None:
+async def test_server_that_hangs_up_is_unreachable_and_a_write_is_not_repeated(client_of: ClientOf) -> None:
     writes = 0
 
     async def hang_up(request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def test_a_refused_connection_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"<html>please log in</html>", b'{"kind": "\xff"}'])
-async def test_an_answer_that_is_not_the_apis_is_unreachable(client_of: ClientOf, answer: bytes) -> None:
+async def test_an_answer_that_is_not_of_the_api_is_unreachable(client_of: ClientOf, answer: bytes) -> None:
     async def portal(_: web.Request) -> web.StreamResponse:
         return web.Response(body=answer)
 
@@ -77,7 +77,7 @@ async def test_an_answer_that_is_not_the_apis_is_unreachable(client_of: ClientOf
         await client.get(PODS, "a", "ns")
 
 
-async def test_a_refusal_without_a_status_object_says_what_came(client_of: ClientOf) -> None:
+async def test_error_of_a_refusal_without_a_status_object_quotes_the_answer(client_of: ClientOf) -> None:
     async def proxy(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="bad gateway")
 
@@ -179,7 +179,7 @@ async def test_reconnecting_ends_running_requests(client_of: ClientOf) -> None:
     client = await client_of(half)
     waiting = asyncio.ensure_future(client.get(PODS, "half", "ns"))
     await begun.wait()
-    await client.get(PODS, "whole", "ns")  # what was sent before this is here as well
+    await client.get(PODS, "whole", "ns")  # by now everything that was sent before has arrived too
     await client.reconnect()
     async with asyncio.timeout(5):
         with pytest.raises(Unreachable):

@@ -42,7 +42,7 @@ async def header(loaded: Credentials) -> str | None:
     return await loaded.authorization()
 
 
-async def test_a_token_in_the_file(tmp_path: Path) -> None:
+async def test_token_of_a_kubeconfig_is_used(tmp_path: Path) -> None:
     loaded = credentials.load(write(tmp_path / "config", {"token": "hunter2"}))
     assert await header(loaded) == "Bearer hunter2"
     assert not await loaded.refresh()
@@ -62,14 +62,14 @@ async def test_a_token_file_is_relative_to_the_kubeconfig_and_read_again_when_ro
     assert await header(loaded) == "Bearer second", "a file that is away for a moment leaves the last token"
 
 
-async def test_a_token_file_takes_the_place_of_the_users_token(tmp_path: Path) -> None:
+async def test_a_token_file_replaces_the_token_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("mine")
     loaded = credentials.load(write(tmp_path / "config", {"token": "theirs"}), tmp_path / "token")
     assert await header(loaded) == "Bearer mine"
 
 
 @pytest.mark.parametrize("content", [None, ""])
-async def test_a_token_file_without_token_says_so(tmp_path: Path, content: str | None) -> None:
+async def test_a_token_file_without_token_is_an_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "token").write_text(content)
     loaded = credentials.load(write(tmp_path / "config", {"tokenFile": "token"}))
@@ -85,7 +85,7 @@ async def test_kubeconfigs_are_merged_and_the_first_definition_wins(tmp_path: Pa
     assert (loaded.server, await header(loaded)) == ("http://127.0.0.1:1", "Bearer first")
 
 
-async def test_in_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_cluster_files_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "SERVICE_ACCOUNT", tmp_path)
     (tmp_path / "token").write_text("pod")
     (tmp_path / "ca.crt").write_bytes(CERTIFICATE.read_bytes())
@@ -108,9 +108,7 @@ async def test_in_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_named_without_its_content(
-    tmp_path: Path, content: str | None, words: str
-) -> None:
+def test_unusable_kubeconfig_is_named_without_its_content(tmp_path: Path, content: str | None, words: str) -> None:
     path = tmp_path / "config"
     if content is not None:
         path.write_text(content)
@@ -163,7 +161,7 @@ async def peer(loaded: Credentials) -> str:
         return str((await client.get(METAL_HOSTS, "a"))["peer"])
 
 
-async def test_a_client_certificate_from_files(tmp_path: Path, tls_server: str) -> None:
+async def test_client_certificate_from_files_is_used(tmp_path: Path, tls_server: str) -> None:
     (tmp_path / "tls.crt").write_bytes(pem("CERTIFICATE"))
     (tmp_path / "tls.key").write_bytes(pem("PRIVATE KEY"))
     user = {"client-certificate": "tls.crt", "client-key": "tls.key"}
@@ -174,7 +172,7 @@ async def test_a_client_certificate_from_files(tmp_path: Path, tls_server: str) 
 
 
 @pytest.mark.parametrize("trust", ["certificate-authority-data", "insecure-skip-tls-verify", "tls-server-name"])
-async def test_a_client_certificate_inline(tmp_path: Path, tls_server: str, trust: str) -> None:
+async def test_inline_client_certificate_is_used(tmp_path: Path, tls_server: str, trust: str) -> None:
     certificate = base64.b64encode(pem("CERTIFICATE")).decode()
     user = {"client-certificate-data": certificate, "client-key-data": base64.b64encode(pem("PRIVATE KEY")).decode()}
     cluster: dict[str, Any] = {"certificate-authority-data": certificate}
@@ -199,7 +197,7 @@ async def test_a_server_that_cannot_prove_itself_is_unreachable(
 
 
 def plugin(tmp_path: Path, status: str) -> dict[str, Any]:
-    """A user whose exec plugin counts its runs and answers `status`, a Python expression that may use `runs`."""
+    """Return a user with an exec plugin that counts its runs and prints `status`, a Python expression with `runs`."""
     script = tmp_path / "plugin"
     script.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
@@ -224,7 +222,7 @@ async def test_an_exec_plugin_is_run_once_and_again_after_a_401(tmp_path: Path) 
     assert runs(tmp_path) == 2
 
 
-async def test_a_call_that_is_refused_for_an_old_token_is_sent_again_with_a_new_one(
+async def test_call_refused_with_an_old_token_is_repeated_with_a_new_one(
     tmp_path: Path, serve: Callable[[Any], Awaitable[str]]
 ) -> None:
     async def accept_the_second(request: web.Request) -> web.Response:
@@ -271,7 +269,7 @@ async def test_an_exec_plugin_that_fails_makes_the_call_unreachable(tmp_path: Pa
 
 
 def test_a_plain_kubeconfig_never_imports_the_librarys_models(tmp_path: Path) -> None:
-    """21 MiB that a Mac's agent does not have to spare."""
+    """The import would cost a Mac's agent 21 MiB of memory."""
     config = write(tmp_path / "config", {"token": "a"})
     code = f"""
 import asyncio, sys

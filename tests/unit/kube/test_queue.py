@@ -15,7 +15,7 @@ from tests.support import virtual_time
 
 
 def run_for(seconds: float, queue: WorkQueue[str], reconcile: Callable[[str], Awaitable[float | None]]) -> None:
-    """Three workers with a time-out of ten seconds, from an already running loop's point of view."""
+    """Run three workers with a time-out of ten seconds in virtual time, for `seconds`."""
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
@@ -113,7 +113,7 @@ def test_a_key_added_during_its_reconcile_is_reconciled_again() -> None:
     assert runs == ["start a", "end a", "start a", "end a"]
 
 
-def test_of_several_delays_the_earliest_counts() -> None:
+def test_earliest_of_several_delays_counts() -> None:
     queue = WorkQueue[str]()
     moments: list[float] = []
 
@@ -132,7 +132,7 @@ def test_of_several_delays_the_earliest_counts() -> None:
     assert moments == pytest.approx([5])
 
 
-def test_retries_back_off_to_five_minutes_and_start_anew_after_success() -> None:
+def test_retries_back_off_to_five_minutes_and_are_reset_by_success() -> None:
     queue = WorkQueue[str]()
 
     async def main() -> None:
@@ -165,7 +165,7 @@ def test_a_reconcile_that_hangs_or_crashes_is_retried_and_stops_no_other() -> No
     assert runs["crashes"] > 5
 
 
-def test_reconcile_asks_for_its_next_run() -> None:
+def test_reconcile_runs_again_after_the_returned_delay() -> None:
     queue = WorkQueue[str]()
     runs: list[str] = []
 

@@ -42,12 +42,12 @@ def test_an_older_version_never_replaces_a_newer_one(store: Store, heard: list[A
     assert len(heard) == 1
 
 
-def test_a_new_object_of_the_same_name_replaces_the_old_one_whatever_its_version(store: Store) -> None:
+def test_new_object_of_the_same_name_replaces_the_old_one_at_any_version(store: Store) -> None:
     store.put(PODS, pod("a", 10))
     assert store.put(PODS, pod("a", 5, uid="another"))
 
 
-def test_the_answer_to_a_write_that_comes_after_the_deletion_brings_nothing_back(store: Store) -> None:
+def test_answer_to_a_write_that_arrives_after_the_deletion_is_ignored(store: Store) -> None:
     store.put(PODS, pod("a", 1))
     assert store.remove(PODS, "ns", "a", uid="uid-a", resource_version="3")
     assert not store.put(PODS, pod("a", 2))
@@ -60,7 +60,7 @@ def test_a_late_deletion_does_not_remove_the_successor(store: Store) -> None:
     assert store.get(PODS, "a", "ns")
 
 
-def test_remove_says_whether_there_was_something(store: Store, heard: list[Any]) -> None:
+def test_remove_returns_true_only_for_an_existing_object(store: Store, heard: list[Any]) -> None:
     assert not store.remove(PODS, "ns", "a")
     store.put(PODS, pod("a", 1))
     assert store.remove(PODS, "ns", "a")
@@ -102,7 +102,7 @@ def test_an_object_put_during_the_list_stays(store: Store, heard: list[Any]) -> 
     assert len(heard) == 3
 
 
-def test_a_list_after_a_restored_backup_is_the_truth(store: Store) -> None:
+def test_a_list_after_a_restored_backup_replaces_newer_versions(store: Store) -> None:
     store.put(PODS, pod("a", 100))
     store.replace(PODS, [pod("a", 50)])
     assert store.get(PODS, "a", "ns") == pod("a", 50)

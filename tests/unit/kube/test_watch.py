@@ -41,7 +41,7 @@ class Script:
             if piece == "hang":
                 await asyncio.Event().wait()
             await response.write(piece.encode())
-            # Pieces are pieces on the wire, too.
+            # Make sure that the pieces are separate on the wire, too.
             await asyncio.sleep(0.01)
         return response
 
@@ -82,7 +82,7 @@ def known(store: Store) -> dict[str, str]:
     return {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in store.list(PODS)}
 
 
-async def test_events_are_whole_lines_however_they_are_cut_on_the_way(client_of: ClientOf) -> None:
+async def test_events_are_whole_lines_even_if_chunks_split_them(client_of: ClientOf) -> None:
     line = event("ADDED", "b", 11)
     script = Script([listed(10, a=1)], [[line[:20], line[20:-1], "\n" + event("DELETED", "a", 12), "hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"b": "11"})
@@ -96,13 +96,15 @@ async def test_a_cut_watch_continues_from_the_last_bookmark(client_of: ClientOf)
 
 
 @pytest.mark.parametrize("refusal", [429, 500, 503])
-async def test_a_busy_or_failing_server_is_asked_for_the_same_version_again(client_of: ClientOf, refusal: int) -> None:
+async def test_watch_of_the_same_version_is_repeated_after_a_busy_or_failing_server(
+    client_of: ClientOf, refusal: int
+) -> None:
     script = Script([listed(10, a=1)], [refusal, refusal, [event("ADDED", "b", 11), "hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"a": "1", "b": "11"})
     assert script.asked == ["list", "watch 10", "watch 10", "watch 10"]
 
 
-async def test_a_server_that_stays_broken_is_asked_for_a_new_list(client_of: ClientOf) -> None:
+async def test_repeated_failures_of_a_watch_are_followed_by_a_new_list(client_of: ClientOf) -> None:
     script = Script([listed(10, a=1), listed(30, c=3)], [500])
     await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
 
@@ -125,19 +127,19 @@ async def test_retry_after_is_respected(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("refusal", [410, 403])
-async def test_a_refused_watch_is_settled_by_a_new_list(client_of: ClientOf, refusal: int) -> None:
+async def test_a_refused_watch_is_followed_by_a_new_list(client_of: ClientOf, refusal: int) -> None:
     script = Script([listed(10, a=1, b=2), listed(30, b=2, c=3)], [refusal, ["hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"b": "2", "c": "3"})
     assert script.asked[:3] == ["list", "watch 10", "list"]
 
 
-async def test_an_error_event_is_settled_by_a_new_list(client_of: ClientOf) -> None:
+async def test_an_error_event_is_followed_by_a_new_list(client_of: ClientOf) -> None:
     gone = '{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}\n'
     script = Script([listed(10, a=1), listed(30, c=3)], [[event("ADDED", "b", 11), gone], ["hang"]])
     await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
 
 
-async def test_a_list_that_is_refused_is_asked_again_and_nothing_is_forgotten(client_of: ClientOf) -> None:
+async def test_a_refused_list_is_repeated_and_nothing_is_forgotten(client_of: ClientOf) -> None:
     script = Script([listed(10, a=1), 500, 403, listed(30, a=1, c=3)], [410, ["hang"]])
     client, store = await client_of(script.answer), Store()
     async with running(reflect(client, store, PODS)):
@@ -148,7 +150,7 @@ async def test_a_list_that_is_refused_is_asked_again_and_nothing_is_forgotten(cl
         assert not forgotten
 
 
-async def test_a_server_that_ends_watches_at_once_is_not_asked_without_pause(client_of: ClientOf) -> None:
+async def test_watches_that_end_at_once_are_repeated_with_pauses(client_of: ClientOf) -> None:
     script = Script([listed(10)], [[]])
     client = await client_of(script.answer)
     async with running(reflect(client, Store(), PODS)):

@@ -1,4 +1,4 @@
-"""The agent between two answers of the API: what crosses on the way, and what is gone without a word."""
+"""The agent between two answers of the API: concurrent assignments, and a Secret that disappears."""
 
 import asyncio
 from base64 import b64encode
@@ -26,7 +26,7 @@ TOKENS = {host_secret_key("team-a", "chat-token"): b64encode(b"token").decode()}
 
 
 class Empty:
-    """An API server that has nothing, and calls `on_request` first."""
+    """An API server without objects; it calls `on_request` before each answer."""
 
     def __init__(self) -> None:
         self.on_request: Callable[[Request], None] = lambda _: None
@@ -65,7 +65,7 @@ async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
         )
 
 
-async def test_what_is_assigned_while_the_fresh_list_is_on_its_way_is_not_suspended(
+async def test_process_assigned_during_the_fresh_list_is_not_suspended(
     agent: Agent, api: Empty, assignment: Callable[..., Assignment]
 ) -> None:
     def assign(request: Request) -> None:
@@ -78,7 +78,7 @@ async def test_what_is_assigned_while_the_fresh_list_is_on_its_way_is_not_suspen
     assert agent._exposed.suspended == {"old"}
 
 
-async def test_a_secret_that_is_gone_takes_no_token_away(agent: Agent, tmp_path: Path) -> None:
+async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as group:
         agent._host.supervisor = Supervisor(agent._host.context, agent._runners, group)
         agent._synced.set()

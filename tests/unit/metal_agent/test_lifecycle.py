@@ -1,4 +1,4 @@
-"""Holds the state machine of a process to its transitions, and to invariants under any order of events."""
+"""The state machine of a process: its transitions, and invariants under any order of events."""
 
 from collections.abc import Sequence
 
@@ -174,7 +174,7 @@ def test_an_adopted_engine_that_had_answered_stays_ready() -> None:
     assert after(life.Answered(), start=state)[0].phase == "Ready"
 
 
-def test_no_engine_starts_while_the_host_holds_it_and_it_starts_when_released() -> None:
+def test_held_engine_starts_only_when_released() -> None:
     state, actions = after(HELD, *HAPPY[:2])
     assert (state.phase, state.reason, state.awaits_release, actions) == ("Pending", "MemoryPressure", True, ())
     assert after(life.Released(), start=state)[1] == (life.Spawn(),)
@@ -188,7 +188,7 @@ def test_running_engine_is_held_only_before_its_next_start() -> None:
     assert (state.phase, state.awaits_release) == ("Pending", True)
 
 
-def test_eviction_withdraws_then_drains_then_ends_and_waits_with_its_place() -> None:
+def test_eviction_withdraws_then_drains_then_ends_and_keeps_the_admission() -> None:
     state, actions = after(*HAPPY, EVICTED)
     assert (state.phase, state.reason) == ("Stopping", "MemoryPressure")
     assert actions == (life.Withdraw(), life.Drain(), life.End())
@@ -250,7 +250,7 @@ OUTCOMES = st.lists(st.sampled_from(["spawned", "failed", "busy"]), min_size=60,
 @given(st.lists(EVENTS, max_size=60), OUTCOMES)
 @settings(max_examples=200)
 def test_invariants_hold_for_any_order_of_events(events: list[ProcessEvent], spawns: list[str]) -> None:
-    """Events in any order, also impossible ones; a Spawn is answered at once, as the shell does."""
+    """Send events in any order, also impossible ones; the outcome of a Spawn follows at once, as from the runner."""
     outcomes = iter(spawns)
     state, actions = life.start_lifecycle()
     running, answered = False, False

@@ -1,4 +1,4 @@
-"""Holds the self test to its verdicts on Macs, from recorded outputs; tests/hosts runs it for real."""
+"""The verdicts of the self test on Macs, from recorded outputs; tests/hosts runs it for real."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], level: in
     return {line.name: line.verdict for line in facts.check_mac(macos.read(), state)}
 
 
-def test_a_mac_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_mac_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(monkeypatch, MAC)
     assert found.pop("limit that was set") == "unknown"
     assert set(found.values()) == {"ok"}
@@ -45,7 +45,7 @@ def documented() -> set[str]:
     return {name for row in rows for name in row.split(", ")}
 
 
-def test_every_line_is_explained_to_who_owns_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(monkeypatch, MAC).keys() <= documented()
     source = "".join(path.read_text() for path in Path(facts.__file__).parent.glob("*.py"))
     named = set(re.findall(r'(?:known|same|_growth)\(\s*"([^"]+)"', source))
@@ -69,19 +69,19 @@ def test_every_line_is_explained_to_who_owns_a_mac(monkeypatch: pytest.MonkeyPat
         ({}, None, "pressure by ctypes"),
     ],
 )
-def test_a_mac_that_differs(
+def test_differing_fact_fails(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], level: int | None, name: str
 ) -> None:
     assert verdicts(monkeypatch, MAC | changes, level)[name] == "FAILED"
 
 
-def test_a_mac_between_the_two_that_the_rule_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 84 %, as a Mac with 128 GB has, where the rule assumes the 74 % of one with 16 GB.
+def test_working_set_near_the_rule_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 84 %, as on a Mac with 128 GB; the rule assumes 74 %, as on a Mac with 16 GB.
     said = json.dumps({"name": "Apple M5 Pro", "workingSetBytes": int(64 * GIB * 0.84) + 1})
     assert verdicts(monkeypatch, MAC | {"devices.metal": said}, 1)["Metal's working set"] == "ok"
 
 
-def test_a_mac_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mac_without_facts_has_no_ok_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(monkeypatch, {}, None)
     assert "ok" not in found.values()
     assert found["Metal's working set"] == "FAILED"
@@ -98,11 +98,11 @@ def test_a_mac_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "FAILED"),
     ],
 )
-def test_the_gpu_as_llama_cpp_sees_it(said: str, verdict: Verdict) -> None:
+def test_device_of_llama_cpp_must_be_the_gpu(said: str, verdict: Verdict) -> None:
     assert engine.check_device(said, Metal(working_set_bytes=12124 * 2**20)).verdict == verdict
 
 
-def test_verdicts() -> None:
+def test_verdict_depends_on_found_expected_and_needed() -> None:
     assert check_known("a", 3, "3").verdict == "ok"
     assert check_known("a", 0, "a number", holds=False).verdict == "FAILED"
     assert check_known("a", None, "3").verdict == "unknown"
@@ -113,7 +113,9 @@ def test_verdicts() -> None:
     assert check_same("a", None, None, "b", needed=True).verdict == "FAILED"
 
 
-async def test_what_breaks_is_a_line_and_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_check_that_raises_is_a_failed_line_and_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async def breaks(_: Path) -> list[Line]:
         raise OSError("no such thing")
 
@@ -128,7 +130,7 @@ async def test_what_breaks_is_a_line_and_stops_nothing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("FAILED", 1)])
-def test_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int) -> None:
+def test_exit_code_is_one_after_a_failure(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int) -> None:
     async def found(_: Path) -> list[Line]:
         return [Line("memory", verdict, "16 GiB", "17 GiB")]
 

@@ -1,4 +1,4 @@
-"""Holds the agent to what it keeps on disk over a restart: address, ports, assignments, records."""
+"""State that the agent keeps on disk over a restart: address, ports, assignments, records."""
 
 from pathlib import Path
 
@@ -28,9 +28,7 @@ PROCESS = {
 }
 
 
-def test_a_host_without_a_route_starts_with_the_address_that_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_without_a_route_starts_with_its_last_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = AgentOptions("studio-1", tmp_path)
     with pytest.raises(StartError, match="no route"):
         find_address(chosen, "https://no-such-name.invalid")
@@ -42,7 +40,7 @@ def test_a_host_without_a_route_starts_with_the_address_that_it_had(
     assert find_address(chosen, "https://no-such-name.invalid") == first
 
 
-def test_a_state_folder_whose_sockets_would_have_too_long_a_name_is_refused(tmp_path: Path) -> None:
+def test_state_folder_with_too_long_socket_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"bytes too long for the socket .*control\.sock"):
         Proxy(tmp_path / ("x" * 100), lambda: None)
 
@@ -88,7 +86,7 @@ def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> 
     assert found.uid == "u1"
 
 
-def test_a_deletion_mark_is_seen_whatever_the_spec_says() -> None:
+def test_deletion_mark_is_read_even_with_an_invalid_spec() -> None:
     deleted = {"metadata": {**PROCESS["metadata"], "deletionTimestamp": "2026-11-21T13:10:00Z"}, "spec": 7}  # type: ignore[dict-item]  # a JSON object
     assert assignments.read_assignment(deleted).deleted
 

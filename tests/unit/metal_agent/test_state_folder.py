@@ -1,4 +1,4 @@
-"""Holds a state folder to one owner at a time, and a `pomona up` to handing over to an agent."""
+"""A state folder has one owner at a time, and a `pomona up` hands it over to an agent."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ from metal_agent.state_folder import HAND_OVER, Owner, own_folder, take_over
 
 
 async def can_serve() -> None:
-    """Prove, as an agent that can serve does."""
+    """Raise nothing, as an agent that can serve."""
 
 
 async def test_agent_that_the_api_refuses_signals_no_pomona_up(tmp_path: Path) -> None:

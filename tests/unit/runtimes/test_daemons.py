@@ -1,4 +1,4 @@
-"""What is known of a shared daemon without asking it: where it is, what is whose, and what it cannot do."""
+"""Facts about a shared daemon without a request to it: its address, the owners of its models, and its limits."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from runtimes.serving import RuntimeDemand, refusal
         ("nonsense:port", "http://127.0.0.1:11434"),
     ],
 )
-def test_ollama_is_asked_on_loopback_at_the_port_of_its_owner(host: str, url: str) -> None:
+def test_ollama_is_contacted_on_loopback_at_the_port_of_its_owner(host: str, url: str) -> None:
     assert Ollama({"OLLAMA_HOST": host} if host else {}).url == url
 
 
@@ -39,7 +39,7 @@ def settings(folder: Path, **changed: object) -> None:
     (folder / "settings.json").write_text(json.dumps({"version": "1.0", "unknown": {"later": 1}} | changed))
 
 
-def test_omlx_is_found_by_what_its_owner_set(tmp_path: Path) -> None:
+def test_omlx_is_found_by_its_settings(tmp_path: Path) -> None:
     base = tmp_path / ".omlx"
     settings(base, server={"port": 8123}, model={"model_dirs": [str(tmp_path / "weights")]}, auth={"api_key": "sk-1"})
     found = Omlx({}, tmp_path)
@@ -60,7 +60,7 @@ def test_omlxs_app_may_keep_its_data_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"auth": 3}', b'{"auth": {"api_key": "\xff"}}'])
-def test_settings_that_make_no_sense_are_none(tmp_path: Path, text: bytes) -> None:
+def test_invalid_settings_are_ignored(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".omlx").mkdir()
     (tmp_path / ".omlx" / "settings.json").write_bytes(text)
     found = Omlx({}, tmp_path)
@@ -89,7 +89,7 @@ def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
     assert omlx._words(said) == words
 
 
-def test_a_name_is_of_what_is_served_and_of_who_serves_it() -> None:
+def test_name_depends_on_the_model_and_on_the_agent() -> None:
     first = daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
     assert first == daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
     others = [
@@ -113,7 +113,7 @@ def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
     assert refusal(RUNTIMES[runtime], asked._replace(accelerator="metal", in_pods=False)) is None
 
 
-def test_what_ollamas_owner_decides_is_refused() -> None:
+def test_settings_that_only_the_owner_of_ollama_decides_are_refused() -> None:
     asked = RuntimeDemand(format="gguf", accelerator="metal", in_pods=False)
     assert "parallel" in (refusal(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) or "")
     assert "takes none" in (
@@ -121,7 +121,7 @@ def test_what_ollamas_owner_decides_is_refused() -> None:
     )
 
 
-async def test_a_port_is_not_asked_where_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_daemon_that_is_not_installed_is_not_contacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     async def loaded(self: Ollama) -> list[tuple[str, int | None]]:
@@ -139,7 +139,7 @@ async def test_a_port_is_not_asked_where_nothing_is_installed(tmp_path: Path, mo
 
 
 class _Odd(Ollama):
-    """One that does what nobody foresaw."""
+    """A daemon that raises unexpected errors."""
 
     def __init__(self) -> None:
         super().__init__({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
@@ -162,7 +162,7 @@ class _Odd(Ollama):
         return self.defect is not None
 
 
-async def test_a_look_that_goes_wrong_tells_nothing_and_ends_nothing() -> None:
+async def test_failed_check_ends_no_process() -> None:
     odd = _Odd()
     shared = SharedDaemon(odd, "pomona-1", lambda: None)
     await shared.look()
@@ -172,7 +172,7 @@ async def test_a_look_that_goes_wrong_tells_nothing_and_ends_nothing() -> None:
     ended = asyncio.ensure_future(handle.wait())
     await asyncio.sleep(0)
     assert not ended.done()
-    # What is uninstalled is looked at for as long as something of ours was in it.
+    # A daemon without an installation is still checked as long as it had one of Pomona's models.
     odd.defect = None
     await shared.look()
     assert (await asyncio.wait_for(ended, 5)).reason == "Unloaded"
@@ -180,7 +180,7 @@ async def test_a_look_that_goes_wrong_tells_nothing_and_ends_nothing() -> None:
     assert "not installed" in shared.problem
 
 
-async def test_a_clean_up_that_failed_is_made_up_for(tmp_path: Path) -> None:
+async def test_failed_clean_up_is_repeated(tmp_path: Path) -> None:
     odd = _Odd()
     odd.defect = None
     found = Daemons(tmp_path, [odd])
@@ -194,7 +194,7 @@ async def test_a_clean_up_that_failed_is_made_up_for(tmp_path: Path) -> None:
     assert odd.cleaned == 3
 
 
-async def test_only_silence_again_and_again_is_taken_for_the_end() -> None:
+async def test_only_repeated_silence_counts_as_the_end() -> None:
     odd = _Odd()
     shared = SharedDaemon(odd, "pomona-1", lambda: None)
     silent, busy = daemon.DaemonError(daemon.SILENT, "silent"), daemon.DaemonError("DaemonBusy", "busy")
@@ -221,7 +221,7 @@ async def test_only_silence_again_and_again_is_taken_for_the_end() -> None:
     assert (await asyncio.wait_for(ended, 5)).reason == daemon.SILENT
 
 
-async def test_a_daemon_that_does_not_unload_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_to_unload_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     odd, pauses = _Odd(), list[int]()
     shared = SharedDaemon(odd, "pomona-1", lambda: None)
     await shared.look()

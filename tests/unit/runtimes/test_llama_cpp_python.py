@@ -1,4 +1,4 @@
-"""Held against a recording of llama-cpp-python's real server, for building it takes longer than all tests."""
+"""llama-cpp-python, tested with a recording of its real server, because its build takes longer than all tests."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def content(case: str) -> str:
 
 
 async def probe(case: str, mode: Mode) -> ProbeResult:
-    """Ask a server that answers as the real one did."""
+    """Probe a server that replays the recorded answers."""
 
     async def replay(request: web.BaseRequest) -> web.Response:
         status, text = answer(case, request.path)
@@ -44,11 +44,11 @@ async def probe(case: str, mode: Mode) -> ProbeResult:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_rendered_is_what_the_real_server_was_started_with(case: str) -> None:
+def test_rendered_arguments_are_the_recorded_ones(case: str) -> None:
     assert rendered(case) == RECORDING["cases"][case]["arguments"], "record anew: record_llama_cpp_python.py"
 
 
-def test_the_real_server_took_all_of_it() -> None:
+def test_real_server_accepted_all_arguments() -> None:
     assert SERVED == ["chat", "embeddings", "embeddings without pooling", "quantized cache", "adapter", "tuned"]
     for case in SERVED:
         assert RECORDING["cases"][case]["exit_code"] == -15, "as SIGTERM ends it"
@@ -56,7 +56,7 @@ def test_the_real_server_took_all_of_it() -> None:
     assert content("adapter").strip() == SENTENCE.partition("weights. ")[2]
 
 
-def test_it_serves_under_the_name_that_clients_send() -> None:
+def test_model_is_served_under_the_name_that_clients_send() -> None:
     assert json.loads(answer("chat", "/v1/models")[1])["data"][0]["id"] == "chat"
 
 
@@ -68,31 +68,31 @@ def test_it_serves_under_the_name_that_clients_send() -> None:
         ("unknown argument", 2, "__main__.py: error: unrecognized arguments: --no_such_argument 1"),
     ],
 )
-def test_what_it_cannot_load_ends_it_with_a_reason(case: str, code: int, says: str) -> None:
+def test_server_that_cannot_load_ends_with_a_reason(case: str, code: int, says: str) -> None:
     found = RECORDING["cases"][case]
     assert (found["exit_code"], found["last_lines"][-1]) == (code, says)
 
 
-async def test_the_probe_knows_its_answers() -> None:
+async def test_probe_classifies_recorded_answers() -> None:
     assert (await probe("chat", "chat")).reason == "Generated"
     assert (await probe("embeddings", "embeddings")).reason == "Embedded"
     refused = await probe("chat", "embeddings")
     assert (refused.ok, refused.reason) == (False, "BadAnswer")
     assert "must be created with embedding=True" in refused.message
     assert (await probe("chat", "rerank")).reason == "NotFound"
-    # One list of numbers for each token is no embedding, whatever the status says.
+    # One list of numbers for each token is no embedding, even with status 200.
     assert (await probe("embeddings without pooling", "embeddings")).reason == "BadAnswer"
 
 
-def test_health_and_metrics_are_nothing_to_rely_on() -> None:
+def test_server_has_no_health_and_no_metrics() -> None:
     assert answer("chat", "/health")[0] == answer("chat", "/metrics")[0] == 404
 
 
-def test_what_a_user_may_set_exists() -> None:
+def test_tuning_arguments_exist() -> None:
     assert set(TUNING_ARGUMENTS["llama-cpp-python"]) <= FLAGS
 
 
-def test_no_variable_that_it_gets_is_a_setting_of_it() -> None:
+def test_environment_has_no_variable_that_is_a_setting() -> None:
     settings = {flag.removeprefix("--").upper() for flag in FLAGS}
     assert {"HOST", "PORT", "SEED", "CACHE"} <= settings
     child = llama_cpp_python.child_environment(dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]})

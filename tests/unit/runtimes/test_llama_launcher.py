@@ -61,7 +61,7 @@ def ask(server: llama_server.LlamaServer, **body: object) -> Iterator[HTTPRespon
         (["--port", "0"], "--model is required"),
     ],
 )
-def test_what_llama_server_refuses_is_refused(arguments: list[str], error: str) -> None:
+def test_arguments_that_llama_server_refuses_are_refused(arguments: list[str], error: str) -> None:
     with pytest.raises(llama_launcher.ArgumentError, match="^" + re.escape(error)):
         llama_launcher.parse(arguments)
 
@@ -101,7 +101,7 @@ def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) ->
         assert any(accepted([name, *value]) for value in values), name
     library = Path(xllamacpp.xllamacpp.__file__).read_bytes()
     known = {match.decode() for match in re.findall(rb"\0(--?[a-z][a-z0-9-]*)(?=\0)", library)}
-    # Compilers merge a short string into the tail of a longer one, so short names cannot all be seen.
+    # Compilers merge a short string into the tail of a longer one, so not all short names can be found.
     assert {name for name in llama_launcher.ARGUMENTS if name.startswith("--")} <= known
 
 
@@ -124,7 +124,7 @@ def test_the_command_passes_every_argument_on() -> None:
     assert (result.returncode, result.stderr) == (1, "error: invalid argument: --help-me\n")
 
 
-def test_a_missing_model_ends_with_1_and_says_which(tmp_path: Path) -> None:
+def test_a_missing_model_ends_with_1_and_is_named(tmp_path: Path) -> None:
     result = run("-m", str(tmp_path / "none.gguf"), "--port", "0")
     assert result.returncode == 1
     assert f"failed to open GGUF file '{tmp_path}/none.gguf'" in result.stderr
@@ -153,7 +153,7 @@ def test_a_signal_ends_an_idle_server_cleanly(server: llama_server.LlamaServer, 
     assert server.process.wait(timeout=5) == 0
 
 
-def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(server: llama_server.LlamaServer) -> None:
+def test_a_signal_ends_a_busy_server_at_once_and_cuts_its_stream(server: llama_server.LlamaServer) -> None:
     with ask(server, stream=True, max_tokens=1 << 17) as response:
         assert response.readline().startswith(b"data: ")
         server.process.terminate()
@@ -162,7 +162,7 @@ def test_a_signal_ends_a_busy_server_at_once_and_its_stream_is_seen_as_cut(serve
             response.read()
 
 
-def test_devices_are_listed_as_llama_server_does(
+def test_devices_are_listed_as_by_llama_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = xllamacpp.ggml_backend_dev_type

@@ -1,4 +1,4 @@
-"""How llama-server is started: pure renderings, held against the launcher that must accept them."""
+"""The command line of llama-server: pure rendering, checked with the launcher that must accept it."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_extra_arguments_come_last_and_win() -> None:
     assert llama_launcher.parse(rendered).n_ctx == 512
 
 
-def test_the_launcher_takes_every_argument_that_is_rendered(tmp_path: Path) -> None:
+def test_launcher_accepts_every_rendered_argument(tmp_path: Path) -> None:
     key = tmp_path / "token"
     key.write_text("secret\n")
     parameters = llama_launcher.parse(render(gpu_layers=7, api_key_file=str(key)))

@@ -1,4 +1,4 @@
-"""How mlx_lm.server is started: pure renderings; tests/hosts/test_mlx_lm.py runs them for real."""
+"""The command line of mlx_lm.server: pure rendering; tests/hosts/test_mlx_lm.py runs the real server."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_prompts_are_not_logged_and_the_users_arguments_come_last() -> None:
     assert render(extra_args=["--temp", "0.5"]).endswith("--log-level INFO --temp 0.5")
 
 
-def test_settings_are_rendered_only_where_they_are_asked_for() -> None:
+def test_only_requested_settings_are_rendered() -> None:
     plain = render()
     for flag in ("--kv-bits", "--draft-model", "--num-draft-tokens", "--adapter-path", "--chat-template"):
         assert flag not in plain

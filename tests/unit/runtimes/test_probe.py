@@ -1,4 +1,4 @@
-"""Readiness is a generated token: true against the real server, and nothing that merely answers passes."""
+"""Readiness is a generated token: the real server is ready, and a server that only answers is not."""
 
 import contextlib
 import socket
@@ -73,7 +73,7 @@ async def test_an_answer_without_a_token_is_not_ready(status: int, body: str, re
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_answer_that_is_no_text_is_not_ready(status: int) -> None:
+async def test_an_answer_that_is_not_utf_8_is_not_ready(status: int) -> None:
     body = b'{"error":"\xff","choices":[{"message":{"content":"\xff"}}]}'
     async with answering(web.Response(status=status, body=body)) as url:
         assert (await probe(url)).reason == "BadAnswer"
@@ -106,14 +106,14 @@ async def test_text_or_a_counted_token_is_ready(body: str) -> None:
         ("rerank", '{"results":[]}', "BadAnswer"),
     ],
 )
-async def test_each_mode_has_an_answer_of_its_own(mode: Mode, body: str, reason: str) -> None:
+async def test_each_mode_has_a_different_answer(mode: Mode, body: str, reason: str) -> None:
     async with answering(web.Response(text=body)) as url:
         result = await probe(url, mode=mode)
     assert (result.ok, result.reason) == (reason != "BadAnswer", reason)
 
 
-async def test_an_engine_that_tells_of_its_death_is_not_waited_for() -> None:
-    # What mlx_lm.server 0.32.2 answers for ever when it could not load its model.
+async def test_engine_that_reports_its_death_is_broken() -> None:
+    # mlx_lm.server 0.32.2 gives this answer for ever after it could not load its model.
     async with answering(web.Response(status=404, text='{"error": "generation thread died"}')) as url:
         result = await probe(url)
     assert (result.ok, result.reason) == (False, "Broken")
@@ -147,12 +147,12 @@ async def test_a_redirect_is_not_followed() -> None:
     assert "internal network" not in result.message
 
 
-async def test_nobody_there_is_unreachable(unused_tcp_port: int) -> None:
+async def test_refused_connection_is_unreachable(unused_tcp_port: int) -> None:
     result = await probe(f"http://127.0.0.1:{unused_tcp_port}")
     assert (result.ok, result.reason) == (False, "Unreachable")
 
 
-async def test_silence_is_timed_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel connects, nobody answers
+async def test_silent_server_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, and no process answers
         result = await probe(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_seconds=0.2)
     assert (result.ok, result.reason) == (False, "TimedOut")

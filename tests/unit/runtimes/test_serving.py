@@ -1,4 +1,4 @@
-"""What each runtime can do, and what a user reads of what it cannot."""
+"""The demands that each runtime supports, and the messages for the others."""
 
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ ALL: dict[str, Any] = {"draft": True, "adapter_scales": ("1",), "chat_template":
 
 
 def changed(demand: RuntimeDemand, **changes: Any) -> RuntimeDemand:
-    """The demand with other options, companions or weights, by name."""
+    """Return the demand with other options, companions or weights, by name."""
     options = {name: changes.pop(name) for name in ServingOptions.__struct_fields__ if name in changes}
     return demand._replace(options=ServingOptions(**options), **changes)
 

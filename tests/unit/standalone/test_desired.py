@@ -1,4 +1,4 @@
-"""`pomona up` runs for a service what the controller would assign to a host."""
+"""`pomona up` runs the processes for a service that the controller would assign to a host."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Insp
     )
 
 
-def test_replica_equals_what_controller_assigns_to_host() -> None:
+def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
     known = with_inspection(model(), found())
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
     decision = decide_assignments(wanted, {KEY: known})

@@ -1,4 +1,4 @@
-"""The view of `pomona up` shows each phase of a service, on narrow terminals too, and brings no markup to them."""
+"""The view of `pomona up` shows each phase of a service, on narrow terminals too, and escapes markup in texts."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""The fault injector itself: a fault that is not injected makes tests that cannot fail."""
+"""The fault injector: if a fault were not injected, the tests that use it could not fail."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,9 @@ class Recording:
         (Fault.HANG, TimeoutError, 0),
     ],
 )
-async def test_a_fault_and_what_reached_the_server(fault: Fault, raised: type[BaseException], sent: int) -> None:
+async def test_fault_raises_its_error_and_sends_its_requests(
+    fault: Fault, raised: type[BaseException], sent: int
+) -> None:
     server = Recording()
     transport = FaultyTransport(server, nth(0, fault))
     with pytest.raises(raised):

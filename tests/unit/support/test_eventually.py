@@ -1,4 +1,4 @@
-"""`eventually` must be able to fail, and say what it saw last."""
+"""`eventually` must be able to fail, with the last value in its message."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from kube.errors import NotFound
 from tests.support.eventually import eventually
 
 
-async def test_returns_the_first_true_value() -> None:
+async def test_first_true_value_is_returned() -> None:
     values = iter([0, None, 7, 8])
 
     assert await eventually(lambda: next(values)) == 7
 
 
-async def test_what_is_not_there_yet_is_waited_for() -> None:
+async def test_missing_object_counts_as_not_yet() -> None:
     errors = iter([NotFound("get pods", status=404), KeyError("status"), AssertionError("soon")])
 
     async def condition() -> str:
@@ -28,6 +28,6 @@ async def test_the_last_value_is_reported() -> None:
         await eventually(list, timeout=0.1)
 
 
-async def test_other_errors_are_not_waited_out() -> None:
+async def test_other_error_is_raised_at_once() -> None:
     with pytest.raises(ZeroDivisionError):
         await eventually(lambda: 1 / 0)

@@ -1,4 +1,4 @@
-"""A node of these tests' own, whose kubelet restarts containers quickly, and a short way to run pods on it."""
+"""A node for these tests, whose kubelet restarts containers quickly, and a helper that runs pods on it."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -78,13 +78,13 @@ class Pods:
         return terminated
 
     async def output(self, script: str, **more: Any) -> str:
-        """Run a script to its success and return what it wrote to its termination message."""
+        """Run a script until it succeeds, and return its termination message."""
         terminated = await self.ended(await self.run(script, **more))
         assert terminated["exitCode"] == 0, terminated
         return str(terminated.get("message", ""))
 
     async def is_gone(self, name: str) -> bool:
-        """Tell whether a pod's object is gone."""
+        """Return whether a pod's object is gone."""
         try:
             await self.client.get(PODS, name, self.namespace)
         except NotFound:
@@ -110,7 +110,7 @@ async def joined(plane: ControlPlane, kubelet: Process, name: str) -> None:
 
 
 async def removed(plane: ControlPlane, kubelet: Process, name: str, folder: Path) -> None:
-    """End a kubelet and its containers, and take its node away, so that no other test's pod is put there."""
+    """End a kubelet and its containers, and delete the node, so that no other test's pod is scheduled there."""
     await kubelet.kill()
     await kill_leftovers(folder / name)
     await plane.request("DELETE", NODES.path(None, name), accept={404})
@@ -118,13 +118,13 @@ async def removed(plane: ControlPlane, kubelet: Process, name: str, folder: Path
 
 @pytest.fixture(scope="package")
 def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the node keeps its pods and logs."""
+    """Folder for the pods and logs of the node."""
     return tmp_path_factory.mktemp("kubelet")
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def quick_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[str]:
-    """A node that waits 0.5 s where Kubernetes waits 10 s before a second restart; returns its name."""
+    """The name of a node that waits 0.5 s before a second restart, where Kubernetes waits 10 s."""
     kubelet = members.kubelet(plane, NODE, node_folder, labels={"team": "a"}, arguments=("--backoff-base=0.5",))
     watched.append(kubelet)
     await joined(plane, kubelet, NODE)

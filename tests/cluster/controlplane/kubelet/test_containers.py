@@ -1,4 +1,4 @@
-"""Promises of the documentation about what a container sees: variables, files, network, and nothing of the host."""
+"""Promises of the documentation about a container's view: variables, files, network, and nothing of the host."""
 
 import base64
 import os
@@ -57,7 +57,7 @@ async def test_variables_of_every_origin(pods: Pods, client: Client) -> None:
     assert terminated["message"].split() == expected
 
 
-async def test_a_container_waits_for_the_secret_that_it_names(pods: Pods, client: Client) -> None:
+async def test_a_container_waits_for_a_missing_secret(pods: Pods, client: Client) -> None:
     variable = {"name": "X", "valueFrom": {"secretKeyRef": {"name": "later", "key": "key"}}}
     pod = await pods.run(f"echo $X > {MESSAGE}", main={"env": [variable]})
 
@@ -80,7 +80,7 @@ async def test_secrets_and_config_maps_are_files(pods: Pods, client: Client) -> 
     assert await pods.output(script, **mounted({"configMap": {"name": name}}, **read_only)) == "12"
 
 
-async def test_a_pod_waits_for_the_config_map_that_it_mounts(pods: Pods, client: Client) -> None:
+async def test_a_pod_waits_for_a_missing_config_map(pods: Pods, client: Client) -> None:
     pod = await pods.run(f"cat /volume/key > {MESSAGE}", **mounted({"configMap": {"name": "later"}}))
 
     def told(status: Obj) -> bool:
@@ -95,7 +95,7 @@ async def test_a_pod_waits_for_the_config_map_that_it_mounts(pods: Pods, client:
     assert (await pods.ended(pod))["message"] == "here"
 
 
-async def test_the_projected_token_is_good_at_the_in_cluster_address(pods: Pods) -> None:
+async def test_the_projected_token_is_valid_at_the_in_cluster_address(pods: Pods) -> None:
     script = f"""
         cd /var/run/secrets/kubernetes.io/serviceaccount
         review='{{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}}'
@@ -120,7 +120,7 @@ async def test_a_claims_folder_outlives_its_pods(pods: Pods, client: Client) -> 
     assert "Read-only file system" in refused
 
 
-async def test_a_part_of_a_volume(pods: Pods, client: Client) -> None:
+async def test_sub_path_of_a_volume_is_mounted(pods: Pods, client: Client) -> None:
     name = await make(client, pods, one="1", two="2")
     part = mounted({"configMap": {"name": name}}, "/etc/pomona/deep/two.txt", subPath="two")
     assert await pods.output(f"cat /etc/pomona/deep/two.txt > {MESSAGE}; ls /etc/hosts", **part) == "2"
@@ -144,7 +144,7 @@ async def test_a_read_only_root_is_read_only(pods: Pods) -> None:
     assert await pods.output(script, main=main, volumes=[{"name": "scratch", "emptyDir": {}}]) == "x\n"
 
 
-async def test_a_volume_over_the_image_takes_it_away_in_no_run(pods: Pods) -> None:
+async def test_a_volume_above_the_image_does_not_hide_it_in_any_run(pods: Pods) -> None:
     above = CHECKOUT.parent
     main = {"volumeMounts": [{"name": "scratch", "mountPath": str(above)}]}
     script = f"head -n 1 {CHECKOUT}/README.md > {MESSAGE}; echo >> {above}/runs; [ $(wc -l < {above}/runs) = 2 ]"
@@ -158,7 +158,7 @@ async def test_a_pod_has_its_own_network_processes_and_host_name(pods: Pods) -> 
     assert (name, pid, address) == (pod, "1", (await pods.status(pod))["podIP"])
 
 
-async def test_logs_of_this_run_and_the_one_before(pods: Pods, plane: ControlPlane) -> None:
+async def test_logs_of_this_run_and_of_the_previous_one_are_served(pods: Pods, plane: ControlPlane) -> None:
     script = (
         "echo run $(wc -l < /volume/runs); echo >> /volume/runs; [ $(wc -l < /volume/runs) = 2 ] || exit 1; sleep 1000"
     )

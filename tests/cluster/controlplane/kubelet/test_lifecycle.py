@@ -25,7 +25,7 @@ async def test_init_containers_run_one_after_another_before_the_others(pods: Pod
     assert output == "one\ntwo\n"
 
 
-async def test_a_failing_init_container_holds_the_others_back(pods: Pods) -> None:
+async def test_a_failing_init_container_delays_the_others(pods: Pods) -> None:
     name = await pods.run("true", initContainers=[init("one", "exit 4")], restartPolicy="Always", **SHARED)
     status = await pods.until(name, lambda status: status["initContainerStatuses"][0]["restartCount"] > 0)
     assert status["phase"] == "Pending"
@@ -55,7 +55,7 @@ async def test_a_pod_that_never_restarts_fails_with_its_container(pods: Pods) ->
     assert (terminated["exitCode"], terminated["reason"]) == (3, "Error")
 
 
-async def test_on_failure_restarts_until_success_and_an_empty_dir_survives_that(pods: Pods) -> None:
+async def test_on_failure_restarts_until_success_and_keeps_an_empty_dir(pods: Pods) -> None:
     script = "echo x >> /shared/runs; [ $(wc -l < /shared/runs) = 3 ]"
     name = await pods.run(script, main=MOUNT, restartPolicy="OnFailure", **SHARED)
     assert (await pods.ended(name))["exitCode"] == 0
@@ -84,7 +84,7 @@ async def test_a_command_that_does_not_exist_is_a_start_error(pods: Pods) -> Non
     assert "no-such-program" in terminated["message"]
 
 
-async def test_an_unknown_image_is_backed_off_from(pods: Pods) -> None:
+async def test_pull_of_an_unknown_image_backs_off(pods: Pods) -> None:
     name = await pods.run("true", main={"image": "docker.io/library/unknown:1"})
     waits = {"ErrImagePull", "ImagePullBackOff"}
     status = await pods.until(
@@ -94,7 +94,7 @@ async def test_an_unknown_image_is_backed_off_from(pods: Pods) -> None:
     assert status["phase"] == "Pending"
 
 
-async def test_what_the_kubelet_cannot_do_fails_the_pod_by_name(pods: Pods) -> None:
+async def test_pod_with_an_unsupported_field_fails_and_the_field_is_named(pods: Pods) -> None:
     name = await pods.run("true", hostNetwork=True)
     status = await pods.until(name, lambda status: status["phase"] == "Failed")
     assert (status["reason"], "hostNetwork" in status["message"]) == ("UnsupportedPod", True)
@@ -107,7 +107,7 @@ async def test_a_pod_ends_at_its_deadline(pods: Pods) -> None:
 
 
 async def deleted_while_held(pods: Pods, name: str, client: Client) -> dict[str, Any]:
-    """Delete a running pod whose object a finalizer holds, and return the status that its kubelet left."""
+    """Delete a running pod whose object is kept by a finalizer, and return the last status of the kubelet."""
     await client.patch_json(
         PODS, name, pods.namespace, [{"op": "add", "path": "/metadata/finalizers", "value": [HOLD]}]
     )
@@ -118,7 +118,7 @@ async def deleted_while_held(pods: Pods, name: str, client: Client) -> dict[str,
     return status
 
 
-async def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_told(pods: Pods, client: Client) -> None:
+async def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_reported(pods: Pods, client: Client) -> None:
     script = "trap 'echo bye > /dev/termination-log; exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
     probe = {"readinessProbe": {"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1}}
     name = await pods.run(script, main=probe, restartPolicy="Always", terminationGracePeriodSeconds=30)
@@ -128,7 +128,7 @@ async def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_told(pods: Pods
     assert (status["phase"], terminated["exitCode"], terminated["message"]) == ("Succeeded", 0, "bye\n")
 
 
-async def test_what_ignores_sigterm_is_killed_when_its_grace_is_over(pods: Pods, client: Client) -> None:
+async def test_container_that_ignores_sigterm_is_killed_after_its_grace_period(pods: Pods, client: Client) -> None:
     name = await pods.run("sleep 1000", terminationGracePeriodSeconds=1)
     await pods.until(name, lambda status: status["phase"] == "Running")
     status = await deleted_while_held(pods, name, client)
@@ -147,7 +147,7 @@ async def test_a_second_deletion_may_shorten_the_grace(pods: Pods, client: Clien
 
 
 @pytest.mark.parametrize("policy", ["File", "FallbackToLogsOnError"])
-async def test_the_termination_message_is_the_files_or_the_logs(pods: Pods, policy: str) -> None:
+async def test_the_termination_message_comes_from_the_file_or_the_log(pods: Pods, policy: str) -> None:
     main = {"terminationMessagePolicy": policy, "terminationMessagePath": "/var/run/why"}
     own = await pods.ended(await pods.run("echo logged; echo own > /var/run/why; exit 1", main=main))
     assert own["message"] == "own\n"
@@ -155,7 +155,7 @@ async def test_the_termination_message_is_the_files_or_the_logs(pods: Pods, poli
     assert silent.get("message") == (None if policy == "File" else "logged\n")
 
 
-async def test_a_readiness_gate_is_waited_for(pods: Pods, client: Client) -> None:
+async def test_a_pod_waits_for_its_readiness_gate(pods: Pods, client: Client) -> None:
     gate = "example.com/checked"
     name = await pods.run("sleep 1000", readinessGates=[{"conditionType": gate}])
     status = await pods.until(name, lambda status: conditions(status)["ContainersReady"] == "True")
@@ -183,10 +183,10 @@ async def test_a_job_completes(pods: Pods, client: Client) -> None:
     await eventually(complete)
 
 
-async def test_readiness_that_somebody_else_took_away_is_reported_again(pods: Pods, plane: ControlPlane) -> None:
+async def test_readiness_removed_by_another_client_is_reported_again(pods: Pods, plane: ControlPlane) -> None:
     name = await pods.run("exec sleep 60")
     await pods.until(name, lambda status: conditions(status)["Ready"] == "True")
-    # As the node controller does when a node was silent.
+    # The node controller does the same when a node was silent.
     lost = [{"type": "Ready", "status": "False"}]
     path = PODS.path(pods.namespace, name, "status")
     await plane.request("PATCH", path, {"status": {"conditions": lost}})

@@ -1,4 +1,4 @@
-"""Promises of the documentation about nodes: registration, heartbeat, and what a kubelet's death and return mean."""
+"""Promises of the documentation about nodes: registration, heartbeat, and a kubelet's death and return."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +23,7 @@ SERVER = {
 
 @pytest_asyncio.fixture
 async def mortal(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
-    """The kubelet of a node of its own, to be killed."""
+    """The kubelet of a separate node, which a test may kill."""
     kubelet = members.kubelet(plane, MORTAL, tmp_path, arguments=("--backoff-base=0.5",))
     watched.append(kubelet)
     await joined(plane, kubelet, MORTAL)
@@ -32,7 +32,7 @@ async def mortal(plane: ControlPlane, tmp_path: Path, watched: list[Process]) ->
     await removed(plane, kubelet, MORTAL, tmp_path)
 
 
-async def test_a_node_tells_its_labels_resources_and_health(client: Client, quick_node: str) -> None:
+async def test_a_node_reports_its_labels_resources_and_health(client: Client, quick_node: str) -> None:
     node = await client.get(NODES, quick_node)
     labels = node["metadata"]["labels"]
     assert (labels["team"], labels["kubernetes.io/hostname"]) == ("a", quick_node)
@@ -63,7 +63,7 @@ async def answers(address: str) -> bool:
         return False
 
 
-async def test_containers_go_on_without_the_kubelet_and_are_replaced_by_the_next(
+async def test_containers_outlive_the_kubelet_and_are_replaced_by_the_next(
     client: Client, namespace: str, mortal: Process
 ) -> None:
     pods = Pods(client, namespace, MORTAL)
@@ -81,7 +81,7 @@ async def test_containers_go_on_without_the_kubelet_and_are_replaced_by_the_next
     assert after["startTime"] == before["startTime"]
 
 
-async def test_a_deletion_while_the_kubelet_is_away_is_finished_when_it_is_back(
+async def test_a_deletion_during_the_kubelets_absence_is_finished_on_its_return(
     client: Client, namespace: str, mortal: Process
 ) -> None:
     pods = Pods(client, namespace, MORTAL)
@@ -95,7 +95,7 @@ async def test_a_deletion_while_the_kubelet_is_away_is_finished_when_it_is_back(
     assert not await answers(address)
 
 
-async def test_an_outage_of_the_api_stops_nothing_and_what_happened_is_told_afterwards(
+async def test_an_api_outage_stops_nothing_and_changes_are_reported_afterwards(
     client: Client, pods: Pods, plane: ControlPlane, tmp_path: Path
 ) -> None:
     volumes = [{"name": "flags", "hostPath": {"path": str(tmp_path)}}]
@@ -131,7 +131,7 @@ async def test_a_forced_deletion_kills_the_containers(pods: Pods, plane: Control
     await eventually(silent)
 
 
-async def test_report_only_says_that_pods_run(
+async def test_report_only_kubelet_reports_pods_as_running(
     client: Client, namespace: str, plane: ControlPlane, tmp_path: Path, watched: list[Process]
 ) -> None:
     kubelet = members.kubelet(

@@ -1,4 +1,4 @@
-"""Promises of the documentation about what probes do to a pod, and through it to a Service."""
+"""Promises of the documentation about the effects of probes on a pod and on its Service."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def flags(folder: Path) -> dict[str, Any]:
     return {"volumes": [{"name": "flags", "hostPath": {"path": str(folder)}}]}
 
 
-async def test_readiness_takes_the_address_in_and_out_of_the_service(
+async def test_readiness_adds_the_address_to_the_service_and_removes_it(
     pods: Pods, client: Client, tmp_path: Path
 ) -> None:
     metadata = {"name": "web", "namespace": pods.namespace}

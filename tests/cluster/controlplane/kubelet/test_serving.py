@@ -1,4 +1,4 @@
-"""The pod that all of this exists for: llama.cpp's real server on a claim's weights, a Job's image beside it."""
+"""The pods of the product: llama.cpp's real server with mounted weights, and the image that Jobs run."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ async def test_a_pod_of_llama_cpps_image_answers_with_tokens(pods: Pods, client:
     assert "pod" in answer["choices"][0]["message"]["content"], answer
 
 
-async def test_our_own_image_is_the_command_line_of_this_checkout(pods: Pods) -> None:
+async def test_our_own_image_runs_the_command_line_of_this_checkout(pods: Pods) -> None:
     main = {"image": "ghcr.io/pomona-dev/pomona:0.1.0", "command": None, "args": ["--version"]}
     name = await pods.run("", main=main | {"terminationMessagePolicy": "FallbackToLogsOnError"})
     assert (await pods.ended(name))["exitCode"] == 0, json.dumps(await pods.status(name))

@@ -10,7 +10,7 @@ from tests.support.api_objects import NOW, lease
 
 
 class SimulatedHosts:
-    """Hosts that renew or do not, an API server that is there or not, and a clock that a test moves."""
+    """Hosts that renew or not, an API server that is reachable or not, and a clock that a test advances."""
 
     def __init__(self) -> None:
         self.liveness = HostLiveness()

@@ -46,7 +46,7 @@ def test_alive_host_is_ready_and_keeps_its_endpoints() -> None:
     assert set(done.status) == {"conditions"}, "everything else is the agent's"
 
 
-def test_an_expired_host_loses_its_own_endpoints_only() -> None:
+def test_only_endpoints_of_an_expired_host_are_deleted() -> None:
     foreign = slice_of("chat", "studio-1")
     foreign["metadata"] |= {"name": "other.studio-1", "labels": {"kubernetes.io/service-name": "other"}}
     done = plan("Expired", slice_of("chat", "studio-1"), slice_of("chat", "studio-2"), foreign)
@@ -65,7 +65,7 @@ def test_unproven_liveness_changes_nothing() -> None:
     assert planned_condition(plan("Unproven", observed=new), "Ready")["status"] == "Unknown"
 
 
-def test_the_endpoints_of_a_host_that_is_not_registered_go_when_its_lease_expires() -> None:
+def test_endpoints_of_an_unregistered_host_are_deleted_after_its_lease() -> None:
     known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
     assert reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven")), KEY) == Plan()
     done = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Expired")), KEY)
@@ -73,7 +73,7 @@ def test_the_endpoints_of_a_host_that_is_not_registered_go_when_its_lease_expire
     assert done.status is None
 
 
-def test_the_secret_of_a_host_is_written_as_a_whole_and_goes_with_it() -> None:
+def test_secret_of_a_host_has_all_tokens_and_is_owned_by_the_host() -> None:
     ((resource, secret),) = plan("Alive").apply
     assert resource == SECRETS
     assert (secret["metadata"]["namespace"], secret["metadata"]["name"]) == (HOSTS_NAMESPACE, "studio-1")
@@ -107,7 +107,7 @@ def test_unchanged_secret_is_not_written_again() -> None:
 
 
 class Api(Client):
-    """Has Secrets and no Lease."""
+    """An API with Secrets and without Leases."""
 
     def __init__(self, **secrets: Obj) -> None:
         self.secrets = secrets
@@ -150,7 +150,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
     assert facts.secret == secrets["studio-1"]
 
 
-async def test_a_host_that_was_removed_with_its_lease_expires_while_it_has_endpoints(
+async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconciler, "READ_SECONDS", 0)

@@ -28,7 +28,7 @@ def arguments(job: Obj) -> list[str]:
     return args
 
 
-def test_a_file_needs_no_job() -> None:
+def test_local_file_needs_no_job() -> None:
     simulated = SimulatedModel(source="file:///models/big.gguf", memory_bytes=5)
     simulated.add_consumer()
     plan = simulated.settle()
@@ -47,7 +47,7 @@ def test_a_source_that_cannot_be_parsed_fails_without_a_job() -> None:
     assert "edit spec.source" in simulated.condition("Ready").message
 
 
-def test_an_inspection_becomes_the_status() -> None:
+def test_result_of_an_inspection_is_written_to_the_status() -> None:
     simulated = make_inspected()
     status = simulated.model.status
     assert (status.phase, status.file, status.revision, status.size) == ("Ready", "tiny.gguf", '"etag-1"', "100.0 MiB")
@@ -57,7 +57,7 @@ def test_an_inspection_becomes_the_status() -> None:
     assert len(simulated.made) == 1
 
 
-def test_a_job_holds_no_secret_and_may_do_little() -> None:
+def test_a_job_has_no_secret_in_its_spec_and_few_rights() -> None:
     simulated = SimulatedModel(source_secret_ref=SecretReference(name="hub"), sha256=SHA)
     simulated.settle()
     spec = simulated.job("inspect")["spec"]["template"]["spec"]
@@ -70,7 +70,7 @@ def test_a_job_holds_no_secret_and_may_do_little() -> None:
     assert not spec["automountServiceAccountToken"]
 
 
-def test_the_fetch_goes_where_the_first_consumer_runs_and_to_the_path_that_pods_read() -> None:
+def test_fetch_runs_at_the_node_of_the_first_consumer_and_writes_the_path_of_pods() -> None:
     simulated = make_inspected(sha256=SHA)
     simulated.add_consumer(node_selector={"disk": "fast"})
     simulated.add_consumer(node_selector={"disk": "slow"})
@@ -95,7 +95,7 @@ def test_fetch_tolerates_the_taints_of_its_consumers_nodes() -> None:
     assert keys == ["nvidia.com/gpu", "team"]
 
 
-def test_a_volume_that_waits_for_its_first_pod_gets_one() -> None:
+def test_fetch_is_started_for_a_volume_that_waits_for_its_first_pod() -> None:
     simulated = make_inspected()
     simulated.claim_phase = "Pending"
     simulated.add_consumer()
@@ -107,7 +107,7 @@ def test_a_volume_that_waits_for_its_first_pod_gets_one() -> None:
     assert simulated.job("fetch")
 
 
-def test_the_user_decides_the_volume() -> None:
+def test_volume_has_the_users_settings() -> None:
     simulated = make_inspected(cache=Cache(access_mode="ReadWriteMany", storage_class_name="nfs", size="7Gi"))
     simulated.add_consumer()
     simulated.settle()
@@ -119,7 +119,7 @@ def test_the_user_decides_the_volume() -> None:
     }
 
 
-def test_what_is_cached_stays_cached_without_its_job_and_without_consumers() -> None:
+def test_cached_weights_stay_cached_without_job_and_consumers() -> None:
     simulated = make_cached()
     assert simulated.model.status.phase == "Ready"
     made = len(simulated.made)
@@ -131,7 +131,7 @@ def test_what_is_cached_stays_cached_without_its_job_and_without_consumers() -> 
     assert len(simulated.made) == made
 
 
-def test_a_lost_volume_is_made_and_filled_again() -> None:
+def test_a_lost_volume_is_created_and_filled_again() -> None:
     simulated = make_cached()
     simulated.lose_claim()
     simulated.settle()
@@ -142,20 +142,20 @@ def test_a_lost_volume_is_made_and_filled_again() -> None:
     assert simulated.condition("Cached").status == "True"
 
 
-def test_recreated_volume_is_empty_even_if_the_status_says_cached() -> None:
+def test_recreated_volume_is_filled_even_if_the_status_is_cached() -> None:
     simulated = make_cached()
     said = simulated.model.status
     simulated.lose_claim()
     simulated.step()
     assert simulated.claim is not None
-    # The controller died, or lost the answer, before the status was written.
+    # The controller died, or the answer was lost, before the status was written.
     simulated.model = msgspec.structs.replace(simulated.model, status=said)
     simulated.settle()
     assert simulated.condition("Cached").reason == "Fetching"
     assert simulated.job("fetch")
 
 
-def test_a_service_that_cannot_be_read_stops_no_model() -> None:
+def test_unreadable_service_blocks_no_model() -> None:
     store = Store()
     index_by_owner(store, (JOBS, PVCS))
     for name, spec in {"odd": {"hardware": {"accelerator": "of-tomorrow"}}, "plain": {}}.items():
@@ -165,7 +165,7 @@ def test_a_service_that_cannot_be_read_stops_no_model() -> None:
     assert [each.metadata.name for each in found.consumers] == ["plain"]
 
 
-def test_edit_that_leaves_the_weights_fetches_nothing() -> None:
+def test_edit_that_keeps_the_weights_fetches_nothing() -> None:
     simulated = make_cached()
     made = len(simulated.made)
     simulated.edit(memory_bytes=7)
@@ -187,7 +187,7 @@ def test_edited_source_is_inspected_again_and_old_jobs_are_pruned() -> None:
     assert len(simulated.jobs) == 2
 
 
-def test_a_permanent_failure_is_not_tried_again_until_an_edit() -> None:
+def test_permanent_failure_is_not_retried_until_an_edit() -> None:
     simulated = SimulatedModel()
     simulated.settle()
     simulated.end("inspect", 2, {"reason": "SourceNotFound", "message": "no such file."})
@@ -204,7 +204,7 @@ def test_a_permanent_failure_is_not_tried_again_until_an_edit() -> None:
     assert len(simulated.jobs) == 1
 
 
-def test_deleting_the_failed_job_tries_again() -> None:
+def test_deletion_of_the_failed_job_causes_a_retry() -> None:
     simulated = SimulatedModel()
     simulated.settle()
     simulated.end("inspect", 2, {"reason": "SourceNotFound", "message": "no such file"})
@@ -215,7 +215,7 @@ def test_deleting_the_failed_job_tries_again() -> None:
     assert simulated.model.status.phase == "Pending"
 
 
-def test_a_transient_failure_is_tried_again_for_ever_with_a_growing_pause() -> None:
+def test_transient_failure_is_retried_for_ever_with_a_growing_pause() -> None:
     simulated = SimulatedModel()
     pauses = []
     for attempt in range(12):
@@ -285,7 +285,7 @@ def test_a_wrong_checksum_fails_the_model_and_not_its_inspection() -> None:
     assert simulated.condition("Cached").reason == "ChecksumMismatch"
 
 
-def test_a_container_that_is_killed_says_what_killed_it() -> None:
+def test_reason_of_a_killed_container_is_reported() -> None:
     simulated = SimulatedModel()
     simulated.settle()
     simulated.end("inspect", 137, "")
@@ -355,7 +355,7 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
         assert len(simulated.jobs) <= 2
         assert {each.type for each in simulated.model.status.conditions} <= {"Ready", "Cached"}
         assert simulated.condition("Ready").message
-    # And from wherever it is, it gets to where it should be once nothing fails any more.
+    # From any state the Model becomes Ready once nothing fails any more.
     simulated.edit(source="http://models.example/final.gguf")
     simulated.consumers.clear()
     simulated.add_consumer()

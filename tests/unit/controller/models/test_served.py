@@ -1,4 +1,4 @@
-"""Services whose Model is served together with others: draft, projector and adapters, and by which runtime."""
+"""Services with companions of their Model (draft, projector, adapters), and the choice of the runtime."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def decide(accelerator: Accelerator, *found: Obj, served: Obj | None = None, **s
 
 
 def made(plan: Plan) -> Obj:
-    """The spec of the one process that is to be made."""
+    """Return the spec of the only process that the plan creates."""
     ((resource, obj),) = plan.create
     assert resource == METAL_PROCESSES
     spec: Obj = obj["spec"]
@@ -76,9 +76,9 @@ def test_host_gets_each_companion_with_its_source_and_token() -> None:
 def test_companions_count_for_memory() -> None:
     alone = made(decide("metal"))["memoryBytes"]
     projector = made(decide("metal", *others(), projectorModelRef="eyes"))["memoryBytes"]
-    assert projector == alone + 2 * GIB  # and what it computes with
+    assert projector == alone + 2 * GIB  # its weights and its compute buffers
     draft = made(decide("metal", *others(), speculative={"draftModelRef": "small"}))["memoryBytes"]
-    assert alone < draft < 2 * alone  # the engine itself is there once
+    assert alone < draft < 2 * alone  # the engine itself counts once
     stated = others(small=named("small", memoryBytes=7))
     assert made(decide("metal", *stated, speculative={"draftModelRef": "small"}))["memoryBytes"] == alone + 7
 

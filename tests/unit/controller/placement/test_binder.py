@@ -38,7 +38,7 @@ def placed(among: list[WaitingProcess], hosts: list[HostCapacity]) -> dict[str, 
     return {each.process.uid: each.host for each in bind(among, hosts)}
 
 
-def test_most_free_memory_first() -> None:
+def test_host_with_most_free_memory_is_picked() -> None:
     assert placed([wants("a", 4)], [capacity("small", 8), capacity("large", 16)]) == {"a": "large"}
 
 
@@ -47,7 +47,7 @@ def test_each_binding_counts_for_the_next() -> None:
     assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8)]) == {"a": "one"}
 
 
-def test_priority_goes_before_age_and_age_before_name() -> None:
+def test_order_is_by_priority_then_age_then_name() -> None:
     early, late = wants("z", 6, created="2026-01-01T00:00:00Z"), wants("a", 6, created="2026-01-02T00:00:00Z")
     assert placed([late, early], [capacity("one", 8)]) == {"z": "one"}
     assert placed([early, late._replace(priority="high")], [capacity("one", 8)]) == {"a": "one"}
@@ -75,7 +75,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[WaitingProcess], list[HostCapacity]]:
 
 
 @given(worlds(), st.randoms())
-def test_bind(world: tuple[list[WaitingProcess], list[HostCapacity]], shuffler: random.Random) -> None:
+def test_bindings_are_ordered_complete_and_never_over_committed(
+    world: tuple[list[WaitingProcess], list[HostCapacity]], shuffler: random.Random
+) -> None:
     waits, hosts = world
     bindings = bind(waits, hosts)
     left = {each.host: each.free_bytes for each in hosts}
@@ -128,7 +130,7 @@ def test_waiting_processes_have_no_host_and_are_not_deleted() -> None:
     assert [each.key.name for each in list_waiting(list(map(as_process, objects)))] == ["chat-1234abcd-0"]
 
 
-def test_a_host_that_rejected_a_sibling_is_avoided_but_not_by_another_spec() -> None:
+def test_host_that_rejected_a_sibling_is_avoided_only_for_the_same_spec() -> None:
     objects = [
         process("chat-1234abcd-0", host="one", phase="Rejected"),
         process("chat-1234abcd-1"),
@@ -151,7 +153,7 @@ def test_host_under_memory_pressure_is_not_bound(status: str, placed_on: dict[st
     assert placed([wants("a", 1)], host_capacities([as_host(short)], [])) == placed_on
 
 
-def test_expired_host_is_not_bound_whatever_its_status_says() -> None:
+def test_expired_host_is_not_bound_even_if_its_status_is_ready() -> None:
     known = store((METAL_HOSTS, host("one")), (METAL_HOSTS, host("two", GIB * 2)), (METAL_PROCESSES, process("a-b-0")))
     assert [each.host for each in binder.decide_bindings(known, lambda name: name == "two")] == ["two"]
     assert binder.decide_bindings(known, lambda _: False) == []
@@ -164,11 +166,11 @@ def test_a_host_that_is_being_deleted_is_not_bound() -> None:
     assert binder.decide_bindings(known, lambda _: True) == []
 
 
-def test_structs_read_what_the_api_sends() -> None:
+def test_structs_decode_objects_of_the_api() -> None:
     assert msgspec.to_builtins(as_process(process("a", host="one")))["spec"]["hostName"] == "one"
 
 
-def test_unreadable_process_blocks_no_other_and_holds_its_memory() -> None:
+def test_unreadable_process_blocks_no_other_and_keeps_its_memory() -> None:
     strange = process("new-0", host="one", gib=7, phase="Hibernating", priority="cosmic")
     odd_host = host("odd", runtimes="all")
     waits = [process("a-b-0", gib=2), process("a-b-1", gib=2), process("odd-0", priority="cosmic")]
@@ -188,7 +190,7 @@ def test_unreadable_status_counts_as_none() -> None:
 
 
 class Api(Client):
-    """Binds as the API server does, and loses answers while it is told to; reads are refused as often as it is told."""
+    """An API that binds as the API server does; it can lose answers, and refuse the first `refuse_reads` reads."""
 
     def __init__(self, *objects: Obj) -> None:
         self.forbidden: set[str] = set()
@@ -252,14 +254,14 @@ async def test_a_lost_answer_never_promises_the_same_memory_twice(
     assert sorted(each["spec"].get("hostName", "none") for each in api.objects.values()) == ["none", "one", "two"]
 
 
-async def test_process_that_changed_meanwhile_is_read_again_and_bound() -> None:
+async def test_process_that_changed_in_between_is_read_again_and_bound() -> None:
     api = Api(process("a-b-0") | {"metadata": process("a-b-0")["metadata"] | {"resourceVersion": "9"}})
     known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
     async with running(Binder(lambda _: True).run(leading(api, known))):
         await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
 
 
-async def test_forbidden_binding_blocks_no_other_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forbidden_binding_blocks_no_other_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binder, "REFUSED_SECONDS", 0.2)
     first, second = process("a-b-0", creationTimestamp="2026-11-21T11:00:00Z"), process("a-b-1")
     api = Api(first, second)

@@ -1,4 +1,4 @@
-"""What the shell writes, keeps and tells, against an API of three objects that answers as told."""
+"""Writes, cache updates and Events of the executor, with an API whose answers a test decides."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ PLANNED = {"phase": "Progressing", "conditions": [{"type": "Ready", "status": "F
 
 
 class World(Client):
-    """The objects that are there; `refusal` is raised at every write of a child."""
+    """An API with the objects `there`; `refusal` is raised at every write of a child."""
 
     def __init__(self, *there: tuple[Resource, Obj], refusal: ApiError | None = None) -> None:
         self.there = {(resource, obj["metadata"]["name"]): obj for resource, obj in there}
@@ -63,7 +63,7 @@ class World(Client):
 
 
 class Told(EventRecorder):
-    """Remembers the reasons of Events."""
+    """An event recorder that collects the reasons."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""When the store is swept; what kopf delivers is tested on a real API server."""
+"""The times at which the store is swept; kopf's events are tested with a real API server."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ GHOST = {"metadata": {"name": "ghost", "namespace": "team", "uid": "1", "resourc
 
 
 class Empty(Client):
-    """A cluster where nothing is left, and which fails as often as told."""
+    """An empty cluster, whose first `failures` lists fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -59,7 +59,7 @@ def test_a_list_of_kopf_is_followed_by_one_sweep() -> None:
     assert client.asked == 1
 
 
-def test_an_event_asks_for_no_sweep() -> None:
+def test_an_event_causes_no_sweep() -> None:
     assert sweep_for(2 * SETTLING_SECONDS, Empty(), seen("ADDED")).list(MODELS)
 
 
@@ -69,5 +69,5 @@ def test_a_sweep_that_fails_is_repeated_soon() -> None:
     assert client.asked == 3
 
 
-def test_without_any_sign_it_is_swept_from_time_to_time() -> None:
+def test_store_is_swept_periodically() -> None:
     assert sweep_for(SWEEP_SECONDS, Empty(), lambda *_: None).list(MODELS) == []

@@ -1,4 +1,4 @@
-"""kopf after an outage: an API server that refuses one watch as it comes back must not leave the controller deaf."""
+"""kopf after an outage: no watch may end for good if the returning API server refuses it for a while."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ VERBS = ["get", "list", "watch"]
 
 
 class ReturningServer:
-    """An API server with nothing in it. While it is `away` it ends connections, and is no longer sure of `refused`."""
+    """An empty API server. While it is `away`, it ends connections, and answers watches of `refused` with 403."""
 
     def __init__(self) -> None:
         self.away = False

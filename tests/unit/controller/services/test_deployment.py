@@ -41,7 +41,7 @@ def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
     assert volumes["token"]["secret"]["secretName"] == "chat-token"
 
 
-def test_pods_are_what_the_service_selects() -> None:
+def test_pods_have_the_labels_that_the_service_selects() -> None:
     obj = built(replicas=3)
     assert obj["spec"]["replicas"] == 3
     assert obj["spec"]["selector"]["matchLabels"] == {LABEL_SERVICE: "chat"}
@@ -63,7 +63,7 @@ def test_pods_meet_the_restricted_standard(accelerator: Accelerator) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_nvidia_takes_devices_and_never_two_pods_for_one() -> None:
+def test_nvidia_pod_requests_devices_and_is_recreated() -> None:
     obj = built("nvidia", resources={"gpu": 2})
     assert obj["spec"]["strategy"] == {"type": "Recreate"}
     spec = obj["spec"]["template"]["spec"]
@@ -73,14 +73,14 @@ def test_nvidia_takes_devices_and_never_two_pods_for_one() -> None:
     assert container("nvidia")["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
-def test_cpu_asks_for_memory_and_no_device() -> None:
+def test_cpu_pod_requests_memory_and_no_device() -> None:
     assert container()["resources"] == {"requests": {"memory": str(2**30)}}
     assert container(resources={"cpu": 2})["resources"]["requests"]["cpu"] == "2"
     assert "-ngl" not in container()["args"]
     assert built()["spec"]["strategy"]["type"] == "RollingUpdate"
 
 
-def test_the_users_placement_and_image_are_taken() -> None:
+def test_placement_and_image_of_the_user_are_used() -> None:
     spec = pod(
         "nvidia",
         image="registry.example/llama:1",
@@ -92,13 +92,13 @@ def test_the_users_placement_and_image_are_taken() -> None:
     assert [each["key"] for each in spec["tolerations"]] == ["nvidia.com/gpu", "team"]
 
 
-def test_long_loading_is_no_reason_to_be_killed() -> None:
+def test_startup_probe_allows_an_hour_of_loading() -> None:
     probe = container()["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
     assert probe["httpGet"] == {"path": "/health", "port": "http"}
 
 
-def test_the_token_is_the_services_own() -> None:
+def test_token_secret_is_owned_by_the_service() -> None:
     _, secret = token_secret(as_service(service()), "s3cret")
     assert secret["metadata"]["name"] == "chat-token"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"

@@ -1,4 +1,4 @@
-"""MetalProcesses of a service: which are made, kept and deleted, in every order of events, and when one is released."""
+"""MetalProcesses of a service: creation, deletion and release, in every order of events."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -49,7 +49,7 @@ LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 def steps(
     wanted: int, *observed: Obj, hosts: Iterable[Obj] = (), known: bool = True, later: float = 0
 ) -> MetalProcessSteps:
-    """What is done about the processes of service `chat`, on one large host unless others are given."""
+    """Return the steps for the processes of service `chat`, with one large host unless others are given."""
     structs = [as_process(each) for each in observed]
     by_name = {each.metadata.name: each for each in map(as_host, hosts or [host("studio-1")])}
     standing = sort_processes(NAME if known else None, wanted, structs, by_name)
@@ -73,7 +73,7 @@ def deleted(done: MetalProcessSteps) -> set[str]:
     return {each.name for each in done.delete}
 
 
-def test_a_new_process_is_complete_unbound_and_holds_no_secret() -> None:
+def test_a_new_process_is_complete_unbound_and_without_a_secret() -> None:
     ((resource, obj),) = steps(1).create
     assert resource == METAL_PROCESSES
     assert obj["metadata"]["name"] == f"{NAME}-0"
@@ -130,7 +130,7 @@ def test_edit_creates_new_processes_before_it_deletes_old_ones() -> None:
     assert deleted(steps(1, old, ready)) == {"chat-00000000-0"}
 
 
-def test_edit_deletes_first_where_only_the_old_process_memory_would_do() -> None:
+def test_edit_deletes_first_if_only_the_memory_of_the_old_process_suffices() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
     new = process(f"{NAME}-0", gib=5)
     small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}])
@@ -139,7 +139,7 @@ def test_edit_deletes_first_where_only_the_old_process_memory_would_do() -> None
     assert steps(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == MetalProcessSteps(), "it would not help"
 
 
-def test_an_edit_makes_room_for_one_at_a_time() -> None:
+def test_edit_frees_memory_for_one_process_at_a_time() -> None:
     hosts = [
         host(name, 0, processes=[{"uid": f"uid-chat-00000000-{number}"}])
         for number, name in enumerate(("studio-1", "studio-2"))
@@ -156,7 +156,7 @@ def test_an_edit_makes_room_for_one_at_a_time() -> None:
     assert steps(2, *old, *new, hosts=hosts) == MetalProcessSteps()
 
 
-def test_a_lost_host_is_replaced_and_its_process_stays_until_then() -> None:
+def test_process_of_a_lost_host_stays_until_its_replacement_is_ready() -> None:
     lost, other = host("studio-1", ready="False"), host("studio-2")
     there = process(f"{NAME}-0", host="studio-1", phase="Ready")
     assert made(steps(1, there, hosts=[lost, other])) == [f"{NAME}-1"]
@@ -166,7 +166,7 @@ def test_a_lost_host_is_replaced_and_its_process_stays_until_then() -> None:
     assert made(steps(1, there, hosts=[other])) == [f"{NAME}-1"], "a host that is not registered any more is lost too"
 
 
-def test_a_host_that_comes_back_is_good_again() -> None:
+def test_process_of_a_returned_host_is_kept() -> None:
     there, spare = process(f"{NAME}-0", host="studio-1", phase="Ready"), process(f"{NAME}-1")
     assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
 
@@ -215,7 +215,7 @@ def test_no_process_is_deleted_to_make_room_on_the_displacing_host() -> None:
     assert steps(1, there, process(f"{NAME}-1", gib=2), hosts=[full]) == MetalProcessSteps()
 
 
-def test_failed_stays_with_its_host() -> None:
+def test_failed_process_stays_on_its_host() -> None:
     assert steps(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == MetalProcessSteps()
 
 
@@ -229,7 +229,7 @@ def test_rejected_process_is_replaced_and_kept_for_a_while() -> None:
     assert deleted(steps(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
 
 
-def test_rejection_is_remembered_from_when_it_was_reported() -> None:
+def test_rejection_is_remembered_from_the_time_of_its_report() -> None:
     rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", creationTimestamp="2026-11-20T12:00:00Z")
     rejected["metadata"]["managedFields"] = [
         {"manager": "pomona-controller", "time": "2026-11-20T12:00:00Z"},
@@ -239,14 +239,14 @@ def test_rejection_is_remembered_from_when_it_was_reported() -> None:
     assert steps(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
 
 
-def test_rejected_of_an_earlier_spec_and_stopped_go() -> None:
+def test_stopped_process_and_rejected_one_of_an_earlier_spec_are_deleted() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Rejected")
     stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped")
     assert deleted(steps(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
     assert made(steps(1, old, stopped)) == [f"{NAME}-1"]
 
 
-def test_while_the_spec_is_not_known_nothing_is_made_and_what_serves_stays() -> None:
+def test_unknown_spec_creates_nothing_and_keeps_serving_processes() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Ready")
     assert steps(2, old, known=False) == MetalProcessSteps()
     assert deleted(steps(0, old, known=False)) == {"chat-00000000-0"}
@@ -304,14 +304,16 @@ def terminating(phase: str = "Pending", **fields: Any) -> MetalProcess:
         (terminating("Ready", host="studio-1"), True, 0.0, True),
     ],
 )
-def test_release(*, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool) -> None:
+def test_release_of_a_terminating_process(
+    *, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool
+) -> None:
     plan = release(observed, host_exists=host_exists, wait_seconds=wait_seconds)
     assert bool(plan.patch) == released
     if not released:
         assert plan.again_seconds == wait_seconds
 
 
-def test_release_is_of_this_very_version_and_leaves_the_finalizers_of_others() -> None:
+def test_release_is_for_one_version_and_keeps_other_finalizers() -> None:
     observed = terminating("Stopped", host="studio-1", finalizers=["a.example/b", PROCESS_FINALIZER])
     assert patched(release(observed, host_exists=True, wait_seconds=None)) == [
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
@@ -325,7 +327,7 @@ def test_undeleted_or_released_process_is_not_released() -> None:
     assert release(terminating("Stopped", finalizers=[]), host_exists=True, wait_seconds=None) == Plan()
 
 
-def test_release_looks_at_the_store() -> None:
+def test_process_without_a_registered_host_is_released() -> None:
     obj = process("a-b-0", host="studio-1", phase="Ready", **LEAVING)
     alone, with_host = store((METAL_PROCESSES, obj)), store((METAL_PROCESSES, obj), (METAL_HOSTS, host("studio-1")))
     assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "a-b-0")).patch
@@ -333,6 +335,6 @@ def test_release_looks_at_the_store() -> None:
     assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "gone")) == Plan()
 
 
-def test_the_spec_is_one_that_the_schema_takes() -> None:
+def test_spec_is_valid_for_the_schema() -> None:
     ((_, obj),) = steps(1).create
     assert msgspec.convert(obj, MetalProcess).spec == SPEC

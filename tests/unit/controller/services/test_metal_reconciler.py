@@ -1,4 +1,4 @@
-"""The status of an InferenceService that hosts serve: what each of its processes, and each host, makes of it."""
+"""The status of an InferenceService on hosts: the influence of its processes and of the hosts."""
 
 import re
 
@@ -72,7 +72,7 @@ def test_answering_process_makes_the_service_ready() -> None:
         ),
     ],
 )
-def test_unbound_process_reports_what_it_waits_for(hosts: list[Obj], expected: tuple[str, str], says: str) -> None:
+def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expected: tuple[str, str], says: str) -> None:
     base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
     ((_, made),) = decide_chat(*base).create
     plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
@@ -156,7 +156,7 @@ def test_displaced_process_counts_while_it_answers() -> None:
     assert asked.status["readyReplicas"] == 1
 
 
-def test_evicted_process_reports_what_it_waits_for() -> None:
+def test_evicted_process_reports_the_reason_of_its_wait() -> None:
     there = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host(conditions=SHORT)))
     evicted = bound_process("Pending", reason="MemoryPressure", conditions=DISPLACED)
     ((_, made),) = decide_chat(*there, evicted).create

@@ -1,4 +1,4 @@
-"""Prober against real HTTP servers; only the Secret's source is a stand-in."""
+"""The prober with real HTTP servers; only the source of the Secret is a stand-in."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ TOKEN = "right"
 
 
 class Secrets(Client):
-    """Answers for the token Secret only."""
+    """An API that has only the token Secret."""
 
     def __init__(self, token: str | None = TOKEN, owner: str = "uid-chat") -> None:
         self.token = token
@@ -42,7 +42,7 @@ class Secrets(Client):
 
 
 class Engine:
-    """Answers a completion with the right token, when it is told to be well."""
+    """An engine that answers a completion if the token is right and `well` is set."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -212,7 +212,7 @@ def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
     )
 
 
-def test_urls() -> None:
+def test_url_of_an_endpoint() -> None:
     assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
     assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
     assert Endpoint("fd00::1", 80, "https").url == "https://[fd00::1]:80"

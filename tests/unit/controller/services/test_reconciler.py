@@ -65,7 +65,7 @@ def pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
     }
 
 
-def test_the_service_and_its_token_are_there_from_the_first_moment() -> None:
+def test_service_and_token_are_created_first() -> None:
     plan = decide_chat(chat_service(), new_token="s3cret")
     assert [resource for resource, _ in plan.create] == [SECRETS]
     assert len(list_applied(plan, SERVICES)) == 1
@@ -126,7 +126,7 @@ def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
         (METAL | {"tolerations": [{"key": "a"}]}, "http://x.example/m.gguf", "tolerations"),
     ],
 )
-def test_a_contradiction_is_explained(spec: Obj, source: str, says: str) -> None:
+def test_contradicting_spec_is_reported_with_the_way_out(spec: Obj, source: str, says: str) -> None:
     plan = decide_chat(chat_service(**spec), (MODELS, model(source=source, memoryBytes=1)))
     assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
     assert says in planned_condition(plan, "Ready")["message"]
@@ -162,7 +162,7 @@ def test_the_models_accelerator_is_the_default() -> None:
     assert plan.status["accelerator"] == "metal"
 
 
-def test_ready_needs_a_token_and_not_just_ready_pods() -> None:
+def test_service_is_ready_only_after_a_generated_token() -> None:
     base = (chat_service(), (MODELS, model()))
     there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
     assert ready_outcome(decide_chat(*there)) == ("Progressing", "False", "NoEndpoints")
@@ -267,7 +267,7 @@ def with_certificate(name: str) -> Obj:
     return secured | {"ports": [port | {"appProtocol": "https"} for port in secured["ports"]]}
 
 
-def test_endpoint_is_https_where_all_hosts_serve_it_and_after_they_are_gone() -> None:
+def test_endpoint_is_https_if_all_hosts_serve_it_and_after_they_are_gone() -> None:
     base = (chat_service(), (MODELS, model()))
     there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
     first, second = ((ENDPOINT_SLICES, with_certificate(name)) for name in ("x", "y"))
@@ -289,7 +289,7 @@ def test_mixture_of_http_and_https_endpoints_is_reported() -> None:
     assert plan.status["endpoint"].startswith("http://")
 
 
-def test_ready_service_goes_on_while_its_model_is_gone() -> None:
+def test_ready_service_stays_ready_without_its_model() -> None:
     old = (chat_service(), (MODELS, model()))
     there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
     plan = decide_chat(chat_service(status=SERVING), *there)
@@ -334,7 +334,7 @@ def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
     assert {each.resource for each in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}
 
 
-def test_while_its_model_is_gone_a_service_is_scaled_down_and_not_up() -> None:
+def test_service_without_its_model_is_scaled_down_and_not_up() -> None:
     there = (DEPLOYMENTS, chat_deployment(chat_service(replicas=3), (MODELS, model())))
     (patch,) = decide_chat(chat_service(replicas=1), there).patch
     assert (patch.ref.resource, patch.ref.name) == (DEPLOYMENTS, "chat")
@@ -363,7 +363,7 @@ def test_unreadable_host_or_process_blocks_no_service() -> None:
 
 
 class TokenSecret(Client):
-    """Has one Secret, or none."""
+    """An API with one Secret, or without one."""
 
     def __init__(self, owner_uid: str | None) -> None:
         self.owner_uid = owner_uid

@@ -1,7 +1,7 @@
-"""Holds names and rendered objects to those of earlier versions: an upgrade must start nothing anew.
+"""Names and rendered objects are equal to those of earlier versions: an upgrade must restart nothing.
 
-The values were recorded before the serving options became one struct. A value that changes here restarts every replica
-of every cluster, so it may change only where a release means to do that.
+The values were recorded before the serving options became one struct. A changed value restarts every replica of every
+cluster, so it may change only if a release does that on purpose.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ PODS: dict[str, dict[str, str]] = {
 
 
 def models() -> list[tuple[Resource, Obj]]:
-    """The Models that the services name."""
+    """Return the Models that the services name."""
     made = []
     for name in ("tiny", "draft", "projector", "adapter", "adapter-2"):
         status = {"gguf": {"architecture": "clip" if name == "projector" else "llama"}, "file": f"{name}.gguf"}

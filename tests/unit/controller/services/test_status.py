@@ -1,4 +1,4 @@
-"""Holds the tables of Ready and of the phase to their rows: each row is reached, in this order, with these words."""
+"""The tables of Ready and of the phase: each row is reached, in this order, with this text."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ def test_every_row_of_the_table_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", READY_ROWS)
-def test_ready(name: str) -> None:
+def test_each_row_of_ready(name: str) -> None:
     inputs, expected = READY_ROWS[name]
     assert pick_ready_row(inputs).name == name
     made = build_ready_condition(inputs)
@@ -114,7 +114,7 @@ def test_ready(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PHASE_ROWS)
-def test_phase(name: str) -> None:
+def test_each_row_of_the_phase(name: str) -> None:
     inputs, phase = PHASE_ROWS[name]
     row = pick_phase_row(inputs, build_ready_condition(inputs))
     assert (row.name, row.phase) == (name, phase)

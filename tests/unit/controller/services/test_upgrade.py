@@ -1,4 +1,4 @@
-"""What another version of the controller left: nothing that runs is replaced for it, and what it lacks is looked up."""
+"""Objects of an earlier version of the controller: nothing that runs is replaced, and missing facts are added."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ LAYOUT = {
 
 
 def inspected_by_an_earlier_version(**spec: Any) -> SimulatedModel:
-    """A Model with the status of a version that did not look for its layout, and whose Job is gone."""
+    """Return a Model with the status of a version that did not inspect the layout, and whose Job is gone."""
     simulated = make_inspected(**spec)
     simulated.forget_inspection()
     simulated.jobs, simulated.pods = {}, {}
@@ -77,7 +77,7 @@ def test_model_with_stated_memory_is_not_inspected_again() -> None:
 
 
 def running(spec: Obj, **changed: Any) -> tuple[Resource, Obj]:
-    """A process with this spec as an earlier version of the controller named it."""
+    """Return a running process with this spec, and with the name from an earlier version of the controller."""
     obj = process("chat-00000000-0", host="studio-1", phase="Ready")
     return METAL_PROCESSES, obj | {"spec": spec | {"hostName": "studio-1"} | changed}
 
@@ -91,11 +91,11 @@ def test_size_that_is_inspected_again_is_no_failure() -> None:
     assert (plan.create, plan.delete, plan.events) == ((), (), ())
 
 
-def test_a_better_estimate_replaces_nothing_that_runs() -> None:
+def test_better_estimate_replaces_no_running_process() -> None:
     there, mac = (MODELS, model()), (METAL_HOSTS, host())
     ((_, made),) = decide_chat(chat_service(**METAL), there, mac).create
     less = made["spec"]["memoryBytes"] // 2
-    # The API server fills in what a stored object of an earlier version lacks.
+    # The API server adds the defaults that are missing in a stored object of an earlier version.
     plan = decide_chat(
         chat_service(**METAL), there, mac, running(made["spec"], memoryBytes=less, mode="chat", cacheTypeK="f16")
     )
@@ -106,7 +106,7 @@ def test_a_better_estimate_replaces_nothing_that_runs() -> None:
     assert len(edited.create) == 1
 
 
-def test_another_stated_memory_is_an_edit() -> None:
+def test_change_of_stated_memory_is_an_edit() -> None:
     there, mac = (MODELS, model(memoryBytes=2 * GIB)), (METAL_HOSTS, host())
     ((_, made),) = decide_chat(chat_service(**METAL), there, mac).create
     assert decide_chat(chat_service(**METAL), there, mac, running(made["spec"], memoryBytes=GIB)).create

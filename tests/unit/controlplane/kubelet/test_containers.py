@@ -24,7 +24,7 @@ def test_a_leftover_is_killed(tmp_path: Path) -> None:
     assert not kill_leftover(tmp_path)
 
 
-def test_process_that_only_has_the_leftovers_pid_is_not_touched(tmp_path: Path) -> None:
+def test_other_process_with_the_pid_of_a_leftover_is_not_killed(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         (tmp_path / "pid").write_text(f"{process.pid} {int(start_time(process.pid)) - 1}")
         assert not kill_leftover(tmp_path)
@@ -33,14 +33,14 @@ def test_process_that_only_has_the_leftovers_pid_is_not_touched(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", ["", "12", "x y"])
-def test_a_half_written_file_is_no_leftover(tmp_path: Path, content: str) -> None:
+def test_incomplete_pid_file_is_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "pid").write_text(content)
     assert not kill_leftover(tmp_path)
     assert not kill_leftover(tmp_path / "absent")
 
 
 class Recorded:
-    """Signals that a process got, with the seconds since it was made."""
+    """A process that records its signals, and the seconds until SIGKILL."""
 
     def __init__(self) -> None:
         self.signals: list[str] = []
@@ -57,7 +57,7 @@ class Recorded:
         self.killed_after_seconds = time.monotonic() - self._began
 
 
-async def test_a_stop_terminates_first_and_kills_when_the_grace_is_over() -> None:
+async def test_stop_terminates_first_and_kills_after_the_grace_period() -> None:
     stop, process = StopRequest(), Recorded()
     assert not stop
     stop.request(0.1)

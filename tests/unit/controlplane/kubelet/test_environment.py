@@ -49,7 +49,7 @@ def test_a_reference_is_replaced() -> None:
     assert expand("http://$(HOST):$(PORT)/", {"HOST": "h", "PORT": "80"}) == "http://h:80/"
 
 
-def test_an_unknown_reference_stays_as_it_is() -> None:
+def test_an_unknown_reference_is_not_changed() -> None:
     assert expand("$(NOPE) $HOME ${X}", {"HOME": "/root"}) == "$(NOPE) $HOME ${X}"
 
 
@@ -68,7 +68,7 @@ def test_command_replaces_the_entry_point_and_args_follow() -> None:
     assert command({"command": ["sh", "-c"], "args": ["ls"]}, image, {}) == ["sh", "-c", "ls"]
 
 
-async def test_a_variable_may_refer_to_those_before_it_only() -> None:
+async def test_a_variable_may_refer_only_to_earlier_variables() -> None:
     entries = [
         {"name": "LATE", "value": "$(PORT)"},
         {"name": "PORT", "value": "80"},
@@ -93,7 +93,7 @@ async def test_a_variable_may_refer_to_those_before_it_only() -> None:
         ("status.hostIP", "10.77.0.11"),
     ],
 )
-async def test_fields_of_the_pod(path: str, value: str) -> None:
+async def test_fields_of_the_pod_are_read(path: str, value: str) -> None:
     assert field(POD, path, ADDRESSES) == value
     found = await variables({"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}]})
     assert found == {"X": value}
@@ -113,7 +113,7 @@ def test_resources_in_units_of_the_divisor_rounded_up() -> None:
     assert resource_field(POD, {"resource": "requests.memory"}, container, {}) == str(2**30)
 
 
-def test_a_missing_limit_is_what_the_node_can_allocate() -> None:
+def test_a_missing_limit_is_the_allocatable_amount_of_the_node() -> None:
     assert resource_field(POD, {"resource": "limits.cpu"}, {}, {"cpu": "8"}) == "8"
 
 

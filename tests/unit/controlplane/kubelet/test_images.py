@@ -6,7 +6,7 @@ from runtimes import llama_server
 from tests.controlplane.kubelet import images
 
 
-def test_our_images_are_found_whatever_their_tag_or_digest() -> None:
+def test_tag_and_digest_of_our_images_are_ignored() -> None:
     for reference in (
         "ghcr.io/pomona-dev/pomona",
         "ghcr.io/pomona-dev/pomona:0.1",

@@ -1,4 +1,4 @@
-"""Promises of the documentation about termination messages, and which log is whose."""
+"""Promises of the documentation about termination messages, and the choice of a log file."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def message(tmp_path: Path, written: bytes, output: bytes, *, policy: str, faile
     return termination_message(tmp_path / "message", tmp_path / "log", policy=policy, failed=failed)
 
 
-def test_the_message_is_what_the_file_holds_up_to_4096_bytes(tmp_path: Path) -> None:
+def test_message_is_the_content_of_the_file_up_to_4096_bytes(tmp_path: Path) -> None:
     assert message(tmp_path, b"x" * 5000, b"log", policy="File", failed=True) == "x" * 4096
 
 
@@ -30,12 +30,12 @@ def test_the_fallback_ends_at_2048_bytes_or_80_lines(tmp_path: Path) -> None:
     assert message(tmp_path, b"", lines, policy=fallback, failed=True).splitlines() == [str(n) for n in range(20, 100)]
 
 
-def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+def test_invalid_utf_8_is_replaced(tmp_path: Path) -> None:
     assert message(tmp_path, b"\xff\xfe", b"", policy="File", failed=False) == "\ufffd\ufffd"
     assert tail(tmp_path / "absent") == ""
 
 
-def test_the_latest_log_and_the_one_before(tmp_path: Path) -> None:
+def test_latest_and_previous_log_are_found(tmp_path: Path) -> None:
     folder = LogFolder(tmp_path)
     for count in (0, 1, 10):
         folder.path("n", "p", "uid", "c", count).write_text(str(count))

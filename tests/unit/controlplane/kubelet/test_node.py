@@ -25,7 +25,7 @@ def test_node_reports_capacity_address_and_health() -> None:
     assert {item["type"]: item["status"] for item in report["conditions"]}["Ready"] == "True"
 
 
-def test_pods_never_share_an_address_and_a_freed_one_rests() -> None:
+def test_pods_never_share_an_address_and_a_freed_one_is_not_reused_at_once() -> None:
     network = PodNetwork("10.77.1")
     first, second = network.allocate("a"), network.allocate("b")
     assert (first, second) == (f"10.77.1.{FIRST}", f"10.77.1.{FIRST + 1}")

@@ -57,7 +57,7 @@ def test_running_while_a_container_waits_for_its_restart() -> None:
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((0, 0), "Succeeded"), ((0, 1), "Failed"), ((137,), "Failed")])
-def test_the_last_phase_is_what_all_containers_came_to(codes: tuple[int, ...], expected: str) -> None:
+def test_final_phase_follows_from_all_exit_codes(codes: tuple[int, ...], expected: str) -> None:
     assert phase(pod(*(container(ended(code)) for code in codes), finished=True)) == expected
 
 
@@ -65,7 +65,7 @@ STATES = st.sampled_from([WAITING, RUNNING, ended(0), ended(1)])
 
 
 @given(st.lists(STATES), st.lists(STATES, min_size=1), st.booleans())
-def test_the_phase_is_final_exactly_when_nothing_runs_any_more(
+def test_phase_is_final_exactly_when_nothing_runs_any_more(
     init: list[Waiting | Running | Terminated], main: list[Waiting | Running | Terminated], finished: bool
 ) -> None:
     state = pod(*map(container, main), init=tuple(map(container, init)), finished=finished)
@@ -80,7 +80,7 @@ def test_failed_when_stopped_before_its_containers_ran() -> None:
     assert phase(pod(container(WAITING), finished=True)) == "Failed"
 
 
-def test_failed_with_a_reason_of_the_kubelet_whatever_the_exit_codes() -> None:
+def test_failed_with_a_reason_of_the_kubelet_at_any_exit_codes() -> None:
     assert phase(pod(container(ended(0)), finished=True, reason="DeadlineExceeded")) == "Failed"
 
 
@@ -111,7 +111,7 @@ def test_back_off_never_shrinks_nor_passes_its_cap(crashes: int) -> None:
     assert Backoff().delay(crashes) <= Backoff().delay(crashes + 1) <= 300
 
 
-def test_ten_good_minutes_reset_the_back_off() -> None:
+def test_run_of_ten_minutes_resets_the_back_off() -> None:
     assert crashes_in_a_row(5, ran_seconds=599) == 6
     assert crashes_in_a_row(5, ran_seconds=600) == 1
 
@@ -139,7 +139,7 @@ def test_one_unready_container_makes_the_pod_unready() -> None:
     assert (found["ContainersReady"], found["Ready"]) == (False, False)
 
 
-def test_a_readiness_gate_holds_ready_and_not_containers_ready() -> None:
+def test_a_readiness_gate_delays_ready_but_not_containers_ready() -> None:
     gated = {**POD, "spec": {"containers": [], "readinessGates": [{"conditionType": "example.com/gate"}]}}
     state = pod(container(RUNNING, ready=True))
     assert (values(state, gated)["ContainersReady"], values(state, gated)["Ready"]) == (True, False)
@@ -229,7 +229,7 @@ def test_unsupported_spec_is_refused_by_name(spec: dict[str, Any], named: str) -
     assert named in (unsupported({"spec": {"containers": [], **spec}}) or "")
 
 
-def test_a_host_name_is_the_pods_cut_to_63_characters() -> None:
+def test_host_name_is_cut_to_63_characters() -> None:
     assert hostname({"metadata": {"name": "p"}, "spec": {"hostname": "h"}}) == "h"
     assert hostname({"metadata": {"name": "a" * 62 + "-bcdef"}, "spec": {}}) == "a" * 62
 

@@ -1,4 +1,4 @@
-"""Promises of the documentation about probes: defaults, thresholds, ports by name, what counts as success."""
+"""Promises of the documentation about probes: defaults, thresholds, ports by name, conditions of success."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,10 +15,10 @@ from tests.controlplane.kubelet import probes
 from tests.controlplane.kubelet.containers import Container
 from tests.controlplane.kubelet.probes import Probe, Streak, ask, port_number, step
 
-NO_PROCESS = cast("Container", None)  # network probes never touch it
+NO_PROCESS = cast("Container", None)  # network probes do not use the process
 
 
-def test_defaults() -> None:
+def test_defaults_of_a_probe() -> None:
     assert Probe.of({}) == Probe(0, 10, 1, 1, 3)
 
 
@@ -36,7 +36,7 @@ def test_thresholds_count_results_in_a_row() -> None:
 
 
 @given(st.lists(st.booleans()), st.integers(1, 4), st.integers(1, 4))
-def test_a_verdict_is_the_last_results_alike(results: list[bool], success: int, failure: int) -> None:
+def test_verdict_needs_as_many_equal_results_as_the_threshold(results: list[bool], success: int, failure: int) -> None:
     probe = Probe.of({"successThreshold": success, "failureThreshold": failure})
     for end, verdict in enumerate(verdicts(probe, results), start=1):
         last = results[end - 1]
@@ -45,7 +45,7 @@ def test_a_verdict_is_the_last_results_alike(results: list[bool], success: int, 
         assert verdict is (last if alike else None)
 
 
-def test_a_port_by_name() -> None:
+def test_port_is_found_by_name() -> None:
     container = {"name": "c", "ports": [{"name": "http", "containerPort": 8080}]}
     assert (port_number("http", container), port_number(9, container)) == (8080, 9)
     with pytest.raises(ValueError, match="no port named 'nope'"):

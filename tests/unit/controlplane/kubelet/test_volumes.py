@@ -1,4 +1,4 @@
-"""Promises of the documentation about volumes: what files they hold, and that updates are never seen by halves."""
+"""Promises of the documentation about volumes: their files, and updates that are never visible in part."""
 
 import base64
 from pathlib import Path
@@ -16,7 +16,7 @@ OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 class Tokens:
-    """The one verb of the node's API that these volumes use."""
+    """A node's API with the only method that these volumes use."""
 
     def __init__(self) -> None:
         self.issued = 0

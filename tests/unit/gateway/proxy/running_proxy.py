@@ -95,7 +95,7 @@ async def fake_engine(handler: Handler, uid: str = "a") -> AsyncIterator[Backend
 
 
 class GatedEngine:
-    """An engine that streams one chunk for each `release`, with events for an arrived and a cancelled request."""
+    """An engine that streams one chunk for each `release`, with events for arrival and cancellation of a request."""
 
     def __init__(self, *, content_length: int | None = None) -> None:
         self.arrived = asyncio.Event()
@@ -149,7 +149,7 @@ async def raw_engine(
 
 @asynccontextmanager
 async def proxy_in_process(*backends: Backend, tls: Tls | None = None) -> AsyncIterator[tuple[Listeners, str]]:
-    """Run the proxy's listeners in this process, with the service `ns/tiny`; yields them and the service's URL."""
+    """Run the proxy's listeners in this process, with the service `ns/tiny`; yield the listeners and the URL."""
     async with open_session() as session, asyncio.TaskGroup() as tasks:
         all_ = Listeners(session, tasks)
         await all_.configure(ProxyConfig((make_service(*backends),), tls=tls))

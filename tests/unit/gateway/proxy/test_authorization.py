@@ -1,4 +1,4 @@
-"""Which headers admit a request to a listener, without a network; the rest of this is in test_proxy.py."""
+"""The headers that admit a request to a listener, without a network; test_forwarding.py tests the running proxy."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def test_any_other_header_is_refused_with_the_name_of_the_listener(headers: dict
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "127.1.2.3", "[::1]:8080"])
-def test_without_a_token_a_program_of_this_machine_is_admitted(host: str) -> None:
+def test_listener_without_a_token_admits_programs_of_this_machine(host: str) -> None:
     authorize({"Host": host}, None, "the router")
     authorize({"Host": host, "Origin": "http://localhost:3000"}, None, "the router")
 
 
 @pytest.mark.parametrize("headers", [{}, {"Host": "evil"}, {"Host": "localhost", "Origin": "https://evil"}])
-def test_without_a_token_a_foreign_name_or_page_is_refused(headers: dict[str, str]) -> None:
+def test_listener_without_a_token_refuses_foreign_names_and_pages(headers: dict[str, str]) -> None:
     with pytest.raises(RequestError, match="no web pages") as refused:
         authorize(headers, None, "the router")
     assert refused.value.status == 403

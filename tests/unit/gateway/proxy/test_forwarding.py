@@ -77,7 +77,7 @@ async def test_client_that_hangs_up_stops_a_real_engine(
     async with http.post(f"{url}/v1/chat/completions", json=endless, headers=AUTHORIZED) as response:
         await response.content.readline()
         response.close()
-    # Its one slot is free again long before the endless answer could have ended.
+    # The only slot is free again long before the endless answer could have ended.
     short = CHAT | {"max_tokens": 1}
     async with (
         asyncio.timeout(3),
@@ -87,7 +87,7 @@ async def test_client_that_hangs_up_stops_a_real_engine(
     assert await proxy.client.wait_idle("engine", 5)
 
 
-# Who may ask, and what is passed on
+# Authorization and forwarded headers
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_request_without_the_token_does_not_reach_the_engine(
     assert not never.arrived.is_set()
 
 
-async def test_health_needs_no_token_and_reports_whether_a_backend_is_there(
+async def test_health_needs_no_token_and_reports_a_missing_backend(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
     async with fake_engine(echo) as backend, http.get(f"{await proxy.serve(backend)}/health") as response:
@@ -155,7 +155,7 @@ async def test_expect_100_continue_is_answered_only_with_the_token(proxy: ProxyP
 
 
 async def send_raw(url: str, request: bytes) -> bytes:
-    """Send bytes as they are and return the head of the first answer."""
+    """Send raw bytes and return the head of the first answer."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
@@ -201,7 +201,7 @@ async def test_stream_is_forwarded_chunk_by_chunk(proxy: ProxyProcess, http: aio
     gated = GatedEngine()
     async with fake_engine(gated) as backend:
         url = await proxy.serve(backend)
-        async with post_chat(http, url) as response:  # the head alone came through
+        async with post_chat(http, url) as response:  # only the head has arrived
             for chunk in (b"data: one\n\n", b"data: two\n\n"):
                 gated.release(chunk)
                 assert await response.content.readany() == chunk
@@ -294,10 +294,10 @@ async def test_slow_client_slows_the_engine_instead_of_filling_memory(
         async with post_chat(http, url) as response:
             await asyncio.wait_for(stalled.wait(), 10)
             response.close()
-    assert sent < 32 << 20  # what the kernel's buffers on the way take
+    assert sent < 32 << 20  # the size of the kernel's buffers between them
 
 
-# Which backend answers
+# Choice of the backend
 
 
 async def test_service_without_backend_answers_503_with_retry_after(

@@ -33,7 +33,7 @@ async def echo(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def send(url: str, *parts: bytes) -> bytes:
-    """Send bytes as they are, part by part, and return the first answer with its body."""
+    """Send raw bytes, part by part, and return the first answer with its body."""
     reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
     try:
         for part in parts:

@@ -38,7 +38,7 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_proxy(socket_path: Path) -> Iterator[ProxyProcess]:
-    """A proxy of the test's own, to be ended."""
+    """A separate proxy, which a test may end."""
     with run_proxy(socket_path) as process:
         yield process
 
@@ -121,7 +121,7 @@ async def test_two_services_swap_their_ports_in_one_configuration(
         assert (await get(http, f"http://127.0.0.1:{a.port}"))[0] == 503
 
 
-async def test_taken_port_is_reported_and_tried_again_without_harm_to_others(proxy: ProxyProcess) -> None:
+async def test_taken_port_is_reported_and_retried_without_effect_on_others(proxy: ProxyProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = ProxyConfig((make_service(name="free"), make_service(name="taken", port=port)))
@@ -286,7 +286,7 @@ async def refused(http: aiohttp.ClientSession, url: str) -> None:
         except aiohttp.ClientConnectorError:
             return
         except aiohttp.ClientError:
-            pass  # the kernel took the connection in the moment in which the listener closed
+            pass  # the kernel accepted the connection while the listener was closing
 
 
 async def test_tokens_and_prompts_are_not_written_anywhere(

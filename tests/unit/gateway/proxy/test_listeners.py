@@ -1,4 +1,4 @@
-"""The plan from bound to desired listeners, as a pure function; and which configurations are refused."""
+"""The plan from bound to desired listeners, as a pure function; and refused configurations."""
 
 import msgspec
 import pytest

@@ -20,7 +20,7 @@ from tests.unit.gateway.proxy.running_proxy import (
 
 
 class SlowEngine:
-    """An engine that answers one request for each `release`, and notes in which order they came."""
+    """An engine that answers one request for each `release`, and records the order of the requests."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -44,14 +44,14 @@ async def post_completion(http: aiohttp.ClientSession, url: str, name: str) -> i
 async def until_queued(proxy: ProxyProcess, queued: int) -> None:
     async def reached() -> bool:
         now = await proxy.stats()
-        # The first one may not have arrived yet, and another could overtake it.
+        # Without this wait another request could overtake one that has not arrived yet.
         return (now.in_flight, now.queued) == (1, queued)
 
     await eventually(reached, timeout=5)
 
 
 async def queue_up(proxy: ProxyProcess, http: aiohttp.ClientSession, url: str, names: str) -> list[asyncio.Task[int]]:
-    """Send one request after the other: the first is worked on, the others wait in the queue."""
+    """Send one request after the other: the first is forwarded, the others wait in the queue."""
     tasks = []
     for queued, name in enumerate(names):
         tasks.append(asyncio.create_task(post_completion(http, url, name)))

@@ -34,7 +34,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 5}
 
 
 @given(cuts=st.lists(st.integers(0, 600), max_size=8))
-def test_stream_is_rewritten_alike_however_it_is_cut_into_chunks(cuts: list[int]) -> None:
+def test_rewritten_stream_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
     sent = b": keepalive 1/1\n\n" + delta("a") + delta("b") + event(choices=[], model="engine-name", usage=USAGE)
     stream = TokenStream("chat")
     places = [0, *sorted(cuts), len(sent)]
@@ -90,7 +90,7 @@ def test_any_bytes_of_a_stream_are_passed_on(junk: bytes) -> None:
     assert len(stream.feed(junk) + stream.finish()) >= len(junk) - junk.count(b"model") * 300
 
 
-# Answers that come at once
+# Answers that are not streams
 
 
 def test_json_response_gets_the_service_name_and_keeps_all_other_bytes() -> None:
@@ -164,7 +164,7 @@ def test_other_fields_of_a_request_are_unchanged(fields: dict[str, object]) -> N
     assert msgspec.json.decode(request_body.replace_model(body, "x")) == fields | {"model": "x"}
 
 
-# Errors: what llama.cpp, mlx_lm, Ollama, oMLX and vLLM answer
+# Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Services as clients see them: model names, served paths, the router over all services; and how they are counted."""
+"""Services from the client's side: model names, served paths, the router over all services; and their metrics."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.unit.gateway.proxy.running_proxy import (
 
 
 async def echo_model(request: web.BaseRequest) -> web.StreamResponse:
-    """An engine that loads what it is asked for, and says so."""
+    """Answer as an engine that serves any model name and returns the name."""
     asked = json.loads(await request.read())
     if not asked.get("stream"):
         usage = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -43,7 +43,7 @@ async def echo_model(request: web.BaseRequest) -> web.StreamResponse:
 # Names
 
 
-async def test_engine_gets_its_own_model_name_and_the_client_the_services(
+async def test_engine_gets_its_model_name_and_the_client_the_service_name(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
     async with fake_engine(echo_model) as backend:
@@ -163,7 +163,7 @@ async def test_error_under_status_200_becomes_a_500(proxy: ProxyProcess, http: a
 
 @pytest.fixture
 async def router(proxy: ProxyProcess) -> AsyncIterator[str]:
-    """A router without a token over two services of two namespaces and one that both have."""
+    """A router without a token for two services of two namespaces, and one name that both namespaces have."""
     async with fake_engine(echo_model, "a") as a, fake_engine(echo_model, "b") as b:
         services = (
             make_service(structs.replace(a, model="A"), name="x/chat"),
@@ -227,7 +227,7 @@ async def test_router_without_a_token_must_listen_on_loopback(proxy: ProxyProces
         await proxy.client._request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
 
 
-async def test_router_with_a_token_takes_its_own_and_no_service_token(
+async def test_router_with_a_token_accepts_that_token_and_no_service_token(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
     async with fake_engine(echo_model) as backend:
@@ -247,7 +247,7 @@ async def test_router_with_a_token_takes_its_own_and_no_service_token(
             assert response.status == 401
 
 
-# What is counted
+# Metrics and logs
 
 
 async def test_requests_are_counted_and_logged_without_their_content(

@@ -24,7 +24,7 @@ from tests.unit.gateway.proxy.running_proxy import (
 )
 
 CERTIFICATES = Path(__file__).parent / "certificates"
-"""Of 127.0.0.1, each signed by itself and good until 2126; made with `openssl req -x509 -newkey ec ... -days 36500`."""
+"""Self-signed, for 127.0.0.1, valid until 2126; made with `openssl req -x509 -newkey ec ... -days 36500`."""
 
 
 async def echo(request: web.BaseRequest) -> web.StreamResponse:
@@ -32,7 +32,7 @@ async def echo(request: web.BaseRequest) -> web.StreamResponse:
 
 
 def install_certificate(folder: Path, name: str) -> Tls:
-    """Put the certificate and key `name` of this folder's fixtures in place, as a renewal does: the key last."""
+    """Install the certificate and key `name` of this folder's fixtures as a renewal does: the key last."""
     tls = Tls(str(folder / "tls.crt"), str(folder / "tls.key"))
     shutil.copy(CERTIFICATES / f"{name}.crt", tls.certificate)
     shutil.copy(CERTIFICATES / f"{name}.key", tls.key)

@@ -1,4 +1,4 @@
-"""Holds the agent to the address of its host while the network changes; the test plays the network."""
+"""The agent follows the address of its host while the network changes; the test simulates the network."""
 
 import asyncio
 from collections.abc import Iterator

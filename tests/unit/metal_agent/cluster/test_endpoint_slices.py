@@ -1,4 +1,4 @@
-"""The slice of a service on a host, as a pure function of what is there, and what keeps it so."""
+"""The EndpointSlice of a service on a host: its content as a pure function, and its repair in the API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,12 +48,12 @@ def test_slice_belongs_to_its_service_and_is_not_managed_by_kubernetes() -> None
         ),
     ],
 )
-def test_conditions_say_what_is_true(members: list[SliceMember], expected: tuple[bool, bool, bool]) -> None:
+def test_conditions_match_the_processes(members: list[SliceMember], expected: tuple[bool, bool, bool]) -> None:
     found = conditions(*members)
     assert (found["ready"], found["serving"], found["terminating"]) == expected
 
 
-def test_without_process_or_port_there_is_no_slice() -> None:
+def test_service_without_process_or_port_has_no_slice() -> None:
     assert build_slice(CHAT, "studio-1", "10.77.1.1", 18000, []) is None
     assert build_slice(CHAT, "studio-1", "10.77.1.1", None, [SliceMember("u1", "a", ready=True)]) is None
 
@@ -82,7 +82,7 @@ def test_slice_name_contains_service_and_host(service: str, host: str) -> None:
 
 
 class Slices(Client):
-    """Has EndpointSlices."""
+    """An API server that has only EndpointSlices."""
 
     def __init__(self) -> None:
         self.there: dict[str, Obj] = {}

@@ -1,4 +1,4 @@
-"""Holds the exposure to ports in use, addresses that are gone, disks that are full and proxies that are down."""
+"""The exposure with ports in use, missing addresses, full disks and proxies that are down."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CHAT, MAIL = ObjectKey("team-a", "chat"), ObjectKey("team-a", "mail")
 
 
 class Answering:
-    """Stands for the proxy, with the same error for each listener."""
+    """A stand-in of the proxy, with the same error for each listener."""
 
     def __init__(self) -> None:
         self.answers = True
@@ -74,7 +74,7 @@ def served(proxy: Answering) -> dict[str, int]:
     return {service.name: service.port for service in proxy.asked[-1].services}
 
 
-async def test_a_port_that_another_program_holds_is_given_up_a_few_times_in_a_row(
+async def test_port_of_another_program_is_replaced_a_few_times_in_a_row(
     exposed: ClusterExposure, proxy: Answering
 ) -> None:
     proxy.error, proxy.taken = "Address already in use", True
@@ -88,7 +88,7 @@ async def test_a_port_that_another_program_holds_is_given_up_a_few_times_in_a_ro
     assert served(proxy)["team-a/chat"] > 18001
 
 
-async def test_an_address_that_is_gone_costs_no_port(exposed: ClusterExposure, proxy: Answering) -> None:
+async def test_missing_address_does_not_change_the_port(exposed: ClusterExposure, proxy: Answering) -> None:
     await exposed.configure()
     before = served(proxy)
     proxy.error = "Cannot assign requested address"
@@ -99,7 +99,7 @@ async def test_an_address_that_is_gone_costs_no_port(exposed: ClusterExposure, p
     assert exposed.port(CHAT) == before["team-a/chat"]
 
 
-async def test_a_service_whose_port_cannot_be_written_down_blocks_no_other(
+async def test_service_whose_port_cannot_be_saved_blocks_no_other(
     exposed: ClusterExposure, proxy: Answering, tmp_path: Path
 ) -> None:
     exposed._ports.assign("team-a/chat")
@@ -151,7 +151,7 @@ async def test_stopping_process_beside_a_ready_one_is_closed_at_once(
     assert proxy.waited == ["u3"]
 
 
-async def test_endpoint_stays_ready_until_the_proxy_knows_the_successor(
+async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     exposed: ClusterExposure, machine: Machine, assignment: Callable[..., Assignment]
 ) -> None:
     def is_ready() -> bool:

@@ -1,4 +1,4 @@
-"""Holds the status of a MetalHost to the facts that are known, written only when they change by a step."""
+"""The status of a MetalHost has the known facts, and is written only when they change by a step."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""When a host may make an endpoint ready, by both clocks."""
+"""The time in which a host may make an endpoint ready, by both clocks."""
 
 from metal_agent.cluster.endpoint_slices import LEASE_SECONDS, Clocks, Freshness
 
@@ -7,7 +7,7 @@ def at(seconds: float, wall: float | None = None) -> Clocks:
     return Clocks(seconds, 1_700_000_000 + (seconds if wall is None else wall))
 
 
-def test_the_first_renewal_asks_for_a_fresh_list_and_only_then_it_may_serve() -> None:
+def test_host_may_serve_only_after_first_renewal_and_fresh_list() -> None:
     fresh = Freshness()
     assert not fresh.may_serve(at(0))
     assert fresh.note_renewal(at(0))
@@ -17,13 +17,13 @@ def test_the_first_renewal_asks_for_a_fresh_list_and_only_then_it_may_serve() ->
     assert not fresh.note_renewal(at(10))
 
 
-def test_a_lease_that_is_not_renewed_ends_it() -> None:
+def test_host_may_not_serve_with_an_expired_lease() -> None:
     fresh = Freshness(at(0), confirmed=True)
     assert fresh.may_serve(at(LEASE_SECONDS - 1))
     assert not fresh.may_serve(at(LEASE_SECONDS))
 
 
-def test_after_a_gap_the_api_is_asked_anew() -> None:
+def test_gap_requires_a_fresh_list() -> None:
     fresh = Freshness(at(0), confirmed=True)
     assert fresh.note_renewal(at(60))
     assert not fresh.may_serve(at(60))

@@ -1,7 +1,7 @@
-"""The agent's dealings with the API over hours, in virtual time: an outage, and clocks that jump.
+"""The agent and the API server over hours, in virtual time: an outage, and clocks that jump.
 
-Real are the queue, the Lease, list and watch, freshness and slices; the API server is a table, the proxy a word, and
-the engine is one that is Ready and stays so.
+The queue, the Lease, list and watch, freshness and slices are real; the API server is a table, the proxy accepts
+everything, and the engine is always Ready.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LEASE = LEASES.path(HOSTS_NAMESPACE, "studio-1")
 
 
 class Api:
-    """An API server that keeps what is applied; while `away` it answers nothing, and its watches break."""
+    """An API server that keeps applied objects; while `away` it answers no request, and its watches break."""
 
     def __init__(self, *objects: tuple[str, Obj]) -> None:
         self.objects = dict(objects)
@@ -110,7 +110,7 @@ class Api:
 
 
 class Word:
-    """A proxy that serves whatever it is told."""
+    """A proxy that accepts every configuration."""
 
     answers = True
     process = None
@@ -135,7 +135,7 @@ class Word:
 
 
 class Life:
-    """An agent of host studio-1 that serves `chat` already, `wall` seconds ahead of the loop's clock."""
+    """An agent of host studio-1 that already serves `chat`; its wall clock is `wall` seconds ahead of the loop's."""
 
     def __init__(self, assignment: Assignment, folder: Path) -> None:
         spec = msgspec.to_builtins(assignment.spec) | {"hostName": "studio-1"}
@@ -217,7 +217,7 @@ def life(assignment: Callable[..., Assignment], tmp_path: Path, monkeypatch: pyt
     return made
 
 
-def test_an_hour_without_the_api_server_changes_nothing_and_is_over_within_seconds(life: Life) -> None:
+def test_hour_without_api_server_changes_nothing_and_ends_within_seconds(life: Life) -> None:
     async def story(life: Life) -> None:
         await asyncio.sleep(60)
         assert life.said == [True]
@@ -227,7 +227,7 @@ def test_an_hour_without_the_api_server_changes_nothing_and_is_over_within_secon
         assert life.runner.state.phase == "Ready"
         assert life.api.asked < HOUR, "an agent that cannot reach the server does not hammer at it"
         life.api.come_back()
-        # As the controller may have done, had it been alone in seeing the server.
+        # The controller may have done this if only the controller could reach the server.
         del life.api.objects[SLICE]
         renewed = life.api.objects[LEASE]["spec"]["renewTime"]
         await asyncio.sleep(20)

@@ -1,4 +1,4 @@
-"""Holds the ledger to its sums: only free memory is reserved, measured use counts, the system keeps its share."""
+"""The sums of the ledger: only free memory is reserved, measured use counts, the system keeps its share."""
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +37,7 @@ def test_freed_is_called_when_more_is_available() -> None:
     ledger.freed = lambda: told.append(ledger.available_bytes)
     ledger.release("unknown")
     ledger.observe_others(3 * GIB)
-    ledger.observe_others(3 * GIB - 2**20)  # programs breathe
+    ledger.observe_others(3 * GIB - 2**20)  # less than a step
     assert told == []
     ledger.release("a")
     ledger.observe_others(0)
@@ -50,11 +50,11 @@ def test_freed_is_called_when_more_is_available() -> None:
         (HostFacts(), None, None),
         (HostFacts(memory_bytes=64 * GIB), None, None),
         (HostFacts(), 5 * GIB, 5 * GIB),
-        # Metal's limit less what Metal itself takes; the owner may say less, and not more.
+        # Metal's limit minus Metal's own use; the owner may set a lower budget, but no higher one.
         (HostFacts(memory_bytes=64 * GIB, working_set_bytes=48 * GIB, model_memory_bytes=48 * GIB), None, 47 * GIB),
         (HostFacts(memory_bytes=64 * GIB, working_set_bytes=48 * GIB, model_memory_bytes=48 * GIB), 9 * GIB, 9 * GIB),
         (HostFacts(memory_bytes=64 * GIB, working_set_bytes=48 * GIB, model_memory_bytes=48 * GIB), 60 * GIB, 47 * GIB),
-        # A limit that the owner raised to all of it still leaves the system something.
+        # A limit that the owner raised to the whole memory still leaves a share to the system.
         (
             HostFacts(memory_bytes=64 * GIB, working_set_bytes=64 * GIB, model_memory_bytes=64 * GIB),
             None,
@@ -65,7 +65,7 @@ def test_freed_is_called_when_more_is_available() -> None:
         (HostFacts(memory_bytes=64 * GIB, model_memory_bytes=48 * GIB), 90 * GIB, 90 * GIB),
     ],
 )
-def test_the_budget(facts: HostFacts, owner: int | None, expected: int | None) -> None:
+def test_budget_is_limited_by_owner_metal_and_system(facts: HostFacts, owner: int | None, expected: int | None) -> None:
     assert budget_bytes(facts, owner) == expected
 
 
@@ -87,7 +87,7 @@ UNIT = 2**26
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever comes in whatever order, nothing is promised that is not free."""
+    """Calls in any order never reserve memory that is not free."""
 
     def __init__(self) -> None:
         super().__init__()

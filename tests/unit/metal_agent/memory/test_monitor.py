@@ -1,4 +1,4 @@
-"""Holds the memory monitor to what it measures of engines, daemons and other programs, and how the ledger counts it."""
+"""The memory monitor measures engines, daemons and other programs, and the ledger counts their use."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ MakeAssignment = Callable[..., Assignment]
 
 
 def _runner(assignment: Assignment, pid: int | None = None) -> Any:
-    """Return what is read of a runner; this very process is its engine."""
+    """Return the attributes of a runner that the monitor reads; `pid` is the process of its engine."""
     spec = assignment.spec
     assert spec
     identity = ProcessIdentity(pid, "1", "boot") if pid else None

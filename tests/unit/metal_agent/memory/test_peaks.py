@@ -1,4 +1,4 @@
-"""Remembered peaks raise what is reserved, never lower it, and are found again by the keys of earlier versions."""
+"""Remembered peaks raise reservations, never lower them, and are found again by the keys of earlier versions."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SPEC = MetalProcessSpec(
 )
 
 
-def test_the_highest_of_the_last_runs_counts_and_never_less_than_the_estimate(tmp_path: Path) -> None:
+def test_reservation_is_highest_recent_peak_and_at_least_the_estimate(tmp_path: Path) -> None:
     peaks = Peaks(tmp_path / "peaks.json")
     assert peaks.needed_bytes(SPEC) == 1000
     peaks.observe({"u/1": (SPEC, 900)})

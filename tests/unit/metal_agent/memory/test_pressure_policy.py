@@ -1,4 +1,4 @@
-"""Holds the pressure policy to its steps in virtual time, over recorded, simulated and arbitrary traces."""
+"""The steps of the pressure policy in virtual time, over recorded, simulated and arbitrary traces."""
 
 import dataclasses
 import itertools
@@ -67,13 +67,13 @@ class Process:
 
 @dataclass
 class Machine:
-    """A host that does what is decided, and refuses what must never be. `actions` are (second, action)."""
+    """A host that performs actions, and fails on actions that must never occur. `actions` are (second, action)."""
 
     processes: list[Process]
     state: PressureState = field(default_factory=PressureState)
     now: int = 0
     every_seconds: int = 1
-    """Between two samples."""
+    """Interval between two samples."""
     actions: list[tuple[int, PressureAction]] = field(default_factory=list)
 
     def sample(self, level: PressureLevel | None) -> None:
@@ -151,7 +151,7 @@ def hosted(*processes: Process) -> Machine:
     return Machine(list(processes) or [Process("low", "low"), Process("normal"), Process("top", "critical")])
 
 
-def test_every_trace_says_what_it_is_and_how_it_was_made() -> None:
+def test_every_trace_states_its_content_and_origin() -> None:
     traces = sorted(TRACES.iterdir())
     assert len(traces) >= 5
     for trace in traces:
@@ -174,7 +174,7 @@ def test_recorded_thrashing_displaces_then_evicts_the_least_important() -> None:
     first_warn = next(second for second in range(len(levels)) if "normal" not in levels[second : second + 5])
     assert machine.at[Hold()] == first_warn + pressure_policy.WARN_SECONDS
     assert machine.did(Displace) == [Displace("low")]
-    # Critical for a quarter of a minute: long enough that it is evicted, and it alone.
+    # Critical for a quarter of a minute: long enough to evict this process, and no other.
     assert machine.did(Evict) == [Evict("low")]
     machine.play(["normal"] * 200)
     assert machine.did(Release, Return) == [Release(), Return("low")]
@@ -215,7 +215,7 @@ def test_warn_displaces_and_never_evicts() -> None:
     machine = hosted(Process("a", idle_seconds=5), Process("b", idle_seconds=9), Process("top", "critical"))
     machine.every_seconds = 5
     machine.play(["warn"] * int(3 * pressure_policy.DISPLACEMENT_SECONDS / 5))
-    # Each is asked in turn, for another may fit elsewhere; the protected one is not.
+    # Each is displaced in turn, since another may fit elsewhere; the protected one is not displaced.
     assert machine.did(Displace, CancelDisplacement) == [
         Displace("b"),
         CancelDisplacement("b"),
@@ -326,14 +326,14 @@ def any_processes(draw: st.DrawFn) -> list[Process]:
 def test_invariants_hold_under_any_trace(
     processes: list[Process], segments: list[tuple[int, PressureLevel | None]]
 ) -> None:
-    """`Machine` refuses two evictions at once, a protected one before others, and changes by what is unknown."""
+    """`Machine` fails on two evictions at once, on a protected one before others, and on effects of unknown levels."""
     machine = Machine(processes).play(level for seconds, level in segments for _ in range(seconds))
     for kind in (Hold, Evict):
         seconds = [second for second, action in machine.actions if isinstance(action, kind)]
         per_process = len(processes) if kind is Evict else 1
         busiest = max((sum(start <= second < start + 3600 for second in seconds) for start in seconds), default=0)
         assert busiest <= 12 * per_process, "flaps"
-    # Recovery always clears, and everything comes back.
+    # Calm always ends the pressure, and every process returns.
     longest = pressure_policy.MAX_CALM_SECONDS + (len(processes) + 1) * (
         pressure_policy.RETURN_SECONDS + LOAD_SECONDS + 30
     )

@@ -1,4 +1,4 @@
-"""Holds the command of an engine to a port that the kernel, and not the model's text, reports."""
+"""The port of an engine is the one that the kernel reports, and not one in the model's text."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_gguf
 
 
-async def test_a_model_cannot_say_where_its_engine_listens(
+async def test_text_of_a_model_does_not_change_the_engine_url(
     tmp_path: Path, assignment: Callable[..., Assignment]
 ) -> None:
     model, log = tmp_path / "evil.gguf", tmp_path / "engine.log"

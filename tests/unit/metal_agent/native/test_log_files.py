@@ -1,4 +1,4 @@
-"""Holds log rotation to small files, while programs have them open and go on writing."""
+"""Log rotation keeps files small while programs have them open and continue to write."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from metal_agent.native import log_files
 from metal_agent.native.process import spawn_process
 from tests.support.eventually import eventually
 
-# Numbered lines, as fast as it can.
+# Writes numbered lines as fast as possible.
 CHATTY = [sys.executable, "-Sc", "import os\nn = 0\nwhile True: n += 1; os.write(1, b'%09d\\n' % n)"]
 
 
@@ -20,7 +20,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "KEPT_BYTES", 10_000)
 
 
-async def test_a_log_is_cut_while_it_is_written_and_only_what_came_in_between_is_lost(tmp_path: Path) -> None:
+async def test_log_is_truncated_while_written_and_loses_only_lines_in_between(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     chatty = spawn_process(CHATTY, {}, path, tmp_path)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_log_that_cannot_be_truncated_is_no_error(tmp_path: Path) -> None:
     assert (tmp_path / "engine.log").stat().st_size == 0, "the disk matters more than the lines"
 
 
-def test_the_agents_own_log_is_cut_where_it_is_a_file_that_grows(tmp_path: Path) -> None:
+def test_own_log_is_truncated_only_if_it_is_a_file_opened_for_appending(tmp_path: Path) -> None:
     path = tmp_path / "agent.log"
     for flags, size in ((os.O_APPEND, 0), (0, 200_000)):
         path.write_bytes(b"x" * 200_000)

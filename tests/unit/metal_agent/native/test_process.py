@@ -1,4 +1,4 @@
-"""Holds native processes to being started, adopted, watched and stopped, with real processes."""
+"""Native processes are started, adopted, watched and stopped; all of them are real."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ async def start(argv: list[str], owner: Path) -> NativeProcess:
     return process
 
 
-async def test_it_leads_a_session_of_its_own_and_logs_to_a_file(owner: Path) -> None:
+async def test_process_leads_a_session_and_logs_to_a_file(owner: Path) -> None:
     process = await start(WAITS, owner)
     assert os.getsid(process.pid) == process.pid
     assert os.getpgid(process.pid) == process.pid
@@ -60,8 +60,8 @@ async def test_exit_has_code_or_signal(owner: Path) -> None:
     assert await nameless.wait() == EngineExit(signal="signal 40")
 
 
-async def test_exit_reported_before_it_can_be_waited_for(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
-    # As macOS tells it. What is at its end ends; the stand-in's process is ended by the signal to what is left.
+async def test_exit_that_is_reported_too_early_is_waited_for(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
+    # macOS reports an end a moment early. Here the process still runs, and the signal to the rest of its group ends it.
     told, tell = os.pipe()
     monkeypatch.setattr("metal_agent.native.process.watch_exit", lambda _: told)
     process = await start(DEAF, owner)
@@ -71,7 +71,7 @@ async def test_exit_reported_before_it_can_be_waited_for(monkeypatch: pytest.Mon
     assert not psutil.pid_exists(process.pid)
 
 
-async def test_a_child_that_ended_before_it_could_be_watched(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
+async def test_exit_of_a_child_before_its_watch_is_reported(monkeypatch: pytest.MonkeyPatch, owner: Path) -> None:
     def watch(pid: int) -> int:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         raise ProcessLookupError(errno.ESRCH, "macOS watches no zombie")
@@ -194,7 +194,7 @@ async def test_missing_program_is_named(owner: Path) -> None:
         spawn_process(["no-such-engine"], {}, owner / "it.log", owner)
 
 
-def test_the_last_lines_of_a_log_are_few_and_printable(tmp_path: Path) -> None:
+def test_last_lines_of_a_log_are_few_and_printable(tmp_path: Path) -> None:
     log = tmp_path / "it.log"
     assert read_last_log_lines(log) == ""
     log.write_bytes(
@@ -212,7 +212,7 @@ async def test_process_runs_without_a_log_that_cannot_be_written(owner: Path) ->
     assert await process.wait() == EngineExit(code=0)
 
 
-async def test_a_program_whose_name_the_kernel_cuts_in_the_middle_of_a_character_runs(owner: Path) -> None:
+async def test_program_name_cut_by_the_kernel_inside_a_character_is_accepted(owner: Path) -> None:
     program = owner / ("ä" * 8)
     program.symlink_to(sys.executable)
     process = spawn_process([str(program), *WAITS[1:]], dict(os.environ), owner / "it.log", owner)
@@ -220,9 +220,7 @@ async def test_a_program_whose_name_the_kernel_cuts_in_the_middle_of_a_character
     await process.end(grace_seconds=5)
 
 
-async def test_whatever_goes_wrong_once_it_runs_leaves_no_process_behind(
-    owner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_after_the_start_leaves_no_process_behind(owner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def senseless(_: int) -> str:
         raise ValueError("no line as ps writes them")
 

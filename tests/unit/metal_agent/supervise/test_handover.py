@@ -1,4 +1,4 @@
-"""Holds the hand-over to engines that serve the same weights in the same way, whatever their names are."""
+"""The hand-over matches engines that serve the same weights in the same way, whatever their names are."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_stated_default_does_not_change_the_engine() -> None:
     assert fingerprint_engine(read) == fingerprint_engine(SPEC)
 
 
-def test_without_digest_source_and_revision_identify_weights() -> None:
+def test_source_and_revision_identify_weights_without_digest() -> None:
     one = Artifact(source="https://a.example/m.gguf", revision="1")
     assert fingerprint_engine(spec(artifact=one)) == fingerprint_engine(
         spec(artifact=Artifact(source=one.source, revision="1"))

@@ -1,4 +1,4 @@
-"""Holds liveness checks to their rule: a silent engine hangs only if it uses no processor time either."""
+"""The rule of liveness checks: a silent engine hangs only if it uses no processor time either."""
 
 import pytest
 
@@ -20,14 +20,14 @@ REFUSED = LivenessAnswer("connection refused")
 @pytest.mark.parametrize(
     ("asked", "before", "after", "alive"),
     [
-        (LivenessAnswer(), 1.0, 1.0, True),  # it answered, whatever it used
+        (LivenessAnswer(), 1.0, 1.0, True),  # an answer is enough
         (SILENT, 1.0, 1.5, True),  # a long prompt
         (SILENT, 1.0, 1.0, False),
-        (SILENT, None, 1.0, True),  # the first look: nothing to compare with
-        (SILENT, 1.0, None, True),  # the system does not tell: no reason to end anything
-        (None, 1.0, 1.5, True),  # not asked, for it works for others
+        (SILENT, None, 1.0, True),  # the first check has nothing to compare with
+        (SILENT, 1.0, None, True),  # unknown to the system: no reason to end the engine
+        (None, 1.0, 1.5, True),  # not probed, since it works on requests
         (None, 1.0, 1.0, False),
-        (REFUSED, 1.0, 9.0, False),  # a refusal is an answer, however busy it is
+        (REFUSED, 1.0, 9.0, False),  # a refusal is an answer, even from a busy engine
     ],
 )
 def test_engine_is_alive_if_it_answers_or_uses_the_processor(
@@ -48,7 +48,7 @@ def test_only_failed_checks_in_a_row_count() -> None:
     ("requests", "before", "after", "ask"),
     [
         (0, 1.0, 2.0, True),
-        (None, 1.0, 2.0, True),  # no proxy says so
+        (None, 1.0, 2.0, True),  # no count from the proxy
         (3, 1.0, 2.0, False),
         (3, 1.0, 1.0, True),
         (3, None, 1.0, True),

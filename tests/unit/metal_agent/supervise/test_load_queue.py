@@ -1,4 +1,4 @@
-"""Holds the load queue to one loading engine at a time, by priority, with a time limit."""
+"""The load queue lets one engine load at a time, by priority, with a time limit."""
 
 import asyncio
 
@@ -64,7 +64,7 @@ async def test_cancelled_process_leaves_the_queue() -> None:
     await eventually(tasks["high1"].done)
     loads.release("first")
     await tasks["normal2"]
-    # One that is cancelled with the turn in its hands passes it on.
+    # A process that is cancelled after the grant passes the slot on.
     gone = await _waiting(loads, "high1", "other2")
     loads.release("normal2")
     gone["high1"].cancel()

@@ -1,4 +1,4 @@
-"""Holds the runner to what may happen between a decision and its outcome."""
+"""The runner and events between a decision and its outcome."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,20 +22,20 @@ MakeAssignment = Callable[..., Assignment]
 
 
 class _Unreached:
-    """Nobody sends requests."""
+    """The exposure of a process that gets no requests."""
 
     async def withdraw(self, assignment: Assignment) -> None:
-        """Nothing was routed here."""
+        """Do nothing, since no request is routed here."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Nothing is answered."""
+        """Do nothing, since no request is in progress."""
 
     def requests(self, uid: str) -> int | None:
-        """Nobody knows."""
+        """Return None, for unknown."""
 
 
 class _Stubborn:
-    """An engine whose end goes wrong at first."""
+    """An engine whose first end fails."""
 
     pid = identity = model = token = None
 
@@ -57,7 +57,7 @@ class _Stubborn:
         self._exit.set_result(EngineExit())
 
     def release(self) -> None:
-        """Nothing is watched."""
+        """Do nothing, since nothing is watched."""
 
 
 def _host(folder: Path, ledger: Ledger) -> RunnerContext:
@@ -82,7 +82,7 @@ async def test_memory_freed_before_the_refusal_arrives_is_not_missed(
 
     async def admit(*_: object) -> Admitted | Refused | Failed:
         problem = ledger.reserve("u1", GIB)
-        ledger.release("other")  # and who hears of it sees nobody who was refused yet
+        ledger.release("other")  # the listener finds no rejected process yet
         admitted.set() if not problem else None
         return Refused("InsufficientMemory", problem, GIB) if problem else Admitted()
 

@@ -1,4 +1,4 @@
-"""Holds the agent to reporting problems of the owner's certificate before it starts."""
+"""The agent reports problems of the owner's certificate before it starts."""
 
 from pathlib import Path
 

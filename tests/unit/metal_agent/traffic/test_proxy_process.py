@@ -1,4 +1,4 @@
-"""The agent's hold on the host's proxy: it starts it, finds it again by its socket, and ends it when it is stuck."""
+"""The agent starts the host's proxy, finds it again by its socket, and ends it when it is stuck."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 
 @asynccontextmanager
 async def agent(folder: Path) -> AsyncIterator[Proxy]:
-    """One agent's life; the proxy goes on."""
+    """Keep a proxy running as one agent does; the proxy continues after the context."""
     proxy = Proxy(folder, lambda: None)
     proxy.adopt()
     task = asyncio.create_task(proxy.run())
@@ -37,7 +37,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def pid(proxy: Proxy) -> int:
-    """Wait until it answers; returns its pid."""
+    """Wait until the proxy answers; return its pid."""
     await eventually(lambda: proxy.answers)
     assert proxy.process
     return proxy.process.pid
