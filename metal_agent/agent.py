@@ -386,8 +386,9 @@ class Agent:
         for runner in self._runners.values():
             runner.write_record()
         state = await asyncio.to_thread(host.state)
-        assigned = (runner.assignment for runner in self._runners.values())
         runtimes = [*await asyncio.to_thread(engine_command.list_installed), *self._host.daemons.usable()]
+        # Read after the last pause: with the ledger of another moment, memory could be reported as free that is not.
+        assigned = [runner.assignment for runner in self._runners.values()]
         address = self._exposed.address
         wanted = host_status.build_status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
         await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])

@@ -10,13 +10,16 @@ import aiohttp
 import pytest
 
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
+from crds.metalhost import MetalHostStatus
 from devices import host
 from kube.client import Client
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment, LastKnownFile
+from metal_agent.cluster import host_status
 from metal_agent.memory.ledger import Ledger
+from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
@@ -91,3 +94,23 @@ async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> 
         agent._assign()
     assert agent._tokens.read("team-a", "chat-token") == "token"
     assert LastKnownFile(tmp_path / "state" / "assignments.json").load().secret == TOKENS
+
+
+async def test_host_report_includes_a_process_that_is_assigned_meanwhile(
+    agent: Agent, assignment: Callable[..., Assignment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def assign_during_the_read() -> list[str]:
+        agent._runners["new"] = Runner(assignment("new"), agent._host.context)
+        agent._ledger.reserve("new", GIB)
+        return []
+
+    reported: list[MetalHostStatus] = []
+
+    async def keep(_client: Client, _name: str, status: MetalHostStatus, _conditions: object) -> None:
+        reported.append(status)
+
+    monkeypatch.setattr(engine_command, "list_installed", assign_during_the_read)
+    monkeypatch.setattr(host_status, "report_host", keep)
+    await agent._report_host()
+    assert [process.uid for process in reported[0].processes] == ["new"]
+    assert reported[0].available_bytes == 99 * GIB
