@@ -21,6 +21,7 @@ from metal_agent.supervise.runner import Runner
 from runtimes.daemon import Daemon
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
+from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
 
 MakeAssignment = Callable[..., Assignment]
@@ -130,12 +131,7 @@ async def phase(machine: Machine, expected: str, reason: str = "", uid: str = "u
 
 def engines(machine: Machine) -> list[psutil.Process]:
     """Return every live engine of this machine."""
-    model = str(machine.file_root / "tiny.gguf")
-    return [
-        process
-        for process in psutil.process_iter(["status", "cmdline"])
-        if process.info["status"] != psutil.STATUS_ZOMBIE and model in (process.info["cmdline"] or [])
-    ]
+    return find_processes(str(machine.file_root / "tiny.gguf"))
 
 
 @pytest.fixture

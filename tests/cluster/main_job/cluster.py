@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import itertools
 import json
 from base64 import b64decode
 from pathlib import Path
@@ -35,6 +34,7 @@ from kube.resources import (
 from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
+from tests.support.live_processes import find_processes
 
 GIB = 2**30
 READY_SECONDS = 120.0
@@ -173,7 +173,7 @@ class Cluster:
 
     async def engines(self, service: str) -> list[psutil.Process]:
         """Return the engines of the service, in pods or on hosts: each has the service's name as its alias."""
-        return await asyncio.to_thread(_engines, service)
+        return await asyncio.to_thread(find_processes, "-a", service)
 
     async def host(self, name: str) -> MetalHostObject:
         return msgspec.convert(await self.client.get(METAL_HOSTS, name), MetalHostObject)
@@ -208,15 +208,6 @@ async def ask(url: str, service: str, token: str) -> Answer:
         said = await response.json()
         text = said["choices"][0]["message"]["content"] if response.status == 200 else json.dumps(said)
         return Answer(response.status, text)
-
-
-def _engines(service: str) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "status"])
-        if ("-a", service) in itertools.pairwise(process.info["cmdline"] or ())
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
 
 
 class FixedAddressClient:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import psutil
 import pytest
 
 from crds.metalhost import MetalHost as MetalHostObject
@@ -12,6 +11,7 @@ from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, EndpointObserv
 from tests.controlplane.members import MetalHost
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 
 pytestmark = pytest.mark.usefixtures("host")
 both_paths = pytest.mark.parametrize("path", PATHS)
@@ -180,15 +180,11 @@ async def test_service_deleted_during_an_agents_absence_stops_on_its_return(clus
         return (await cluster.process("orphan")).metadata.deletion_timestamp is not None
 
     await eventually(leaving)
-    assert engine_lives(engine)
+    assert is_alive(engine)
     assert (await cluster.process("orphan")).metadata.finalizers, "kept while nobody knows that it has stopped"
     host.agent.start()
 
     async def gone() -> bool:
-        return not await cluster.processes() and not engine_lives(engine)
+        return not await cluster.processes() and not is_alive(engine)
 
     await eventually(gone)
-
-
-def engine_lives(engine: psutil.Process) -> bool:
-    return bool(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE)

@@ -4,7 +4,6 @@ import asyncio
 import functools
 
 import aiohttp
-import psutil
 import pytest
 
 from controller.reconcile.conditions import find
@@ -17,6 +16,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.background import running
 from tests.support.eventually import LIMIT_SECONDS, eventually
+from tests.support.live_processes import is_alive
 
 OUTAGE_SECONDS = 120
 EXPIRY_SECONDS = 40
@@ -166,7 +166,7 @@ async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(
     await lost.host.restore()
 
     async def stopped() -> bool:
-        return not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines)
+        return not any(map(is_alive, engines))
 
     await eventually(stopped)
     await eventually(lambda: is_ready(cluster, lost))

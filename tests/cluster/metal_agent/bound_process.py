@@ -17,6 +17,7 @@ from kube.resources import ENDPOINT_SLICES, METAL_PROCESSES, SECRETS
 from tests.cluster.conftest import StartMetalHost
 from tests.controlplane.members import MetalHost
 from tests.support.eventually import eventually
+from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
 
 TOKEN = "test-token"
@@ -126,9 +127,4 @@ async def answers_if_reachable(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 def engines(bound_process: BoundProcess) -> list[psutil.Process]:
-    model = f"{bound_process.host.file_root}/tiny.gguf"
-    return [
-        p
-        for p in psutil.process_iter(["cmdline", "status"])
-        if model in (p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    return find_processes(f"{bound_process.host.file_root}/tiny.gguf")

@@ -24,6 +24,7 @@ from metal_agent.native.process import (
     spawn_process,
 )
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 
 WAITS = [sys.executable, "-c", "import signal; print('ready', flush=True); signal.pause()"]
 DEAF = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 60 & wait $!; done"]
@@ -96,7 +97,7 @@ async def test_process_that_ignores_sigterm_is_killed_with_its_group(owner: Path
     helper = (await eventually(lambda: psutil.Process(process.pid).children()))[0]
     await process.end(grace_seconds=0.2)
     assert await process.wait() == EngineExit(signal="SIGKILL")
-    await eventually(lambda: not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE)
+    await eventually(lambda: not is_alive(helper))
 
 
 async def test_helpers_of_a_crashed_process_are_killed(owner: Path) -> None:
@@ -104,7 +105,7 @@ async def test_helpers_of_a_crashed_process_are_killed(owner: Path) -> None:
     helper = (await eventually(lambda: psutil.Process(process.pid).children()))[0]
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    await eventually(lambda: not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE)
+    await eventually(lambda: not is_alive(helper))
 
 
 async def test_released_process_goes_on_and_is_adopted(owner: Path) -> None:
@@ -155,7 +156,7 @@ async def test_a_process_that_cannot_be_watched_is_not_left_behind(
     monkeypatch.setattr("metal_agent.native.process.watch_exit", no_descriptors)
     with pytest.raises(OSError, match="Too many open files"):
         spawn_process(WAITS, dict(os.environ), owner / "it.log", owner)
-    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if child.status() != "zombie"]
+    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if is_alive(child)]
 
 
 async def test_process_with_unknown_start_time_is_not_taken_for_gone(
@@ -227,4 +228,4 @@ async def test_error_after_the_start_leaves_no_process_behind(owner: Path, monke
     monkeypatch.setattr(processes, "start_time", senseless)
     with pytest.raises(ValueError, match="no line"):
         spawn_process(WAITS, dict(os.environ), owner / "it.log", owner)
-    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if child.status() != "zombie"]
+    assert WAITS not in [child.cmdline() for child in psutil.Process().children() if is_alive(child)]
