@@ -12,7 +12,7 @@ Reason = Literal[
     "SourceNotFound",  # the server has no such file, repository or revision
     "SourceUnauthorized",  # the server requires a token, or a different token
     "SourceForbidden",  # outside --file-root
-    "SourceRefused",  # the server answered, but the file cannot be fetched
+    "SourceRefused",  # the server refused, or its response cannot be used
     "SourceUnreachable",  # network, time-out, overload
     "SourceChanged",  # the file on the server has another revision now
     "ChecksumMismatch",

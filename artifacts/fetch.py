@@ -1,7 +1,7 @@
 """Download of one file: resumed where it was interrupted, verified, and renamed to its final name only when complete.
 
-Jobs, hosts and the command line use the same call. It may be killed at any line and called again: a verified file is
-not fetched again, and a partial download continues if the server still has the same bytes.
+Jobs, hosts and the command line use the same call. It may be killed at any line and repeated: a verified file is not
+fetched again, and a partial download continues if the server still has the same bytes.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Artifacts of several files: a folder of a repository, the form of MLX weights.
 
 The hub lists the files of a revision. Only files that an engine reads are fetched, so code beside the weights is
-not. The commit of the listing pins every file, so two versions are never mixed if the branch moves meanwhile.
+left out. The commit of the listing pins every file, so two versions are never mixed, even if the branch moves.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class _Repository(msgspec.Struct):
 
 
 def refuse_digest(source: Source, sha256: str | None) -> None:
-    """Raise SourceInvalid for an expected digest of a folder: neither the hub nor a user can compute one."""
+    """Raise SourceInvalid for an expected digest of a folder: neither the hub nor a user has one."""
     if sha256 and source.is_folder:
         raise ArtifactError(
             "SourceInvalid",
@@ -92,7 +92,7 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A source that is a folder, with the settings of `fetch.fetch`."""
+    """A source that is a folder, with the settings to read it, which mean the same as in `fetch.fetch`."""
 
     source: Source
     token: str | None

@@ -1,9 +1,9 @@
 """Reader of GGUF headers from untrusted bytes: every count and length is checked before it is used.
 
-A pure function of a prefix of the file. No allocation depends on a size that the header claims; long arrays (a
-tokenizer's vocabulary) are skipped, not kept. Format: ggml-org/ggml `docs/gguf.md`, versions 2 and 3, little
-endian. Every header that llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys, more than 4 dimensions,
-tensors outside the file) is refused here too, so an engine can load a file whose header passes.
+A pure function of a prefix of the file. Memory for a size that the header claims is allocated only when that many
+bytes are present; long arrays (a tokenizer's vocabulary) are skipped, not kept. Format: ggml-org/ggml `docs/gguf.md`,
+versions 2 and 3, little endian. Every header that llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys,
+more than 4 dimensions, tensors outside the file) is refused here too, so an engine can load a file whose header passes.
 """
 
 import dataclasses

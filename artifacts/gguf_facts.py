@@ -98,7 +98,7 @@ nemotron exaone granite granitemoe chameleon plm bailingmoe bailingmoe2 dots1 ar
 hunyuan-dense hunyuan_vl hy_v3 smollm3 seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded mistral3 mistral4
 paddleocr llama-embed maincoder
 """
-"""Every layer attends to the whole context, even if a header states a window, which llama.cpp does not use."""
+"""Architectures whose layers all attend to the whole context: llama.cpp ignores a window that the header states."""
 
 _WINDOWS: Final[dict[str, tuple[int, bool]]] = {
     "gemma2": (2, False),
@@ -124,7 +124,7 @@ _WINDOWS: Final[dict[str, tuple[int, bool]]] = {
     "spark2_5": (0, False),
     "step35": (0, False),
 }
-"""Period n and flag: one layer of every n attends to the whole context, the first if the flag is True, else the last.
+"""Period n and a flag: one layer of every n attends to the whole context, the first if the flag is True, else the last.
 0: the header has to state the pattern. A pattern in the header takes precedence over this table."""
 _FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}
 _WINDOWED_FROM_LAYERS: Final = {"exaone4": 64}
@@ -174,7 +174,8 @@ class _LayoutReader:
         heads = widest(self._values("attention.head_count", 0)) or 0
         width = self._number("attention.key_length", embedding // heads if heads else 0)
         if latent := self._number("attention.key_length_mla"):
-            # Three widths, as for other kinds: the query, and the query and the output in the latent space.
+            # The estimate counts this width three times, so it is the mean of three: the query, and the query and the
+            # output in the latent space.
             width = -(-(latent + (width or 0) + (self._number("attention.value_length") or 0)) // 3)
         layout = Layout(
             tensor_bytes=self._header.tensor_bytes,

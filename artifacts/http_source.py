@@ -1,7 +1,7 @@
 """HTTP requests to a source: one ranged request with a checked response, used to fetch and to inspect.
 
-Every fault is raised as an ArtifactError that says whether a retry can help. The token is sent to the
-source's own origin only: aiohttp drops the Authorization header on a redirect to another origin, such as a hub's CDN.
+Every fault is raised as an ArtifactError that says whether a retry can help. The token is sent to the source's
+own origin only: aiohttp drops the Authorization header on a redirect to another origin, such as a hub's CDN.
 """
 
 import contextlib
@@ -162,7 +162,7 @@ class Origin:
 async def connect(
     source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience, url: str = ""
 ) -> AsyncIterator[Origin]:
-    """Open the origin of an hf:// or http(s):// source, or of `url` instead; use the proxies of the environment."""
+    """Open the origin of an hf:// or http(s):// source, at `url` if given; use the proxies of the environment."""
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
     if token:
@@ -175,7 +175,7 @@ async def connect(
 
 
 def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    """Return the headers of the hub's own response: the CDN sends neither commit nor digest."""
+    """Return the headers of the hub's own response: a CDN that it redirects to sends neither commit nor digest."""
     hops = [*response.history, response]
     return next((hop.headers for hop in hops if "X-Repo-Commit" in hop.headers), {})
 

@@ -28,7 +28,7 @@ class Inspection:
         size_bytes: size of the whole file.
         revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
         file: name of the file; empty for a folder.
-        sha256: digest as expected or as the hub states it, or None.
+        sha256: the expected digest, else the digest that the hub states, else None.
         gguf: summary of the header, or of a folder's config.json.
         layout: the sizes that decide the memory of serving; None if the header does not have all of them.
         tensor_bytes: exact bytes of all weights.
@@ -198,7 +198,7 @@ async def _read_header(source: Source, origin: Origin) -> _FoundHeader:
 
 
 async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: int) -> gguf.GGUFHeader | None:
-    """Read the response into `prefix` until the header is complete; return None if the response ends before that."""
+    """Read the response into `prefix` until it has the header; return the header, or None if the response ends."""
     parsed_bytes = -1
     async for block in response.blocks:
         prefix += block

@@ -57,7 +57,7 @@ class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of an object. `source` and `revision` are of its download; other sources may have the same bytes."""
+    """The content of an object. `source` and `revision` describe its download; other sources may have equal bytes."""
 
     source: str
     revision: str
@@ -100,7 +100,7 @@ class HeldWeights:
         """Release the lock; may be called twice."""
         if self.descriptor is not None:
             with contextlib.suppress(OSError):
-                os.utime(self.descriptor)  # the time of the folder is its last use
+                os.utime(self.descriptor)  # the folder's time records its last use
             os.close(self.descriptor)
             self.descriptor = None
 
@@ -163,7 +163,7 @@ class WeightsStore:
                 return held or await self._fetch_object(source, sha256, revision, token, on_progress)
 
     def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
-        """Lock and return the stored weights of an hf:// or http(s):// source; None when they are not complete.
+        """Lock and return the stored weights of an hf:// or http(s):// source; None if absent or incomplete.
 
         Nothing is hashed or requested. Raises OSError and SourceError.
         """
@@ -177,7 +177,7 @@ class WeightsStore:
             manifest = durable.read(folder / _MANIFEST, Manifest)
             if manifest is None or not manifest.is_in(folder):
                 return None
-            os.utime(descriptor)  # the time of the folder is its last use
+            os.utime(descriptor)  # the folder's time records its last use
             on_return.pop_all()
         return HeldWeights(
             folder if manifest.is_folder else folder / manifest.files[0].name, manifest.digest, descriptor
@@ -242,7 +242,7 @@ class WeightsStore:
         async with locked(record):
             known = await asyncio.to_thread(durable.read, record, StoredFile)
             if known is None or known.sha256 != sha256 or not known.is_at(path):
-                before = StoredFile.of(path, sha256)  # before hashing, to detect a change during it
+                before = StoredFile.of(path, sha256)  # taken before hashing, so that a change meanwhile is detected
                 await fetch(
                     source,
                     self._incoming,
@@ -429,7 +429,7 @@ def _protect_from_eviction(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.utime(descriptor)  # the time of the folder is its last use
+            os.utime(descriptor)  # the folder's time records its last use
         os.close(descriptor)
 
 

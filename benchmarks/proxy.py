@@ -1,7 +1,7 @@
 """The latency that the proxy adds to a token, its memory with many streams, and its restart time.
 
 Latency is measured over a direct call to the engine; its floor is a minimal aiohttp proxy (`servers/pass_through.py`).
-The floor of the memory is a proxy without a stream, the floor of the restart is the imports of the proxy. Streams run
+The floor of the memory is a proxy without a stream, and that of the restart is the imports of the proxy. Streams run
 at the pace of a model on a Mac. Each event carries the time at which the engine sent it, by the one clock of this
 machine; the time to the first token includes the request. The three ways take turns, so that other load on the machine
 affects all of them.

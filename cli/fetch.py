@@ -108,7 +108,7 @@ def _show_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 class _ProgressLines:
-    """Printer of a progress line every ten seconds; a shorter download prints none."""
+    """Progress as lines of text, one every ten seconds; a shorter download prints none."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self._name = name

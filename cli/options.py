@@ -59,7 +59,7 @@ def _read_port(text: str) -> int:
 
 
 class Size(click.ParamType[int]):
-    """A size above 0, in the form that Pomona prints: `12GiB`, `12Gi`, or a number of bytes."""
+    """A size above 0: `12GiB`, `12Gi`, `12.0 GiB` as Pomona prints it, or a number of bytes."""
 
     name = "SIZE"
 

@@ -145,7 +145,7 @@ def _handle_signals(signals: UserSignals) -> None:
 
 
 def _hint(signals: UserSignals) -> str:
-    """Return a hint about the available keys."""
+    """Return a hint for the user: the effect of Ctrl-C now, and how to load changes."""
     if signals.stop.is_set():
         return "stopping: waiting for running requests; press Ctrl-C again to abort them"
     return "press Ctrl-C to stop; restart to load changes"

@@ -15,7 +15,7 @@ from metal_agent.weights import HostWeights
 
 _SHOWN_DIGITS = 12
 _WIDEST = 4096
-"""Columns of the table: a source is printed in full, and the terminal wraps it."""
+"""Width of the table in characters: a source is printed in full, and the terminal wraps it."""
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 

@@ -1,8 +1,8 @@
 """Definitions that all Pomona resources share: group, labels, object metadata, conditions, and the base of structs.
 
-Structs decode objects of the API server and encode objects to apply. Unknown fields are ignored, so that an older agent
-can read a newer object. A field that equals its default is not written, so that server-side apply owns only the fields
-that were decided.
+Structs are decoded from objects of the API server, and encoded to apply them. Unknown fields are ignored, so that an
+older agent can read a newer object. A field that equals its default is not written, so that with server-side apply the
+writer owns only the fields that it decided.
 """
 
 from typing import Annotated, Any, Final, Literal, get_args
@@ -79,7 +79,7 @@ def described(description: str, *rules: dict[str, str], **schema: object) -> Met
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:
-    """Return the schema of a list that server-side apply merges by key, so that each entry may have another writer."""
+    """Return the schema of a list that server-side apply merges by key, so that entries may have different writers."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -112,7 +112,7 @@ class ManagedFields(ApiStruct, frozen=True):
 
 
 class ObjectMeta(ApiStruct, frozen=True):
-    """The fields of `metav1.ObjectMeta` that Pomona reads."""
+    """The fields of `metav1.ObjectMeta` that Pomona uses."""
 
     name: str = ""
     namespace: str = ""

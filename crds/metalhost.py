@@ -28,7 +28,7 @@ class CoreLevel(ApiStruct, frozen=True):
 class MetalHostStatus(ApiStruct, frozen=True):
     """Observed state of a host, as its agent reports it. An unknown value is absent, never 0.
 
-    A value that changes all the time is read once a minute, and written when it has changed by one step.
+    A value that changes all the time is read once a minute, and written when it has changed by at least one step.
     """
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""

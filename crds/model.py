@@ -81,7 +81,7 @@ class ModelSpec(ApiStruct, frozen=True):
 
 
 class Layers(ApiStruct, frozen=True):
-    """Layers that keep the same sizes for a request. A model lists its layers by kind, not one by one."""
+    """Layers whose caches have equal sizes. A model lists its layers by kind, not one by one."""
 
     count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
     key_elements: Annotated[

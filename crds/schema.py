@@ -1,4 +1,4 @@
-"""Render a struct as the structural OpenAPI schema that a CustomResourceDefinition requires.
+"""The structural OpenAPI schema of a struct, as a CustomResourceDefinition requires it.
 
 msgspec's own JSON schema is not structural: a CRD allows no `$ref`, no `anyOf` with null, no `title`, and requires a
 type for every enum. So this module walks the type information itself, with one case for each type of a field.
@@ -52,7 +52,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
 
 
 def _default(field: inspect.Field, schema: Schema) -> object:
-    """Return the default that the API server fills in, or None; an empty value is none, as it equals absence."""
+    """Return the default that the API server fills in; None if it is missing, or empty, which equals absence."""
     value = field.default
     if value is msgspec.NODEFAULT or value in (None, "", []):
         return None

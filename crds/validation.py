@@ -1,8 +1,8 @@
-"""Validate a manifest as the API server does, but without one: by the generated schema and its CEL rules.
+"""Validation of a manifest as the API server does it, without a server: by the generated schema and its CEL rules.
 
 The schema is the one that `make crds` writes, so a manifest that is valid here is valid on a cluster, and the messages
 are the API server's. A JSON Schema library walks the schema; the additions of Kubernetes (CEL rules, RE2 patterns,
-unknown fields) are extra keywords of the library, and defaults are filled in first. Rules about an edit (`oldSelf`) do
+unknown fields) are keywords added to the library, and defaults are filled in first. Rules about an edit (`oldSelf`) do
 not apply to a single manifest.
 """
 
@@ -41,13 +41,13 @@ _LABEL_TEXT: Final = (
 _IN_BODY: Final = {
     "type": "must be of type {}",
     "anyOf": "must be of type integer or string",
-    "format": "must be of type integer",  # the API server reads a longer integer as a number
+    "format": "must be of type integer",  # the API server reads an integer outside int64 as a number
     "minimum": "should be greater than or equal to {}",
     "maximum": "should be less than or equal to {}",
     "minLength": "should be at least {} chars long",
     "pattern": "should match '{}'",
 }
-"""The API server's messages, by keyword of JSON Schema; the braces are the keyword's value."""
+"""The API server's messages, by keyword of JSON Schema; the braces stand for the keyword's value."""
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -83,7 +83,7 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     whole = {"metadata": manifest["metadata"], **with_defaults({"spec": {}, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
     structural = [each for each in errors if each.validator != "x-kubernetes-validations"]
-    # As on the API server, rules are checked only after the schema, since they may rely on it.
+    # As on the API server, broken rules are reported only if the structure is valid, since rules may rely on it.
     return [SchemaViolation(_path_of(each), _render_message(each)) for each in structural or errors]
 
 
@@ -148,7 +148,7 @@ def _filled(value: Any, schema: Schema) -> Any:
 
 
 def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
-    """Check JSON Schema's own keyword, and refuse unknown fields, as the API server does for kubectl."""
+    """Check `properties` as JSON Schema does, and refuse unknown fields, as the API server does for kubectl."""
     if not isinstance(value, dict):
         return
     for name in value.keys() - properties.keys():
@@ -183,7 +183,7 @@ def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Erro
 
 
 def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
-    """Evaluate CEL rules with the value as `self`; a rule that cannot be evaluated refuses, as on the API server."""
+    """Evaluate CEL rules with the value as `self`; a rule that cannot be evaluated fails, as on the API server."""
     for rule in rules:
         if "oldSelf" in rule["rule"]:
             continue
@@ -197,7 +197,7 @@ def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Sc
 
 
 def _evaluate(expression: str, /, **variables: object) -> object:
-    # This import takes longer than all others together, since cel loads a terminal prompt, and only rules need cel.
+    # This import takes longer than all others together, since cel loads prompt_toolkit, and only rules need cel.
     import cel  # noqa: PLC0415
 
     return cel.evaluate(expression, variables)

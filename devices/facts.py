@@ -26,7 +26,7 @@ class HostFacts:
     """The maker's name of the machine, for example `Mac16,9`."""
     cpu_cores: int | None = None
     core_levels: tuple[CpuCluster, ...] = ()
-    """The fastest level first; empty if not known. Its cores are no useful number of threads: 6 of 18 on an M5 Max."""
+    """The fastest level first, which has 6 of 18 cores on an M5 Max: no good number of threads. Empty if not known."""
     gpu_cores: int | None = None
     os: str | None = None
     """Name and version, for example `macOS 26.1`."""

@@ -2,7 +2,7 @@
 
 The level of memory pressure is read each second, and no cheap tool prints a process's physical footprint.
 Layouts are those of Apple's <sys/resource.h> (rusage_info_v4) and <libproc.h>. On another system, or if the
-library fails, the result is None.
+library fails, the result is None, or an empty list of children.
 """
 
 import ctypes

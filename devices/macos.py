@@ -116,6 +116,6 @@ def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version
 
 
 def parse_swap_used(text: str | None) -> int | None:
-    """Read the bytes in use from the value of vm.swapusage, which has MiB with two decimals."""
+    """Read the bytes in use from the value of vm.swapusage, which is in MiB with two decimals."""
     found = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
     return round(float(found[1]) * 2**20) if found else None

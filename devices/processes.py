@@ -27,7 +27,7 @@ def boot_id() -> str:
 def start_time(pid: int) -> str | None:
     """Return the start time of process `pid` as the kernel states it; None when it does not run or is a zombie.
 
-    Texts are comparable within one boot only.
+    Start times are comparable within one boot only.
 
     Raises:
         OSError: the start time cannot be read, so the process may be running.

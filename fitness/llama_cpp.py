@@ -103,8 +103,9 @@ def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, ba
 def _has_flash(options: ServingOptions, runtime: str) -> bool:
     """Decide whether attention is computed without a matrix of all scores.
 
-    llama-server's `auto` does so on every backend that we use. llama-cpp-python does so for a quantized cache only, or
-    with --flash_attn; Ollama decides by model and device, so the larger size is assumed.
+    llama-server's `auto` does so on every backend that we use. llama-cpp-python does so if --flash_attn is
+    true, and without this argument for a quantized cache only. Ollama decides by model and device, so the larger size
+    is assumed.
     """
     if runtime == "llama-cpp-python":
         quantized = (options.cache_type_k, options.cache_type_v) != ("f16", "f16")

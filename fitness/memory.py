@@ -1,4 +1,4 @@
-"""Estimate the memory that serving an artifact takes, before it is loaded anywhere.
+"""Estimator of the memory that serving an artifact takes, before it is loaded anywhere.
 
 The controller, a pod's request and the agent's admission use this one estimator, so that they agree. It counts the
 most that an engine holds, after prompts of the full context on every slot: on a Mac Metal wires all of it, so that none
@@ -113,7 +113,7 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
 
 
 def way_out(workload: Workload, options: ServingOptions, limit_bytes: int) -> str:
-    """Return a message with a change that fits into `limit_bytes`: a shorter context, else fewer requests or bits."""
+    """Return a message with a change to fit into `limit_bytes`: a shorter context, else fewer requests or bits."""
     layout, context = workload.layout, largest_context(workload, options, limit_bytes)
     if context is not None:
         return f"a contextLength of {context} would fit"

@@ -39,7 +39,7 @@ def estimate_parts(layout: Layout, options: ServingOptions) -> Parts:
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache * options.parallel,
-        # The same number of finished conversations is kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
+        # One finished conversation for each slot is kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
         checkpoints_bytes=cache * options.parallel,
         compute_bytes=_compute_bytes(layout, options),
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,

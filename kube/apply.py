@@ -22,7 +22,7 @@ def is_applied(
 ) -> bool:
     """Decide whether applying `desired` would change nothing: all its fields are there, and we own no others.
 
-    `desired` must have fields that can be read back: a Secret's `data`, never its write-only `stringData`.
+    `desired` must have only fields that can be read back: a Secret's `data`, never its write-only `stringData`.
     """
     owned = owned_fields(observed, field_manager, subresource)
     return owned is not None and Comparison(zero_is_absent=not resource.custom).covers(observed, desired, owned)
@@ -48,7 +48,7 @@ async def apply_status(
 
     The server ignores a uid on a status, so the version is the precondition; an outdated object is read again.
 
-    Raises as `Client`; also Conflict when the name now belongs to another object, and NotFound when to none.
+    Raises as `Client`: Conflict also when the name now belongs to another object, NotFound when the object is gone.
     """
     metadata = observed["metadata"]
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}

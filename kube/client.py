@@ -83,7 +83,7 @@ class Client:
         self._transport = transport
 
     async def reconnect(self) -> None:
-        """Use new connections from now on: old ones, from an address that this host has lost, fail only by time-out."""
+        """Use new connections from now on: those of an address that this host has lost would fail only by time-out."""
         await self._transport.reconnect()
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
@@ -152,7 +152,7 @@ class Client:
         subresource: str = "",
         force: bool = True,
     ) -> Obj:
-        """Server-side apply: `obj` has all fields that `field_manager` sets; fields that it leaves out are given up.
+        """Apply `obj` server-side: it has all fields that `field_manager` sets; fields that it leaves out are given up.
 
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
@@ -167,7 +167,7 @@ class Client:
         try:
             return await self._call("apply", resource, namespace, name, request)
         except Invalid as error:
-            # For a successor of the same name the server reports no conflict, but an attempt to change its uid.
+            # If the name belongs to a successor, the server reports an attempt to change the uid, not a conflict.
             if any(field == "metadata.uid" for field, _ in error.causes):
                 raise _conflict(error, "the name belongs to another object now") from error
             raise
@@ -181,7 +181,7 @@ class Client:
         *,
         subresource: str = "",
     ) -> Obj:
-        """JSON patch; a failed `test`, or a path that does not exist, raises Conflict."""
+        """Send a JSON patch; a failed `test`, or a path that does not exist, raises Conflict."""
         body = msgspec.json.encode(operations)
         path = resource.path(namespace, name, subresource)
         request = Request("PATCH", path, {}, body, "application/json-patch+json")

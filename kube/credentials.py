@@ -78,7 +78,7 @@ class StaticToken:
 
 
 class TokenFile:
-    """A token that another program rotates on disk, as kubelet does; without the file, the last token is used."""
+    """A token file that another program rotates, as kubelet does; while it is missing, its last token is used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -259,7 +259,7 @@ def _pem(entry: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a client certificate. `ssl` reads files only: this one is private and deleted afterwards."""
+    """Load a client certificate. `ssl` reads files only: the temporary one is private and deleted afterwards."""
     with tempfile.NamedTemporaryFile(prefix="pomona-") as file:
         file.write(certificate + b"\n" + key)
         file.flush()

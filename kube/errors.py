@@ -68,7 +68,7 @@ class Gone(ApiError):
 
 
 class Invalid(ApiError):
-    """422: the object breaks its schema, a CEL rule or an immutable field; the same write never succeeds."""
+    """422: the object breaks its schema or a CEL rule, or changes an immutable field; the same write never succeeds."""
 
 
 BY_STATUS: dict[int, type[ApiError]] = {

@@ -1,7 +1,7 @@
 """The recorder of Kubernetes Events.
 
-An Event that repeats becomes a count on the first one, written at most once a minute. An Event is no state: a failed
-write is logged and not repeated.
+An Event that repeats becomes a count on the first one, written at most once a minute. An Event reports news, not
+state: a failed write is logged and not retried.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class _Series:
 
 
 class EventRecorder:
-    """The writer of Events as `controller` (such as `pomona.dev/controller`), process `instance`."""
+    """A recorder that writes Events as `controller` (such as `pomona.dev/controller`), process `instance`."""
 
     def __init__(self, client: Client, controller: str, instance: str) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class EventRecorder:
             series = _Series(metadata.get("namespace") or "default", name, now, now, count=0)
         series.happened_at = now
         series.count += 1
-        # Popped and put back, so the dict is in the order of last use: the first one is dropped.
+        # Popped and put back, so the dict is in the order of last use: its first series is the one to drop.
         self._series[key] = series
         if len(self._series) > _SERIES_KEPT:
             del self._series[next(iter(self._series))]

@@ -191,7 +191,7 @@ class _HostLease:
         self._predecessor: str | None = name
 
     def forget(self) -> None:
-        """Read the Lease again next time, as after a write that was refused or was not answered."""
+        """Read the Lease again next time: for use after a write that was refused or was not answered."""
         self._version = None
 
     async def renew(self) -> bool:

@@ -1,6 +1,6 @@
 """HTTP to the API server; tests inject faults here and nowhere else.
 
-This module handles HTTP, time-outs and credentials, and no Kubernetes objects. Every failure to get an answer is
+This module handles HTTP, time-outs and credentials, not Kubernetes objects. Every failure to get an answer is
 Unreachable; every answer, whatever its status, is returned.
 """
 
@@ -96,7 +96,7 @@ class AiohttpTransport:
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: requests on the old ones raise Unreachable."""
         old, self._session = self._session, self._open()
-        # A closed session drops its answers and their time-outs, without an error to the readers of the answers.
+        # Closing a session raises no error in the readers of its answers, and ends the time-outs of these answers.
         for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientConnectionError("all connections were closed to open new ones"))
         await old.close()

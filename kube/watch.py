@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
-"""The longest time from the end of an outage until the watch is back."""
+"""Longest pause between tries, apart from jitter and Retry-After: the watch is back this soon after an outage."""
 LONGEST_RETRY_AFTER_SECONDS = 30.0
 """Bound on the Retry-After of a server."""
 PATIENT_TRIES = 5

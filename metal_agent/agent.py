@@ -1,8 +1,8 @@
 """The agent of one host: it runs the processes that the API assigns to this host, and reports them to the API.
 
-Each write to the API is a key of one queue and is computed from the state at the time of the write, so that no failure
-loses a write and none is done twice. A process is removed only if a fresh and complete list of MetalProcesses lacks it,
-or if it has a deletion mark: an API server that is down, slow or wrong removes none.
+Each write to the API is a key of one queue and is computed from the state at the time of the write, so that no write is
+lost by a failure or done twice. A process is removed only if a fresh and complete list of MetalProcesses lacks it, or
+if it has a deletion mark: an API server that is down, slow or wrong removes none.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ class Agent:
         self._recorder = EventRecorder(client, "pomona.dev/metal-agent", options.name)
         self._identity = load_identity(options.folder)
         self._renewed_once = asyncio.Event()
-        """Set once this agent has the Lease of its name; before, it starts nothing new and writes nothing under it."""
+        """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
         self._known = self._last_known_file.load()
         self._tokens = HostTokens(self._store, options.name, self._known.secret)
@@ -145,9 +145,9 @@ class Agent:
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._runners: dict[str, Runner] = {}
         self._claims_end: float | None = None
-        """Monotonic time until which the cluster may claim the engines that a `pomona up` left running here."""
+        """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._doubted = False
-        """True if contact to the API was lost after the last check that engines answer."""
+        """True if contact with the API was lost after the last check that engines answer."""
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -202,7 +202,7 @@ class Agent:
             await self._await_api()
 
     async def _recover(self, group: asyncio.TaskGroup) -> None:
-        """Adopt running engines and the proxy. Raises StartError if they are unknown: they could be started twice."""
+        """Adopt running engines and the proxy. Raises StartError if it cannot find them: they could run twice."""
         try:
             await self._host.recover(group)
         except OSError as error:
@@ -244,7 +244,10 @@ class Agent:
             self._queue.add(key)
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue the work that a change in the store requires; a change of status alone is a write of this agent."""
+        """Enqueue the work that a change in the store requires.
+
+        A change of status alone requires none: this agent wrote it.
+        """
         if resource == SECRETS:
             self._queue.add(_PROXY)
         if old is None or new is None or _desired_state(old) != _desired_state(new):
@@ -341,11 +344,11 @@ class Agent:
         return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
 
     async def _regain(self) -> None:
-        """List the assignments again after a gap in contact, publish their endpoints, and enqueue overdue writes."""
+        """List the assignments again after a gap in contact, allow ready endpoints, and enqueue overdue writes."""
         if self._doubted:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
-        # Processes that are added while the list is requested are left out, since the list cannot have them.
+        # Processes that are added while the list is requested are left out, since the list may lack them.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         found = await self._exposed.endpoints.list_services()
@@ -363,7 +366,7 @@ class Agent:
             self._queue.add(key)
 
     async def _prove(self) -> None:
-        """Check that each engine answers, as the machine may have slept; an engine that does not becomes not ready."""
+        """Check that each engine answers, as the machine may have slept; one that does not answer becomes not ready."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PROOF_SECONDS):
                 await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))

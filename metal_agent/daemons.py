@@ -1,9 +1,10 @@
-"""The shared daemons of this host, and our models in them, each with an `EngineHandle` as an engine process has.
+"""The shared daemons of this host, and our models in them, each with an `EngineHandle`, like an engine process.
 
 A daemon has no event for a model that it unloads, so it is checked every few seconds while it has models of ours, and
 rarely otherwise, since each check adds a line to its owner's log. One check covers all its models. The end of a daemon
-is noticed at once, since it closes an idle connection. An unknown result changes nothing: a model is gone if the daemon
-lists only other models, or if nothing listens on its port any more.
+that has models of ours is noticed at once, since it closes the idle connection that is kept to the daemon. An unknown
+result changes nothing: a model is gone if the daemon lists only other models, or if nothing listens on the daemon's
+port any more.
 """
 
 import asyncio
@@ -123,13 +124,13 @@ class SharedDaemon:
         self._on_change = on_change
         self._handles: list[DaemonModel] = []
         self._unknown = False
-        """True if the last check could not list the loaded models."""
+        """True if the last check could not determine which models are loaded."""
         self._silences = 0
         self._silent_until = 0.0
         self._found: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._clean = False
-        # A clean-up must not remove a model that `bring` is adding, which no handle has by name yet.
+        # A clean-up must not remove a model that `bring` is adding: no handle has its name yet.
         self._changing = asyncio.Lock()
 
     def name(self, spec: MetalProcessSpec) -> str:

@@ -42,7 +42,7 @@ class HostCallbacks:
     process_changed: Callable[[Runner], None]
     """After each change of a process's state or progress."""
     memory_changed: Callable[[], None]
-    """After each change of the free memory."""
+    """After each measurement that changed the memory that can still be reserved."""
     pressure_handled: Callable[[PressureAction, str], None]
     """After each step against memory pressure, with a message for the user."""
 

@@ -1,8 +1,8 @@
 """The state machine of one native process: `step` returns the next state and its actions, as a pure function.
 
-The runner performs the actions and feeds their outcome back as events. This module excludes all forbidden behaviour, so
-that tests of it need no process: two engines at once, Ready before the first token, a stop before the endpoint is
-withdrawn, a tight restart loop.
+The runner performs the actions and feeds their outcome back as events. The following is excluded here, where it can be
+tested without a process: two engines at once, Ready before the first token, a stop before the endpoint is withdrawn, a
+tight restart loop.
 """
 
 from dataclasses import dataclass, replace

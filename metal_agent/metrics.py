@@ -76,7 +76,7 @@ class AgentMetrics:
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:
-    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot be used."""
+    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot listen there."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=await text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,8 +1,8 @@
 """Ownership of a state folder by one agent or one `pomona up`, hand-over to an agent, and the identity of its agent.
 
-The operating system releases the lock however its owner ends. The lock file only names the process to signal: a
-`pomona up` that gets the signal leaves its engines running, so that a host that joins a cluster does not load its
-models again.
+Ownership is a lock of the operating system, which releases it however the owner ends. The lock file only names the
+process to signal: a `pomona up` that gets the signal leaves its engines running, so that a host that joins a cluster
+does not load its models again.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
 
 
 def load_identity(folder: Path) -> str:
-    """Return the identity of this agent, which distinguishes it from others of its name; the state folder keeps it.
+    """Return the identity of this agent, unique among agents of the same name; the state folder keeps it.
 
     Raises OSError if it cannot be read or written.
     """

@@ -1,9 +1,9 @@
 """The protocol of a shared daemon: a server that its owner runs, and that serves many models at once.
 
 The agent never starts and never ends a daemon. The daemon is the owner's program, with the owner's settings, models and
-memory limit; a second daemon would load everything twice. So a running daemon is used, and if none runs, the message
-says how to start it. The names of our models in a daemon begin with the agent's mark, which separates them from the
-owner's models, which are only counted. By the mark, an agent that died before it recorded a model finds it again.
+memory limit; a second daemon would load everything twice. So the daemon is used if it runs; otherwise the
+message says how to start it. The names of our models in a daemon begin with the agent's mark, which separates them from
+the owner's models, which are only counted. By the mark, an agent that died before it recorded a model finds it again.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ def owner_mark(folder: str) -> str:
 
 
 def identify_model(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> ModelIdentity:
-    """Identify a model: `weights` identify the artifacts, `settings` are all values that change how it serves."""
+    """Identify a model: `weights` identify the artifacts, `settings` are all values that change how it is served."""
     return ModelIdentity(owner, model, _digest(weights), _digest([str(each) for each in settings]))
 
 

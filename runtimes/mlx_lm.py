@@ -87,7 +87,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat"}),
     settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
-    # It answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
+    # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
     installed=lambda: command() is not None,

@@ -2,8 +2,8 @@
 
 Calls that change anything use Ollama's own client library. The library is imported on first use, because it takes
 16 MiB, which an agent without Ollama saves. Two operations do not use the library: the lists, one of which is requested
-every second, and the upload of a GGUF to Ollama's store, for which the library reports no progress and does not detect
-that the file is there already.
+every few seconds, and the upload of a GGUF to Ollama's store, for which the library reports no progress and does not
+detect that the file is there already.
 
 Settings are part of a model (`parameters` at its creation), not of the request that loads it: requests in OpenAI's form
 have no fields for them, and Ollama reloads a model when they differ.
@@ -147,9 +147,9 @@ class Ollama:
                 on_progress(step.completed or 0, step.total)
 
     async def _refuse_to_evict(self, name: str) -> None:
-        """Refuse to evict another model: Ollama keeps one copy of a file in memory, and reloads it for other settings.
+        """Refuse to load `name` if that would evict another model. Raises DaemonError.
 
-        Raises DaemonError.
+        Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
         for other, _ in await self.loaded():
             if other == self._of_library.get(name):

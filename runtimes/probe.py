@@ -22,7 +22,7 @@ _READ_BYTES = 1 << 20
 _DEAD = b"generation thread died"
 """Answer of an mlx_lm.server that could not load its model; its process stays alive."""
 _REASONS: dict[int, str] = {
-    # The request is well-formed, so these statuses mean that the engine's model or options cannot answer it.
+    # The request is well-formed, so 400 and 501 mean that the engine's model or options cannot answer it.
     HTTPStatus.BAD_REQUEST: "Broken",
     HTTPStatus.NOT_IMPLEMENTED: "Broken",
     HTTPStatus.UNAUTHORIZED: "Unauthorized",
@@ -153,8 +153,8 @@ async def generate_token(
         timeout_seconds: limit for the whole exchange; a server without an answer by then is `TimedOut`.
         mode: mode of the server, which decides the request.
 
-    Never raises because of the server's behaviour. A redirect is not followed: it could make us request, and quote, any
-    address that the server names.
+    Never raises because of the server's behaviour. A redirect is not followed: it could make us request any address
+    that the server names, and quote the answer.
     """
     question = _QUESTIONS[mode]
     body = msgspec.json.encode({"model": model, **question.body})

@@ -1,8 +1,8 @@
 """The files and options that an engine serves, built by one function for pods and hosts, and the type of a runtime.
 
-A runtime is data and three functions. It lists the formats, modes and settings that it supports, so that a service that
-it cannot serve is refused with a message before anything is placed, and not later by an engine that fails to start or
-ignores a setting.
+A runtime is data and a few functions. It lists the formats, modes and settings that it supports, so that a service that
+it cannot serve is refused with a message before anything is placed. Otherwise an engine would fail to start or ignore a
+setting.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -84,7 +84,7 @@ def with_inspection(model: Model, found: Inspection) -> Model:
     """Return the Model with the facts of its header in the status, as the controller would write it."""
     facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
     if model.spec.source.startswith("file://"):
-        # A cluster cannot read the file and so has no revision; with one, the process would get another name.
+        # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
         facts = structs.replace(facts, revision="")
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
 

@@ -28,7 +28,7 @@ class StandaloneExposure(ProxyExposure):
         self.accepted: frozenset[ObjectKey] = frozenset()
         """The services that the endpoint forwards to."""
         self.router: ListenerState | None = None
-        """The endpoint, once the proxy has opened it."""
+        """The state of the endpoint, once the proxy is configured; `error` is the reason if it is not open."""
         self._port = port
         self._abort = abort
         self._token = secrets.token_urlsafe()

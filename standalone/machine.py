@@ -71,7 +71,7 @@ class UserSignals:
 
 
 class ChangeCounter:
-    """Count changes, so that several tasks can each wait for the next one."""
+    """A counter of changes, with which several tasks can each wait for the next change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -129,7 +129,8 @@ class Machine:
     def decisions(self) -> Mapping[ObjectKey, Decision]:
         """The decision for each service, from the present status of the Models."""
         if self._decisions is None:
-            # Computed once for each inspection: the view reads them twice a second, which is slow with many services.
+            # Computed once for each inspection: the view reads the decisions twice a second, and with many services
+            # their computation takes long.
             self._decisions = {
                 key: desired.decide_assignments(service, self.models)
                 for key, service in self.manifests.services.items()
@@ -144,7 +145,7 @@ class Machine:
         """Wait until a service answers; return its base URL and the name of its model.
 
         Raises:
-            AskError: the service failed, or is suspended.
+            AskError: the endpoint cannot be opened, or the service failed or is suspended.
         """
         seen = -1
         while True:
@@ -292,7 +293,7 @@ class Machine:
 
 
 class _ServingEnded(Exception):  # noqa: N818 - no error
-    """Signal that cancels the loops of the task group; running engines keep running."""
+    """Exception that cancels the loops of the task group; engines that still run keep running."""
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

@@ -23,7 +23,7 @@ async def add_source(manifests: Manifests, source: str, options: StandaloneOptio
     Raises:
         SourceError: the source is invalid.
         ArtifactError: the file cannot be read.
-        ManifestError: the name is taken, or the memory cannot be estimated.
+        ManifestError: the path does not exist, the name is taken, or the memory cannot be estimated.
     """
     source = _locate_source(source)
     model, service = build_manifests(source, token=options.token is not None)

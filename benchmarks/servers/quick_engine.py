@@ -1,4 +1,4 @@
-"""A stand-in of llama-server, to measure its start and its end: it starts at once and responds with one token."""
+"""A stand-in of llama-server for `benchmarks.cycles`: it starts at once and responds with one token."""
 
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer

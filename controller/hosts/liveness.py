@@ -13,7 +13,7 @@ from kube.client import Obj
 DURATION_SECONDS: Final = 40.0
 """Duration of a Lease that states none."""
 OUTAGE_SECONDS: Final = 10.0
-"""After a longer time without an answer of the API server, the time of all hosts starts anew: they could not renew."""
+"""After a longer time without an answer of the API server, each host gets its Lease duration anew: none could renew."""
 SKEW_SECONDS: Final = 5.0
 """The most that a host's wall clock may be ahead of ours; a renewTime further in the future is ignored."""
 

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class HostWatch:
-    """The reader of the Leases while this replica leads; keeps the `liveness` of hosts."""
+    """A loop that reads the Leases while this replica leads, and keeps the `liveness` of hosts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.liveness = HostLiveness()
@@ -87,9 +87,9 @@ class HostInputs(NamedTuple):
 
     liveness: Liveness
     tokens: Mapping[str, str] | None = None
-    """Base64 values for the host's Secret by data key; None: the host needs no Secret now."""
+    """Base64 values for the host's Secret by data key; None: the Secret stays as it is."""
     secret: Obj | None = None
-    """The host's existing Secret; None if there is none."""
+    """The host's existing Secret; None if there is none, or if `tokens` is None."""
 
 
 def host_reconciler(watch: HostWatch) -> Reconciler:

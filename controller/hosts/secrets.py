@@ -49,7 +49,7 @@ async def read_tokens(client: Client, host: str, processes: Iterable[Obj]) -> di
 
 
 def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
-    """Return the whole of the one Secret that this host may read: tokens that are not needed any more are removed."""
+    """Return the one Secret that this host may read. Applying it removes tokens that are not needed any more."""
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
     return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))
 

@@ -1,7 +1,7 @@
 """The Jobs that read and fetch weights for a Model: their specs and their outcomes.
 
 The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights need a separate process
-with limits. A Job is one attempt and is never changed. Its name has a digest of the work and the attempt, so creating
+with limits. A Job is one attempt and is never changed. Its name contains a digest of work and attempt, so creating
 the same Job again finds the existing one. Its result is the termination message of its container. The number of the
 attempt is stored on the Job, so that a restarted controller continues with the same attempt.
 """
@@ -64,7 +64,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     owner: ObjectMeta
     verb: Literal["inspect", "fetch"]
     identity: tuple[str, ...]
-    """The values that identify the work; every other field may change without a new Job."""
+    """The values that, with `verb`, identify the work; every other field may change without a new Job."""
     arguments: tuple[str, ...]
     image: str
     environment: Mapping[str, str] = {}

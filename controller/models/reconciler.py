@@ -270,7 +270,7 @@ def _cached_message(cached: Cached) -> str:
 
 
 def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement:
-    """Return the placement of the first consumer: the fetch needs a node with the same taints and the same volume."""
+    """Return the placement of the first consumer: the fetch must tolerate the same taints and reach the same volume."""
     if not consumers:
         return Placement()
     spec = consumers[0].spec

@@ -1,6 +1,6 @@
 """The Models that a service serves: the main Model, its draft, projector and adapters; and the paths of their weights.
 
-A companion is inspected, verified and cached like any other Model, so that a service only names it.
+A companion is inspected, verified and cached like any other Model, so a service only names it.
 """
 
 from collections.abc import Callable
@@ -93,10 +93,10 @@ def claim_name(model: str) -> str:
 
 
 def cache_path(model: Model) -> str:
-    """Return the path below the volume's root of the weights of an inspected Model.
+    """Return the path of an inspected Model's weights, below the volume's root.
 
     Raises:
-        SourceError: spec.source is not a source; such a Model is never inspected.
+        SourceError: spec.source is not a valid source; such a Model is never inspected.
     """
     return weights_path(model.spec.source, model.status.revision, model.status.file)
 
@@ -105,6 +105,6 @@ def weights_path(source: str, revision: str, file: str) -> str:
     """Return the path of weights below the volume's root: the same for the pods that fetch and those that serve.
 
     Raises:
-        SourceError: `source` is not a source.
+        SourceError: `source` is not a valid source.
     """
     return f"{cache_key(source, revision)}/{file}"

@@ -24,7 +24,7 @@ MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
 """Space that the file system of a small volume needs."""
 INSPECT_SECONDS: Final = 600
-"""A header is read in seconds; the rest allows for pulling the image, and ends an attempt on a server that hangs."""
+"""A header is read in seconds; the rest is for pulling the image. An attempt on a server that hangs ends after this."""
 INSPECTION: Final = 1
 """Version of the inspection result; releases before it wrote neither a version nor a layout."""
 SETTLING_SECONDS: Final = 2.0
@@ -68,7 +68,7 @@ def is_outdated(model: Model) -> bool:
 
 
 def inspection(model: Model, settings: JobSettings, known: ModelFacts | None = None) -> Work:
-    """Return the work that reads the artifact's header, at the revision in `known`."""
+    """Return the work that reads the artifact's header, at the revision in `known` if there is one."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
     return Work(
@@ -91,7 +91,7 @@ def _source(model: Model, known: ModelFacts | None) -> str:
 
 
 def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: JobSettings) -> Work:
-    """Return the download onto the claim's volume; a volume that waits for its first pod is created where it runs."""
+    """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one."""
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file)
     revision = ("--revision", facts.revision) if facts.revision else ()

@@ -70,7 +70,7 @@ def host_capacities(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> lis
 
     `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
     are bound to the host are subtracted here, also one that is being deleted or is not `readable`: until the host
-    reports it as Stopped, it may hold its memory.
+    reports it as Stopped or Rejected, it may hold its memory.
     """
     bound: dict[str, list[Obj]] = {}
     for process in processes:

@@ -7,11 +7,11 @@ from crds.meta import Condition
 from kube.client import Obj
 
 MESSAGE_LENGTH = 1024
-"""Length limit of a condition's message, in characters; it is also the note of an Event, with the same limit."""
+"""Length limit of a condition's message, in characters; the API allows no more for an Event's note, the same text."""
 
 
 def condition(kind: str, *, true: bool | None, reason: str, message: str, generation: int) -> Obj:
-    """Return a condition without lastTransitionTime, which depends on the replaced condition; None is Unknown."""
+    """Return a condition without lastTransitionTime, which depends on the replaced one; `true` None is Unknown."""
     return {
         "type": kind,
         "status": "Unknown" if true is None else str(true),

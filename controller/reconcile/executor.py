@@ -1,8 +1,8 @@
 """The execution of a plan: read the store, decide, then make one API call after the other.
 
-The process may die between any two calls: each call is harmless when repeated, and missing calls are decided again.
-Only differences from the store are written. A lasting refusal by the API server (a quota, a name that is taken) becomes
-a condition of the object, because its owner reads conditions and not the controller's log.
+The process may die between any two calls: each call is harmless when repeated, and calls that were not made are
+decided again. Only differences from the store are written. A lasting refusal by the API server (a quota, a name that is
+taken) becomes a condition of the object, because its owner reads conditions and not the controller's log.
 """
 
 from collections.abc import Callable
@@ -91,7 +91,7 @@ class Executor:
             return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
-        """Read the existing object with the name of a desired one; raises NotOurs when it has another owner."""
+        """Read the existing object with the name of a desired one; raises NotOurs unless it has the same owner."""
         metadata = obj["metadata"]
         existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
         _require_ours(resource, existing, obj)

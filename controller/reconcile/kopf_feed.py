@@ -89,7 +89,7 @@ async def follow(
             try:
                 await load(client, store, watched)
                 synced.set()
-                relisted.set()  # neither list reports an object that vanishes between this one and kopf's
+                relisted.set()  # an object that vanishes between this list and kopf's is reported by neither
                 await _run_kopf(store, watched, credentials, relisted)
             except (ApiError, Unreachable) as error:
                 log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
@@ -129,7 +129,10 @@ async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], 
 async def _run_kopf(
     store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials], relisted: asyncio.Event
 ) -> None:
-    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled. Raises the error of kopf."""
+    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled.
+
+    Raises the error of kopf, or KopfHangsError.
+    """
     ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
     stop, connections = asyncio.Event(), _Connections()
     outcome: Future[None] = Future()
@@ -148,10 +151,10 @@ async def _run_kopf(
 
     threading.Thread(target=run, name="kopf", daemon=True).start()
     ended = asyncio.wrap_future(outcome)
-    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs an unretrieved error
     try:
         if not await _ends(ended, connections):
-            its.call_soon_threadsafe(_cancel_all, its)  # a second time: its watches suppressed the first
+            its.call_soon_threadsafe(_cancel_all, its)  # again: kopf's watches suppressed the first cancellation
             await asyncio.wait([ended], timeout=STOP_SECONDS)
             raise KopfHangsError("kopf has closed its connections and does not end")
         await asyncio.shield(ended)
@@ -202,7 +205,7 @@ async def _operate(
     connections: _Connections,
     stop: asyncio.Event,
 ) -> None:
-    # kopf logs every event that it handles, and that it gets no signals in a thread, which is intended.
+    # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
     logging.getLogger("kopf").setLevel(logging.ERROR)
     try:
         await kopf.operator(
@@ -297,7 +300,7 @@ def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A storage of nothing: copying each object for a comparison that is never made is most of the cost of an event."""
+    """An empty storage: copying each object for a comparison that is never made is most of the cost of an event."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -310,7 +313,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """A storage of nothing: only stateful handlers have progress."""
+    """An empty storage: only stateful handlers have progress."""
 
     def fetch(self, **_: Any) -> None:
         return None

@@ -100,7 +100,7 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     maps: Mapping[Resource, Callable[[Store, Obj], Iterable[ObjectKey]]] = {}
     """A change of one of these enqueues the objects that the function returns."""
     observe: Callable[[Client, Snapshot, ObjectKey], Awaitable[Any]] | None = None
-    """Reader of inputs that are not in the watch cache, such as a Secret or a probe's result: `Snapshot.inputs`."""
+    """Reads the inputs that are not in the watch cache, such as a Secret or a probe's result, for `Snapshot.inputs`."""
 
 
 class Leading(NamedTuple):
@@ -113,7 +113,7 @@ class Leading(NamedTuple):
 
 
 LeaderTask = Callable[[Leading], Awaitable[None]]
-"""A task that runs from the start of leadership until it is cancelled at its loss; it must not return earlier."""
+"""A task that starts when leadership is gained and is cancelled when it is lost; the task must not return earlier."""
 
 
 def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:

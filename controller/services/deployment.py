@@ -176,7 +176,7 @@ def deployment(
 
 
 def _strategy(vendor: Vendor) -> Obj:
-    """Return the strategy: start a new pod beside the old one, unless it needs a device: a second is seldom free."""
+    """Return the strategy: start a new pod beside the old one, unless it needs a device, as a second is seldom free."""
     if vendor.device_resource:
         return {"type": "Recreate"}
     # Stated although near the defaults: else a change to Recreate would leave these fields in place and be refused.

@@ -1,6 +1,6 @@
-"""Why a replica does not serve: what the scheduler, the kubelet, the engine's last lines or the agent report.
+"""Diagnose why a replica does not serve, by the reports of scheduler, kubelet and agent, and the engine's last output.
 
-Only the first of the most severe problems is reported: one cause that can be acted on is worth more than a list.
+Only the first of the most severe problems is reported: one cause with its remedy helps a reader more than a list.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,12 +31,12 @@ _QUOTED_CHARACTERS: Final = 400
 
 
 def most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
-    """Return the first of the most severe problems, or None when there is none."""
+    """Return the first of the most severe problems, or None if there is no problem."""
     return min((each for each in problems if each), key=lambda each: _SEVERITY.index(each.phase), default=None)
 
 
 def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
-    """Return why a Deployment cannot create its pods, such as a quota."""
+    """Return why a Deployment cannot create its pods, for example a quota, or None."""
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             return ServiceProblem(condition.get("reason") or "ReplicaFailure", condition.get("message", ""), "Failed")
@@ -44,7 +44,7 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
 
 
 def diagnose_pod(pod: Obj) -> ServiceProblem | None:
-    """Return why a pod does not run, or None while it is merely starting."""
+    """Return why a pod is not ready, or None if it is only starting."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -61,7 +61,7 @@ def diagnose_pod(pod: Obj) -> ServiceProblem | None:
 
 
 def _last_end(container: Obj) -> str:
-    """Return how a container ended the last time, with its last words."""
+    """Describe the last end of a container: exit code, reason and last output; empty if it has not ended."""
     ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
     if ended is None:
         return ""
@@ -76,13 +76,13 @@ def diagnose_process(
     siblings: SortedProcesses,
     advise: Callable[[int], Advice],
 ) -> ServiceProblem | None:
-    """Return why a process does not serve, or None when it does.
+    """Return why a process does not serve, or None if it serves.
 
     Args:
-        process: one that is wanted.
-        capacities: what each live host can still take.
-        siblings: what there is beside it.
-        advise: says what would fit into so many bytes.
+        process: a wanted process.
+        capacities: the capacity that each live host has left.
+        siblings: the processes of the service, by their next step.
+        advise: returns advice on how a replica would fit into a number of bytes.
     """
     status, host = process.status, process.spec.host_name
     if status.phase == "Ready":

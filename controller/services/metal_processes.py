@@ -99,9 +99,9 @@ def _secret(model: Model) -> str | None:
 
 
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
-    """Return the reconciler of MetalProcesses, which removes the finalizer of one once no host can be running it.
+    """Return the reconciler of MetalProcesses, which removes a finalizer once no host can be running the process.
 
-    `wait_seconds` returns the time for which the named host must still be gone before that; None: the host is alive.
+    `wait_seconds` returns the time for which the named host must still be gone before that; None: it has not expired.
     """
 
     async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
@@ -139,7 +139,7 @@ def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | N
     Args:
         process: the process.
         host_exists: whether the host that it is bound to is still registered.
-        wait_seconds: the time for which its host must still be gone; None when the host is alive.
+        wait_seconds: the time for which its host must still be gone; None when the host has not expired.
     """
     metadata = process.metadata
     if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:

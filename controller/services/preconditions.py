@@ -80,7 +80,7 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
 def spec_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
 ) -> ServiceProblem | None:
-    """Return the contradiction in the spec, or between the spec and the Models, or None."""
+    """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
     accelerator = decided_accelerator(service, model)
     if accelerator is None:
         return None
@@ -219,7 +219,7 @@ def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, i
 
 
 class Advice(NamedTuple):
-    """Advice about a replica that fits nowhere; empty if the user stated its memory."""
+    """Advice about a replica that fits nowhere; the defaults apply if the user stated its memory."""
 
     memory_parts: str = ""
     """Its memory by part: weights, KV cache and so on."""

@@ -1,7 +1,7 @@
 """The readiness probe of a service: one generated token, requested with the service's bearer token from an endpoint.
 
-A question is a generation of the service with its current replicas and endpoints; the prober repeats it until it is
-answered. A model may take long for an answer, so the prober has separate workers; a reconcile reads the last answer.
+A question is a generation of the service with its current replicas and endpoints; the prober repeats it until a token
+is generated. A model may take long for that, so the prober has separate workers; a reconcile reads the last answer.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
 
 
 class Prober:
-    """The prober of all services, with its last answers. `trust` verifies certificates; None: the system's roots."""
+    """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots."""
 
     def __init__(self, trust: ssl.SSLContext | None = None) -> None:
         self._trust = trust

@@ -47,7 +47,7 @@ class ServiceInputs(NamedTuple):
     question: Question | None
     """The question that `answer` belongs to."""
     answer: ProbeResult | None
-    """The result of the probe; None while it runs, or if there is nothing to probe."""
+    """The last result of the probe; None before the first, or if there is nothing to probe."""
     new_token: str | None
     """A new bearer token, if the service has none."""
 

@@ -44,7 +44,7 @@ def process_prefix(service: str, spec: MetalProcessSpec) -> str:
 
 
 def _without_defaults(spec: ApiStruct) -> Obj:
-    """Return the fields that differ from the defaults, so that a field of a later version replaces no process.
+    """Return the fields that differ from the defaults, so that a field added by a later version replaces no process.
 
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
     """

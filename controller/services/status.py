@@ -68,7 +68,7 @@ class ReadyInputs(NamedTuple):
     problem: ServiceProblem | None = None
     """The reason why not all replicas are ready and reached by the same scheme."""
     probe: ProbeResult | None = None
-    """The result of the probe; None while it runs, or if there is nothing to probe."""
+    """The last result of the probe; None before the first, or if there is nothing to probe."""
     can_be_probed: bool = False
     was_ready: bool = False
     """Ready is True already, and there still are endpoints: the replicas that answered still exist."""
@@ -251,7 +251,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
-    """Return the Events for a change of Ready, whose message quotes the Model if that has the problem."""
+    """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
     ready = [each for each in status["conditions"] if each["type"] == READY]
     return transitions(service.status.conditions, ready, action="Reconcile", silent=SILENT)
 
@@ -313,7 +313,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
 
 
 def _mixed_schemes(endpoints: tuple[Endpoint, ...]) -> ServiceProblem | None:
-    """Return the problem, with its way out, that some hosts serve https and the others http; None if there is none."""
+    """Return the problem that some hosts serve https and others http, with the way out, or None."""
     # Pods, which have no certificate, exist beside hosts only while one kind replaces the other.
     plain = sorted({endpoint.host for endpoint in endpoints if endpoint.scheme == "http" and endpoint.host})
     if not plain or all(endpoint.scheme == "http" for endpoint in endpoints):

@@ -10,7 +10,7 @@ _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 def authorize(headers: Mapping[str, str], token: str | None, listener: str) -> None:
-    """Admit a request with `headers` to `listener`, which requires `token`. Raises RequestError."""
+    """Raise RequestError unless the request has `token` or, if that is None, comes from a program of this machine."""
     if token is None:
         if not _is_local_program(headers):
             raise errors.foreign_origin()

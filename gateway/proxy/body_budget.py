@@ -1,8 +1,8 @@
 """The memory that request bodies may take, over all services of the host.
 
 A body is held whole from its first byte until an engine responds, and many clients may send large ones that all wait in
-a queue. A body that exceeds the budget is refused at once, so that one client's images take no memory from the other
-clients or the host.
+a queue. A body that exceeds the budget is refused at once, so that a few clients with images cannot use up the host's
+memory.
 """
 
 from typing import Final

@@ -21,7 +21,7 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     url: Annotated[str, Meta(pattern="^http://[^/]+$")]
     draining: bool = False
     concurrency: Annotated[int, Meta(ge=1)] | None = None
-    """The number of its slots, which are the requests that it works on at once; None: no limit."""
+    """The number of slots, that is, of requests that the engine works on at once; None: no limit."""
     model: str | None = None
     """The engine's name for the model, which replaces the one in requests. None: the engine takes any name."""
     api_key: str | None = None
@@ -118,7 +118,10 @@ class ServiceStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ListenerState(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of a listener. `port` is the bound port; `error` is the reason if no port is bound, else empty."""
+    """The state of a listener.
+
+    `port` is the bound port, or the configured port if none is bound. `error` states why none is bound, or is empty.
+    """
 
     name: str
     address: str

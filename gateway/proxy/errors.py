@@ -145,7 +145,7 @@ def too_busy() -> RequestError:
 
 
 def upstream_failed(service: str) -> RequestError:
-    """502: the engine broke off before it responded. It may have worked on the request, so this is not repeated."""
+    """502: the engine broke off before it responded. Not repeated, because it may have worked on the request."""
     message = f"service {service}: its engine broke off the request before it responded"
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
@@ -161,7 +161,7 @@ def service_unavailable(listener: str) -> RequestError:
 
 
 def translate_engine_error(status: int, body: bytes, service: str) -> RequestError:
-    """Return an engine's error in OpenAI's form, with the status to which clients react correctly."""
+    """Return an engine's error in OpenAI's form, with a status to which clients react correctly."""
     message, kind, code, param = _parse_engine_error(body)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         # The client's token was right; the engine refuses the proxy's key.

@@ -133,7 +133,7 @@ async def _serve_and_record(
 async def _serve(
     request: web.BaseRequest, inference: InferenceRequest, service: Service, shared: SharedResources
 ) -> web.StreamResponse:
-    """Wait for a free slot and send to its backend; if that does not accept, to another one. Raises RequestError."""
+    """Wait for a free slot and send the request; try other backends if one does not accept it. Raises RequestError."""
     if not service.has_backend:
         raise _no_backend(inference, service)
     queued_at = time.monotonic()

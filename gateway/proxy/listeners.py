@@ -251,7 +251,7 @@ def _bind_error(address: ListenAddress, error: OSError) -> str:
     """Return a readable reason why nothing listens on `address`."""
     if isinstance(error, ssl.SSLError) or error.filename:
         return f"cannot use certificate {address.tls and address.tls.certificate} with its key: {error}"
-    # asyncio's text repeats the address; for a name that does not resolve, the errno is negative.
+    # asyncio's text repeats the address; on Linux the errno of a name that does not resolve is negative.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
     return f"cannot listen on {address.address} port {address.port}: {reason}"
 

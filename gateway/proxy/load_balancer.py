@@ -45,7 +45,7 @@ class InFlight:
         return time.monotonic() - self._ended[uid] if uid in self._ended else None
 
     def forget_others(self, uids: Collection[str]) -> None:
-        """Forget the end of the last request of every backend that is not in `uids`."""
+        """Forget when the last request of each backend ended, except for the backends in `uids`."""
         self._ended = {uid: ended for uid, ended in self._ended.items() if uid in uids}
 
     async def wait_idle(self, uid: str) -> None:

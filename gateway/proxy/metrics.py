@@ -12,7 +12,7 @@ _LABELS: Final = ("namespace", "service")
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-# A second series for each metric, with its start time, would double the scraped data.
+# By default, each counter and histogram has one more series, with its creation time.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call] # it has no annotations
 
 

@@ -1,7 +1,7 @@
 """The JSON of a request: read the name of the model, and replace it by the engine's. All other values stay as they are.
 
-Of two equal keys, engines use different ones, and some (Go's decoder) accept `Model` for `model`. If the name of the
-model decides which weights an engine loads, exactly one such key is left, and its value is the proxy's.
+Engines differ in which of two equal keys they use, and some (Go's decoder) accept `Model` for `model`. If the name of
+the model decides which weights an engine loads, exactly one such key is left, and its value is the proxy's.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from gateway.proxy import errors
 
 _FIELDS_THAT_LOAD_WEIGHTS = frozenset({"adapters", "draft_model"})
-"""Fields from which mlx_lm.server would load any weights that the client names, from its disk or the internet."""
+"""Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
 
 class _ModelField(msgspec.Struct, frozen=True):

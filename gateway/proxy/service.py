@@ -49,7 +49,7 @@ class Service:
         return pick_backend(self.config.backends, {}) is not None
 
     def take_other_backend(self, tried: Collection[str]) -> Backend | None:
-        """Take a backend, with or without a free slot, that is not in `tried`; those accepted no connection."""
+        """Take a backend, with or without a free slot, except those in `tried`, which accepted no connection."""
         backend = pick_backend(self.config.backends, self._in_flight.counts(), tried)
         if backend:
             self._in_flight.begin(backend.uid)

@@ -1,4 +1,4 @@
-"""One request to one backend: send it whole, and pass its response to the client, by content type."""
+"""One request to one backend: send it whole, and relay the response to the client as its content type requires."""
 
 import functools
 import io
@@ -54,8 +54,9 @@ def open_session() -> aiohttp.ClientSession:
     """Return the HTTP client for all backends: it connects within 2 s or fails, and waits as long as an engine takes.
 
     A connection is kept for the next request, which halves the cost of a short request, but only for 2 s. An idle
-    connection occupies a thread of llama-server, which has four more threads than slots; and a request on a connection
-    that its server is just closing would fail and cannot be repeated: llama-server and uvicorn close theirs after 5 s.
+    connection occupies a thread of llama-server, which may have only four more threads than slots; and a request on a
+    connection that its server is just closing would fail and cannot be repeated: llama-server and uvicorn close idle
+    connections after 5 s.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
@@ -152,7 +153,7 @@ class UpstreamRequest:
         self._last_token_at = now
 
     async def _relay_json(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Pass on a response that is one JSON object; blanks that an engine sends while it works go first."""
+        """Pass on a response that is one JSON object; blanks that an engine sends while it works go ahead of it."""
         body = bytearray()
         async for chunk in upstream.content.iter_any():
             if not body and chunk.isspace():

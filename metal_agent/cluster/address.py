@@ -21,7 +21,7 @@ from metal_agent.options import AgentOptions, StartError
 _ADDRESS_FILE: Final = "address.json"
 _CHECK_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.2
-"""Pause between a change and the check: changes come in bursts, and the old address disappears before the new one."""
+"""Pause between a change and the check: changes come in bursts, and an address disappears before the next appears."""
 
 log = structlog.get_logger()
 

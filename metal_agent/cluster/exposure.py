@@ -1,7 +1,7 @@
-"""Exposes this host's services to the cluster: a port of the proxy for each, and the EndpointSlice that leads there.
+"""Expose this host's services to the cluster: each with a port of the proxy, and an EndpointSlice with that port.
 
-An endpoint is ready only when all of this is true at once: the engine generated a token, the proxy listens and has the
-engine and the service's token, and the cluster takes this host for alive. What stops is withdrawn first.
+An endpoint is ready only while all of this is true: the engine has generated a token, the proxy listens and has the
+engine and the service's token, and the cluster considers this host alive. A process is withdrawn before it stops.
 
 A service keeps its port over restarts, because EndpointSlices and firewalls name it.
 """
@@ -26,17 +26,17 @@ from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_confi
 from metal_agent.traffic.proxy_process import Proxy
 
 WITHDRAW_SECONDS: Final = 5.0
-"""For the API server to take a withdrawal; then the process stops without it, and requests fail at the proxy."""
+"""Time for the API server to accept a withdrawal; then the process stops without it, and requests fail at the proxy."""
 LINGER_SECONDS: Final = 2.0
-"""For clients to learn of the withdrawal; kube-proxy takes changes at most once a second."""
+"""Time for clients to notice a withdrawal; kube-proxy applies changes at most once a second."""
 _PORTS_TRIED: Final = 8
-"""In one go; a service whose ports are all taken is tried again later, and others need not wait for it."""
+"""Ports tried in a row for a service; if all are taken, it is tried again later, and others need not wait for it."""
 
 log = structlog.get_logger()
 
 
 class NoPortError(Exception):
-    """Every port of the range is given away or taken by other programs."""
+    """Every port of the range is assigned to a service or taken by another program."""
 
 
 class ServicePorts:
@@ -48,10 +48,10 @@ class ServicePorts:
         kept = durable.read(path, dict[str, int]) or {}
         self._given = {service: port for service, port in kept.items() if port in self._range}
         self._foreign: set[int] = set()
-        """Ports that other programs hold."""
+        """Ports that were taken by other programs when the proxy tried them."""
 
     def get(self, service: str) -> int | None:
-        """Return the port that `service` has."""
+        """Return the port of `service`, or None if it has none."""
         return self._given.get(service)
 
     def assign(self, service: str) -> int:
@@ -67,7 +67,7 @@ class ServicePorts:
         return self._given[service]
 
     def refuse(self, service: str) -> None:
-        """Take its port from `service` and give it to no other: another program holds it."""
+        """Take its port from `service` and assign the port to no other service: another program uses it."""
         if (port := self._given.pop(service, None)) is not None:
             self._foreign.add(port)
 
@@ -79,17 +79,17 @@ class ServicePorts:
 
 
 class ClusterExposure(ProxyExposure):
-    """Exposes the processes in `runners` at `address`, through `proxy` and the EndpointSlices of `host`.
+    """The exposure of the processes in `runners` at `address`, through `proxy` and the EndpointSlices of `host`.
 
     Args:
         client: writes the slices.
         host: the name of this host.
-        address: where the proxy listens and the slices point to.
+        address: the address on which the proxy listens, and that the slices name.
         proxy: the proxy of this host.
-        ports: the ports that services have.
+        ports: the ports of the services.
         runners: the processes by uid.
-        secret: returns the token in a Secret by namespace and name; None where it is not known.
-        tls: certificate and key of the listeners, which serve plain HTTP without.
+        secret: returns the token in a Secret by namespace and name; None if unknown.
+        tls: certificate and key of the listeners; None: they serve plain HTTP.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class ClusterExposure(ProxyExposure):
         super().__init__(proxy, runners)
         self.freshness = Freshness()
         self.suspended: frozenset[str] = frozenset()
-        """Uids that run here and are missing in the fresh list: about to be removed, and served elsewhere."""
+        """Uids of processes that run here but are not in the fresh list: about to be removed, and served elsewhere."""
         self.accepted: frozenset[str] | None = None
-        """Uids that the proxy serves; None before its first answer: until then slices stay as they were found."""
+        """Uids of processes that the proxy serves; None before its first answer: slices are kept until then."""
         self.address = address
         self.endpoints = Endpoints(client, host, self._slice)
         self._problems: dict[ObjectKey, str] = {}
@@ -119,32 +119,35 @@ class ClusterExposure(ProxyExposure):
         self._tls = tls
 
     def move(self, address: str) -> None:
-        """Serve at another address from now on; nothing is ready before the proxy listens there."""
+        """Serve at another address from now on; no endpoint is ready before the proxy listens there."""
         self.address = address
         self.accepted = frozenset()
 
     def port(self, service: ObjectKey) -> int | None:
-        """Return the port of `service` on the host's address."""
+        """Return the port of `service` on the host's address, or None if it has none."""
         return self._ports.get(str(service))
 
     def problem(self, service: ObjectKey) -> str:
-        """Return why `service` cannot be reached on this host although its engine is ready; empty when it can."""
+        """Return the reason why `service` cannot be reached here although its engine is ready; empty if it can."""
         if self.accepted is not None and not self._proxy.answers:
             return "the proxy of this host does not run; it is started again"
         return self._problems.get(service, "")
 
     @property
     def complete(self) -> bool:
-        """True if the proxy serves everything that runs here, as far as that is known."""
+        """True if the last configuration of the proxy left no service with a problem."""
         return not self._problems
 
     async def publish(self, service: ObjectKey) -> None:
-        """Write the slice of `service`, once it is known what it should be. Raises ApiError and Unreachable."""
+        """Write the slice of `service` if the proxy has answered and `freshness` allows ready endpoints.
+
+        Raises ApiError and Unreachable.
+        """
         if self.accepted is not None and self.freshness.may_serve(clocks()):
             await self.endpoints.publish(service)
 
     async def withdraw(self, assignment: Assignment) -> None:
-        """Route no new request to the process; the API server has a bounded time to take the change."""
+        """Route no new request to the process; the API server has a bounded time to accept the change."""
         if assignment.service is None:
             return
         try:
@@ -154,9 +157,9 @@ class ClusterExposure(ProxyExposure):
             log.warning("endpoint_not_withdrawn", service=str(assignment.service), error=str(error) or "time-out")
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request and wait until it answers none, for a bounded time.
+        """Send the process no new request, and wait, for a bounded time, until it has none in progress.
 
-        Where no other process of the service is ready here, it takes requests until clients know of the withdrawal.
+        If no other process of the service is Ready here, it accepts requests until clients have noticed the withdrawal.
         """
         service = self._runners[uid].assignment.service
         if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ObjectKey("", ""), ())):
@@ -190,7 +193,7 @@ class ClusterExposure(ProxyExposure):
     def _assign_ports(
         self, grouped: Mapping[ObjectKey, Collection[Runner]]
     ) -> tuple[dict[ObjectKey, ServicePort], dict[ObjectKey, str]]:
-        """Return port and token of each service, and for the other services why they have none."""
+        """Return port and token of each service that has both, and the reason for each service that does not."""
         ports, problems = {}, {}
         for service, runners in grouped.items():
             try:
@@ -211,8 +214,8 @@ class ClusterExposure(ProxyExposure):
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
         if ready - serving:
-            # The proxy does not know the successor yet. Until it does, it sends requests to the predecessor, although
-            # that is to stop: the endpoint is the same for both, and was not ready for some milliseconds.
+            # The proxy does not have the successor yet, and until then sends requests to the predecessor that is to
+            # stop. Both have the same endpoint, which would otherwise be not ready for some milliseconds.
             ready |= {runner.assignment.uid for runner in runners if runner.state.phase == "Stopping"}
         members = [
             SliceMember(
@@ -227,5 +230,5 @@ class ClusterExposure(ProxyExposure):
 
 
 def clocks() -> Clocks:
-    """Read both clocks."""
+    """Return the present time of both clocks."""
     return Clocks(time.monotonic(), time.time())

@@ -26,7 +26,7 @@ class HostTokens:
             return None
 
     def data(self) -> dict[str, str]:
-        """Return the data of the host's Secret, or the last data if the Secret is missing: that revokes no token."""
+        """Return the data of the host's Secret, or the last data without one: a missing Secret revokes no token."""
         if secret := self._store.get(SECRETS, self._host, HOSTS_NAMESPACE):
             self._last_known = secret.get("data") or {}
         return self._last_known

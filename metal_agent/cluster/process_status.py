@@ -26,7 +26,7 @@ _EVENT_TYPES: Final[dict[str, EventType]] = {
 
 
 class ProcessReporter:
-    """The reporter of the processes of `host` to the API; `store` has their objects as they were last seen."""
+    """Status and Events of the processes of `host` in the API; `store` has their objects as they were last seen."""
 
     def __init__(
         self, client: Client, store: Store, events: EventRecorder, host: str, exposure: ClusterExposure
@@ -37,7 +37,7 @@ class ProcessReporter:
         self._host = host
         self._exposure = exposure
         self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
-        """The last outcome of each runner that has an Event."""
+        """The last outcome of each runner that was sent as an Event."""
 
     async def report(self, runner: Runner, disruption: Obj | None) -> None:
         """Write the status of one process, with its condition DisruptionTarget, if the object is still there.

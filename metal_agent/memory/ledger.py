@@ -105,7 +105,7 @@ def excess_bytes(
     Args:
         memory_bytes: memory of the host.
         available_bytes: memory that the system could hand out now.
-        own_bytes: the part of the other memory that our engines use.
+        own_bytes: the part of the remaining memory that our engines use.
         budget_bytes: memory that all models may use.
         loaded_bytes: models that the owner has loaded in daemons, which the system may count as available.
     """

@@ -49,7 +49,7 @@ class MeasuredProcess(Protocol):
 
 
 class MemoryMonitor:
-    """The memory monitor of one host.
+    """Measurements of the memory in use on one host.
 
     Args:
         runners: by uid of their MetalProcess.

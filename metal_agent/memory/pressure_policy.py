@@ -46,7 +46,7 @@ MAX_CALM_SECONDS: Final = 960.0
 RELAPSE_SECONDS: Final = 600.0
 """Pressure that comes back so soon after its end, or after a return, doubles the calm needed each time."""
 RETURN_SECONDS: Final = 60.0
-"""Interval between two returns: each engine must have shown how much memory it takes."""
+"""Least time between two returns: each engine must have shown how much memory it takes."""
 
 MemoryStage = Literal["absent", "loading", "serving", "ending"]
 
@@ -238,7 +238,7 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
         state = replace(state, displacing=None)
     unfinished = next((uid for uid in state.evicted if uid in running), None)
     if unfinished is not None:
-        # An earlier agent recorded the eviction and ended before it performed it.
+        # An earlier agent recorded this eviction, and ended before it evicted the process.
         return state, (Evict(unfinished),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()

@@ -208,7 +208,7 @@ class PressureWatchdog:
         try:
             await asyncio.to_thread(durable.write, self._path, wanted)
         except OSError as error:
-            # The freed memory matters more than its record; the next sample tries to write the record again.
+            # To free memory matters more than this record, which the next sample tries to write again.
             log.warning("pressure_record_not_written", path=str(self._path), error=str(error))
         else:
             self._written = wanted

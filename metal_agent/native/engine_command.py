@@ -26,7 +26,7 @@ def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()
     """Return the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
 
     Args:
-        spec: the serving that is wanted, by a runtime with a process of its own.
+        spec: the spec of a MetalProcess whose runtime has a process of its own.
         model: the weights on this host.
         further: the path on this host of each of `spec.further_artifacts`.
 
@@ -52,7 +52,7 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
-    """Return the engine's environment: the agent's, without tokens and variables that would configure the engine."""
+    """Return the engine's environment: the agent's, without tokens and without variables that configure the engine."""
     return _process(spec).environment(os.environ)
 
 

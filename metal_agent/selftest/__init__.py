@@ -1,1 +1,1 @@
-"""The self test: checks of all that the agent relies on, so that the owner of a Mac can run them on that Mac."""
+"""The self test: checks of everything that the agent relies on, which the owner of a Mac runs on that Mac."""

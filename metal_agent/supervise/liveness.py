@@ -18,7 +18,7 @@ from devices import processes
 from runtimes.probe import generate_token
 
 CHECK_SECONDS: Final = 10.0
-"""Interval of checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
+"""Time between checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
 TOKEN_CHECK_SECONDS: Final = 60.0
 """The same for an engine without a pulse endpoint: each check generates a token, which wakes the processor."""
 ANSWER_SECONDS: Final = 20.0

@@ -1,4 +1,4 @@
-"""The runner of one process: performs the actions that `lifecycle.step` decides, and feeds back their outcome."""
+"""The runner of one process: it performs the actions that `lifecycle.step` returns, and feeds back their outcome."""
 
 import asyncio
 import time
@@ -37,14 +37,14 @@ from runtimes.probe import generate_token
 from runtimes.registry import RUNTIMES
 
 GRACE_SECONDS: Final = 10.0
-"""Between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
+"""Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
 DRAIN_SECONDS: Final = 30.0
 PROGRESS_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 60.0
 _END_AGAIN_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.2
-"""Bounds how late it is noticed that an engine is ready."""
+"""The longest pause between two probes of a starting engine, which bounds the delay of Ready."""
 
 log = structlog.get_logger()
 
@@ -53,13 +53,13 @@ class Exposure(Protocol):
     """The way of requests to a process."""
 
     async def withdraw(self, assignment: Assignment) -> None:
-        """Route no new request to the process; bounded, and never raises for what the API server does."""
+        """Route no new request to the process; takes a bounded time, and raises no error of the API server."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Wait until the process answers no request, for a bounded time."""
+        """Send the process no new request, and wait, for a bounded time, until it has none in progress."""
 
     def requests(self, uid: str) -> int | None:
-        """Return how many requests the process answered when the proxy was last asked, or None if unknown."""
+        """Return the number of requests in progress that the proxy last reported for the process; None if unknown."""
 
 
 async def _do_nothing() -> None:
@@ -86,11 +86,11 @@ class RunnerContext:
     measure_memory: Callable[[], Awaitable[None]] = _do_nothing
     """Updates the ledger with the memory in use now."""
     hold: Callable[[str], Held | None] = lambda _uid: None
-    """Returns by uid why a new runner may not start an engine, or None; later changes are events."""
+    """Returns, by uid, the hold that keeps a new runner from starting an engine, or None; later changes are events."""
 
 
 class Runner:
-    """Runs one MetalProcess on this host, from assignment (or adoption of the engine of `record`) to Stopped."""
+    """The runner of one MetalProcess, from its assignment, or the adoption of the engine of `record`, to Stopped."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Runner:
         self._record_written = True
         self.progress: FetchProgress | None = None
         self.removed = False
-        """The process is no longer assigned to this host."""
+        """True if the process is no longer assigned to this host."""
         self.is_answering = True
-        """False from a call of `check_liveness` until the engine has answered; a new Ready engine has answered."""
+        """False from a call of `check_liveness` until a check finds the engine alive; True when it becomes Ready."""
         self._host = host
         self._engine = adopted
         self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
@@ -162,7 +162,7 @@ class Runner:
         self._events.put_nowait(event)
 
     async def check_liveness(self) -> None:
-        """Check the Ready engine now, as after a sleep of the machine; until it answers it gets no new requests."""
+        """Check the Ready engine now, as after a sleep of the machine; until it is alive, its endpoint is not ready."""
         if self.state.phase == "Ready" and self.state.pid is not None:
             self.is_answering = False
             await self._check_once(await read_cpu_seconds(self.state.pid))
@@ -201,7 +201,7 @@ class Runner:
     def write_record(self) -> None:
         """Write the record that the next agent needs to adopt the engine, unless it is written.
 
-        It is called again until it succeeds: without a record, an agent that restarts would start another engine.
+        It is called again until it succeeds: without a record, the next agent would kill the engine and start another.
         """
         if self.record is None or self._record_written:
             return
@@ -218,7 +218,7 @@ class Runner:
         """Enter a state and start its actions, in place of those that still run."""
         self._apply_state(state)
         while lifecycle.Spawn() in actions:
-            # At once, so that no event is handled between the start of an engine and the state that has it.
+            # Spawned here and not in a task, so that no event is handled between the start of an engine and its state.
             state, actions = step(self.state, self._spawn(group), time.monotonic())
             self._apply_state(state)
         if self._work and (actions or self.state.phase in {"Stopped", "Rejected"}):
@@ -236,7 +236,7 @@ class Runner:
             self._host.ledger.release(self.assignment.uid)
             self._hold_weights(None)
         if state.needed_bytes is not None and state.needed_bytes <= self._host.ledger.available_bytes:
-            self.notify(MemoryFreed())  # the memory came free before the refusal arrived
+            self.notify(MemoryFreed())  # the memory became free before the refusal arrived
         if state.phase == "Ready" and before.phase != "Ready":
             self.is_answering = True
             self._record_ready()
@@ -281,7 +281,7 @@ class Runner:
         return None
 
     async def _end(self, running: EngineHandle) -> None:
-        """End the engine, and retry whatever goes wrong: nothing else would end it, and its memory stays reserved."""
+        """End the engine, and retry after any error: nothing else would end it, and its memory stays reserved."""
         while True:
             try:
                 return await running.end(GRACE_SECONDS)
@@ -331,7 +331,7 @@ class Runner:
             self._hold_weights(None)
 
     def _hold_weights(self, weights: PinnedWeights | None) -> None:
-        """Hold a lock on these weights in place of the earlier ones; an engine that runs has its own lock."""
+        """Keep the lock on these weights in place of the earlier ones; a running engine has inherited its locks."""
         if self._weights:
             self._weights.release()
         self._weights = weights
@@ -343,7 +343,7 @@ class Runner:
             self._host.changed(self)
 
     def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:
-        """Start the engine and write its record; without one the next agent finds and kills it."""
+        """Start the engine and write its record; without a record, the next agent finds and kills the engine."""
         spec = self.assignment.spec
         there = self._daemon or (self._weights and self._weights.exists)
         if spec is None or not there:
@@ -353,7 +353,7 @@ class Runner:
         try:
             started = self._start_engine(spec)
         except (OSError, ValueError) as error:
-            # ValueError: an argument that no process can have, such as one with a NUL.
+            # ValueError: the runtime is no longer installed, or an argument is impossible, such as one with a NUL.
             return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
         self._engine = started
         group.create_task(self._watch_exit(started))
@@ -404,7 +404,7 @@ class Runner:
         )
 
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:
-        """Request a token until the engine generates one; the kernel says where it listens."""
+        """Request a token until the engine generates one; the kernel reports the port of an engine process."""
         problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
         spec = self.assignment.spec
         assert spec, "only what was admitted is started"  # noqa: S101 - for the type checker
@@ -412,7 +412,7 @@ class Runner:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    # Kept once found: to ask the kernel again takes longer than to ask the engine.
+                    # The URL is kept once found: a query of the kernel takes longer than a request to the engine.
                     url = url or (await asyncio.to_thread(self._engine.url) if self._engine else None)
                     if self._engine and url:
                         found = await generate_token(
@@ -426,7 +426,7 @@ class Runner:
                         if found.ok:
                             self._record_url(url)
                             return lifecycle.Answered()
-                        # A process that listens and does not know the path never will; a daemon may still be loading.
+                        # A process that answers 404 will never serve the path; a daemon may still be loading the model.
                         if found.reason == "Broken" or (found.reason == "NotFound" and self.state.pid is not None):
                             return lifecycle.Failed("EngineBroken", found.message)
                         problem = found.message
@@ -460,7 +460,7 @@ class Runner:
                 return lifecycle.Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
 
     async def _check_once(self, before: float | None) -> LivenessCheck:
-        """Look once at the Ready engine; `before` is its processor time at the last check."""
+        """Check the Ready engine once; `before` is its processor time, in seconds, at the last check."""
         url, pid, spec = self.url, self.state.pid, self.assignment.spec
         assert url and pid and spec, "only a Ready engine is checked"  # noqa: S101, PT018 - for the type checker
         requests = self._host.exposure.requests(self.assignment.uid)
@@ -469,7 +469,7 @@ class Runner:
             pulse = RUNTIMES[spec.runtime].pulse
             model = self.model or spec.service_name
             answer = await liveness.probe_liveness(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
-            # Not needed for an idle engine that answered, which is the case in most checks.
+            # The processor time of an idle engine that answered is not needed, and most checks find such an engine.
             after = await read_cpu_seconds(pid) if answer.silent or requests else None
         check = LivenessCheck(answer, before, after)
         if check.alive and not self.is_answering:

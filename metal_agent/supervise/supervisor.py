@@ -84,7 +84,7 @@ class Supervisor:
         """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
 
         An engine that `pomona up` left running is handed over to an assignment of the same engine. With
-        `keep_unclaimed` the other engines of `pomona up` stay, unless an assignment needs their memory and waits.
+        `keep_unclaimed` the other engines of `pomona up` stay, unless an assignment waits for their memory.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())

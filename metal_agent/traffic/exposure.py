@@ -1,8 +1,8 @@
-"""Brings requests to the processes of a host and keeps them away, by the configuration of its proxy.
+"""Route requests to the processes of a host, or keep requests away from them, by the configuration of its proxy.
 
-`ProxyExposure` has what every host needs: which processes are served, draining, and the proxy's counts. Its subclasses
-decide the listeners: a port for each service and EndpointSlices in a cluster, one endpoint for all services on a
-machine alone.
+`ProxyExposure` has the parts that every host needs: the choice of the processes that are served, draining, and the
+proxy's counts. Its subclasses decide the listeners: a port for each service and EndpointSlices in a cluster, one
+endpoint for all services on a machine without a cluster.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class ServicePort:
 
 
 class ProxyExposure(ABC):
-    """Serves the processes in `runners`, by uid, through `proxy`."""
+    """The exposure of the processes in `runners`, by uid, through `proxy`."""
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner]) -> None:
         self._proxy = proxy
@@ -54,21 +54,21 @@ class ProxyExposure(ABC):
         return grouped
 
     async def configure(self) -> bool:
-        """Send the proxy its whole configuration; return whether what it serves has changed.
+        """Send the proxy its whole configuration; return True if the outcome differs from the one before.
 
         Raises ProxyUnreachableError and ProxyRefusedError.
         """
         async with self._configuring:
-            # A process that was evicted may be back: only one that is Stopping still drains.
+            # An evicted process may be back: only a process that is Stopping still drains.
             self._draining &= {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
             return await self._configure()
 
     @abstractmethod
     async def withdraw(self, assignment: Assignment) -> None:
-        """Remove the process from wherever clients find it, other than the proxy; bounded, and never raises."""
+        """Remove the process from all places where clients find it, except the proxy; bounded in time, never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request and wait until it answers none, for a bounded time."""
+        """Send the process no new request, and wait, for a bounded time, until it has none in progress."""
         self._draining.add(uid)
         try:
             await self.configure()
@@ -78,9 +78,9 @@ class ProxyExposure(ABC):
             log.warning("drain_failed", uid=uid, error=str(error))
 
     async def idle_seconds(self) -> dict[str, float | None]:
-        """Return by uid for how long each process has answered no request; None: it never had one.
+        """Return, by uid, the seconds that each process has been without a request; None: it never had one.
 
-        Empty when the proxy does not answer.
+        Empty if the proxy does not answer.
         """
         try:
             state = await self._proxy.client.state()
@@ -90,7 +90,7 @@ class ProxyExposure(ABC):
         return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
 
     def requests(self, uid: str) -> int | None:
-        """Count the requests that the process answered when the proxy was last asked; None: not known."""
+        """Return the number of requests in progress that the proxy last reported for the process; None if unknown."""
         state = self._proxy.state
         backends = [backend for service in state.services for backend in service.backends] if state else []
         return next((backend.in_flight for backend in backends if backend.uid == uid), None)
@@ -100,7 +100,7 @@ class ProxyExposure(ABC):
 
     @abstractmethod
     async def _configure(self) -> bool:
-        """Do as `configure`, which lets only one call at a time come here."""
+        """Do the work of `configure`, which makes one call at a time."""
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         return await self._proxy.client.wait_idle(uid, timeout_seconds)
@@ -116,7 +116,7 @@ def proxy_config(
     """Return the whole configuration of the proxy.
 
     Args:
-        address: where it listens.
+        address: the address on which it listens.
         grouped: the processes of each service; a service without a port or a token is not in `ports` and not served.
         ports: the port and the token of each service.
         draining: uids of processes that get no new request.
