@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from gateway.proxy import errors
 from gateway.proxy.config import ProxyConfig, RouterListener, ServiceStats
 from gateway.proxy.control_client import ProxyRefusedError
 from tests.support.eventually import eventually
@@ -183,6 +184,11 @@ async def test_router_picks_the_service_by_model(proxy: ProxyProcess, http: aioh
     counted = {each.name: each.stats for each in (await proxy.client.state()).services}
     assert (counted["x/chat"].requests, counted["y/mail"].requests) == (2, 1)
     assert (counted["x/chat"].tokens_in, counted["x/chat"].tokens_out) == (6, 4)
+
+
+@pytest.mark.parametrize("error", [errors.missing_model([]), errors.model_not_found("gpt", [])])
+def test_error_of_a_router_without_services_says_to_try_again(error: errors.RequestError) -> None:
+    assert json.loads(error.body)["error"]["message"].endswith("no model is served here now: try again later")
 
 
 async def test_router_lists_all_models_also_in_its_errors(
