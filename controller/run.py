@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from controller.hosts.reconciler import HostWatch, host_reconciler
+from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
 from controller.reconcile.executor import Executor
@@ -88,19 +88,19 @@ class Item(NamedTuple):
 
 
 def registrations(
-    options: ControllerOptions, watch: HostWatch
+    options: ControllerOptions, leases: LeaseReader
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
     prober = Prober(options.trust)
-    binder = Binder(watch.bindable)
-    watch.subscribe(binder.wake)
+    binder = Binder(leases.bindable)
+    leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.image, options.environment),
         service_reconciler(prober),
-        release_reconciler(watch.wait_seconds),
-        host_reconciler(watch),
+        release_reconciler(leases.wait_seconds),
+        host_reconciler(leases),
     )
-    return reconcilers, (watch.run, binder.run, prober.run)
+    return reconcilers, (leases.run, binder.run, prober.run)
 
 
 class Controller:
@@ -109,8 +109,8 @@ class Controller:
     def __init__(self, client: Client, credentials: Callable[[], Credentials], options: ControllerOptions) -> None:
         self._client = client
         self._credentials = credentials
-        self._watch = HostWatch()
-        reconcilers, self._leader_tasks = registrations(options, self._watch)
+        self._leases = LeaseReader()
+        reconcilers, self._leader_tasks = registrations(options, self._leases)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
@@ -144,7 +144,7 @@ class Controller:
         self._queue = queue = WorkQueue[Item]()
         try:
             await self._load()
-            self._watch.liveness.restart()
+            self._leases.liveness.restart()
             leading = Leading(self._client, self.store, self._recorder, self._enqueue)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())

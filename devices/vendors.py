@@ -1,6 +1,6 @@
 """The table of accelerators: the resources and tolerations with which a pod gets a device. A vendor is one entry.
 
-All differences between vendors are data here; the code that builds a pod names no vendor.
+The code that builds a pod names no vendor. The container images for a vendor are in the module of each engine.
 """
 
 from collections.abc import Mapping

@@ -101,7 +101,7 @@ class Elector:
             if left <= 0:
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
             if await self._attempt(min(left, self._deadline / 2), self._take_or_renew):
-                # The time before the request counts: the server cannot have recorded the renewal earlier.
+                # Counted from before the request, the earliest time at which the server can have recorded the renewal.
                 renewed_at = started
             elif (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} is held by {holder}")

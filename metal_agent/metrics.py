@@ -17,7 +17,7 @@ from prometheus_client import Enum as EnumMetric
 from devices.pressure import PressureLevel
 from metal_agent.lifecycle import Phase
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import STEP_LABELS, PressureAction
+from metal_agent.memory.pressure_policy import ACTION_LABELS, PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.supervise.runner import Runner
 
@@ -45,7 +45,7 @@ class AgentMetrics:
             ["step"],
             registry=registry,
         )
-        for label in STEP_LABELS.values():
+        for label in ACTION_LABELS.values():
             self._steps.labels(label)
         self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
 
@@ -64,7 +64,7 @@ class AgentMetrics:
 
     def count(self, step: PressureAction) -> None:
         """Count a step that was taken."""
-        self._steps.labels(STEP_LABELS[type(step)]).inc()
+        self._steps.labels(ACTION_LABELS[type(step)]).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -1,4 +1,4 @@
-"""The table of runtimes: a new engine is a module and one entry here."""
+"""The table of runtimes, one module each."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

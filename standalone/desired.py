@@ -89,7 +89,7 @@ def with_inspection(model: Model, found: Inspection) -> Model:
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
 
 
-def with_stated_facts(model: Model) -> Model:
+def assume_ready(model: Model) -> Model:
     """Return the Model as ready with the facts that its spec states, for a source that cannot be inspected here."""
     return _with_status(model, "Ready", true=True, reason="HostInspects", message=model.spec.source, facts=ModelFacts())
 

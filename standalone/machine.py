@@ -256,7 +256,7 @@ class Machine:
     async def _inspect_once(self, model: Model) -> Model:
         """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
         if parse(model.spec.source).is_library:
-            return desired.with_stated_facts(model)
+            return desired.assume_ready(model)
         return desired.with_inspection(model, await self._read_header(model))
 
     async def _read_header(self, model: Model) -> Inspection:

@@ -32,7 +32,7 @@ SECRETS_SECONDS: Final = 60.0
 log = structlog.get_logger()
 
 
-class HostWatch:
+class LeaseReader:
     """A loop that reads the Leases while this replica leads, and keeps the `liveness` of hosts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,14 +92,14 @@ class HostInputs(NamedTuple):
     """The host's existing Secret; None if there is none, or if `tokens` is None."""
 
 
-def host_reconciler(watch: HostWatch) -> Reconciler:
+def host_reconciler(leases: LeaseReader) -> Reconciler:
     """Return the reconciler of hosts."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
-        if not watch.bindable(key.name):
+        if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
-            await watch.read()
-        liveness = watch.liveness.state(key.name)
+            await leases.read()
+        liveness = leases.liveness.state(key.name)
         if liveness == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)

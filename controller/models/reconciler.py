@@ -29,7 +29,7 @@ from kube.store import Store
 
 READY: Final = "Ready"
 CACHED: Final = "Cached"
-SILENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
+REASONS_WITHOUT_EVENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
 
@@ -252,7 +252,9 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
         delete=prune(past, ()),
         status=status,
-        events=transitions(model.status.conditions, verdict.conditions, action="Reconcile", silent=SILENT),
+        events=transitions(
+            model.status.conditions, verdict.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
+        ),
         again_seconds=min(waits, default=None),
     )
 

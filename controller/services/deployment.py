@@ -176,10 +176,10 @@ def deployment(
 
 
 def _strategy(vendor: Vendor) -> Obj:
-    """Return the strategy: start a new pod beside the old one, unless it needs a device, as a second is seldom free."""
+    """Return Recreate for pods with a device, because a second one is seldom free; else start the new pod first."""
     if vendor.device_resource:
         return {"type": "Recreate"}
-    # Stated although near the defaults: else a change to Recreate would leave these fields in place and be refused.
+    # Stated in full: a later change to Recreate must remove these fields, or it is refused.
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 

@@ -144,8 +144,8 @@ def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | N
     metadata = process.metadata
     if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
         return Plan()
-    never_ran = process.spec.host_name is None or process.status.phase == "Stopped"
-    if not never_ran and host_exists and (wait_seconds is None or wait_seconds > 0):
+    runs_nowhere = process.spec.host_name is None or process.status.phase == "Stopped"
+    if not runs_nowhere and host_exists and (wait_seconds is None or wait_seconds > 0):
         return Plan(again_seconds=wait_seconds)
     operations = (
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.resource_version},

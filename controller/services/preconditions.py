@@ -187,7 +187,7 @@ def memory_bytes(service: InferenceService, served: Served) -> int | None:
 
 
 def is_memory_stated(served: Served) -> bool:
-    """Return whether the user stated the memory of a replica or of a companion, instead of an estimate."""
+    """Return whether a Model of the service states its memory in spec.memoryBytes, so that it is not estimated."""
     return any(
         each.spec.memory_bytes is not None
         for each in (served.model, *(companion.model for companion in served.companions))

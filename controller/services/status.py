@@ -22,7 +22,7 @@ from runtimes.probe import ProbeResult
 
 READY: Final = "Ready"
 MODEL_READY: Final = "ModelReady"
-SILENT: Final = {
+REASONS_WITHOUT_EVENT: Final = {
     "Progressing",
     "Probing",
     "Starting",
@@ -66,7 +66,7 @@ class ReadyInputs(NamedTuple):
     blocked: bool = False
     """No replica can be created now."""
     problem: ServiceProblem | None = None
-    """The reason why not all replicas are ready and reached by the same scheme."""
+    """Why some replicas are not ready, or are reached by different schemes."""
     probe: ProbeResult | None = None
     """The last result of the probe; None before the first, or if there is nothing to probe."""
     can_be_probed: bool = False
@@ -97,7 +97,7 @@ class ReadyRow(NamedTuple):
     is_true: bool
     reason: str
     message: str
-    is_of_last: bool = False
+    keeps_generation: bool = False
     """observedGeneration stays: the latest generation has not been probed yet."""
 
 
@@ -152,7 +152,7 @@ READY_TABLE: Final = (
         is_true=True,
         reason="Probing",
         message="still serving; waiting for the replicas to generate a first token",
-        is_of_last=True,
+        keeps_generation=True,
     ),
     ReadyRow(
         "still serving an earlier spec",
@@ -160,7 +160,7 @@ READY_TABLE: Final = (
         is_true=True,
         reason="{problem_reason}",
         message="still serving; the latest spec is not rolled out yet: {problem}",
-        is_of_last=True,
+        keeps_generation=True,
     ),
     ReadyRow(
         "still serving, with a problem",
@@ -168,7 +168,7 @@ READY_TABLE: Final = (
         is_true=True,
         reason="{problem_reason}",
         message="still serving; {problem}",
-        is_of_last=True,
+        keeps_generation=True,
     ),
     ReadyRow(
         "not serving",
@@ -253,7 +253,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
     """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
     ready = [each for each in status["conditions"] if each["type"] == READY]
-    return transitions(service.status.conditions, ready, action="Reconcile", silent=SILENT)
+    return transitions(service.status.conditions, ready, action="Reconcile", silent=REASONS_WITHOUT_EVENT)
 
 
 def build_ready_condition(inputs: ReadyInputs) -> Obj:
@@ -264,7 +264,7 @@ def build_ready_condition(inputs: ReadyInputs) -> Obj:
         true=row.is_true,
         reason=inputs.fill_in(row.reason),
         message=inputs.fill_in(row.message),
-        generation=inputs.last_generation if row.is_of_last else inputs.generation,
+        generation=inputs.last_generation if row.keeps_generation else inputs.generation,
     )
 
 

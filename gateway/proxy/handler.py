@@ -162,7 +162,7 @@ async def _serve(
             backend = service.take_other_backend(tried)
         raise _no_backend(inference, service)
     finally:
-        service.queue.release(time.monotonic() - began)
+        service.queue.finish_request(time.monotonic() - began)
 
 
 def _no_backend(inference: InferenceRequest, service: Service) -> RequestError:

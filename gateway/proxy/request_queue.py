@@ -51,7 +51,7 @@ class RequestQueue(Generic[S]):
         return len(self._waiting)
 
     async def acquire(self) -> S:
-        """Wait for a slot and return it; the caller gives it back before it calls `release`.
+        """Wait for a slot and return it; the caller returns the slot before it calls `finish_request`.
 
         Raises QueueFullError and NoBackendError.
         """
@@ -73,7 +73,7 @@ class RequestQueue(Generic[S]):
                 self.admit_waiting()
             raise
 
-    def release(self, seconds: float) -> None:
+    def finish_request(self, seconds: float) -> None:
         """Count a request as ended, which held its slot for `seconds`, and admit waiting requests."""
         self.in_flight -= 1
         weight = _NEWEST_WEIGHT if self._mean_seconds else 1

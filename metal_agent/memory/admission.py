@@ -55,7 +55,7 @@ async def admit(
     if not problem:
         return Admitted()
     seen = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
-    # The use that was measured beyond the estimate would be added to that of any other context, too.
+    # Engines of this model used more than estimated: assume the same excess for any other context.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
     if needed is not None and needed.total_bytes <= limit_bytes and not spec.further_artifacts:
         # spec.memoryBytes was stated higher than needed: no other context and no other weights would help.

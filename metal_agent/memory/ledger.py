@@ -1,8 +1,8 @@
 """The ledger of memory reserved for processes, so that a host is never over-committed: that panics Macs.
 
-An engine counts with the larger of its reservation and its measured use; other programs count with their use beyond the
-share that the budget leaves them. Only free memory is reserved. If use grows afterwards, less is left for the next
-process, and the pressure watchdog relieves the host.
+An engine counts with the larger of its reservation and its measured use. Other programs may use the memory of the host
+that is not in the budget; only their use beyond that counts. Only free memory is reserved. If use grows afterwards,
+less is left for the next process, and the pressure watchdog relieves the host.
 """
 
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def excess_bytes(
     Args:
         memory_bytes: memory of the host.
         available_bytes: memory that the system could hand out now.
-        own_bytes: the part of the remaining memory that our engines use.
+        own_bytes: memory in use by our engines.
         budget_bytes: memory that all models may use.
         loaded_bytes: models that the owner has loaded in daemons, which the system may count as available.
     """

@@ -75,7 +75,7 @@ class EvictionCandidate:
 
     @property
     def displacement_order(self) -> tuple[bool, int, float, int]:
-        """Sort key, the least loss last; an engine that still loads answers no request, so it counts as idle."""
+        """Sort key: the greatest is displaced first. An engine that loads answers no request, so it counts as idle."""
         idle = math.inf if self.stage == "loading" else self.idle_seconds or 0.0
         return not self.is_protected, PRIORITY_RANK[self.priority], idle, self.memory_bytes
 
@@ -119,7 +119,7 @@ class Return:
 
 
 PressureAction = Hold | Displace | CancelDisplacement | Evict | Release | Return
-STEP_LABELS: Final[dict[type[PressureAction], str]] = {
+ACTION_LABELS: Final[dict[type[PressureAction], str]] = {
     Hold: "hold",
     Displace: "ask",
     CancelDisplacement: "keep",

@@ -27,7 +27,7 @@ HUNG_CHECKS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class LivenessAnswer:
-    """The engine's reaction to a probe; `silent` if none came in time."""
+    """The outcome of a probe; `silent` if the engine did not answer in time."""
 
     problem: str = ""
     silent: bool = False
@@ -68,6 +68,11 @@ class LivenessCheck:
 def count_failures(so_far: int, check: LivenessCheck) -> int:
     """Return how many checks in a row, `check` included, found the engine not alive."""
     return 0 if check.alive else so_far + 1
+
+
+def is_hung(failures: int) -> bool:
+    """Decide whether the engine hangs, after so many failed checks in a row."""
+    return failures >= HUNG_CHECKS
 
 
 def pause_seconds(pulse: str | None, so_far: int) -> float:

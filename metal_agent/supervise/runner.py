@@ -456,7 +456,7 @@ class Runner:
             if check.alive:
                 continue
             self._log.warning("engine_not_alive", pid=self.state.pid, checks=failures, problem=check.problem)
-            if failures >= liveness.HUNG_CHECKS:
+            if liveness.is_hung(failures):
                 return lifecycle.Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
 
     async def _check_once(self, before: float | None) -> LivenessCheck:

@@ -143,7 +143,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
         "hub": token_of("uid-user"),
         "studio-1": {"metadata": {"name": "studio-1"}},
     }
-    observe = reconciler.host_reconciler(reconciler.HostWatch()).observe
+    observe = reconciler.host_reconciler(reconciler.LeaseReader()).observe
     assert observe is not None
     facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
     assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
@@ -155,9 +155,9 @@ async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoin
 ) -> None:
     monkeypatch.setattr(reconciler, "READ_SECONDS", 0)
     known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
-    watch, enqueued = reconciler.HostWatch(clock=count(step=5).__next__), set[ObjectKey]()
+    leases, enqueued = reconciler.LeaseReader(clock=count(step=5).__next__), set[ObjectKey]()
     recorder: Any = None
     leading = Leading(Api(), known, recorder, lambda _resource, key: enqueued.add(key))
-    async with running(watch.run(leading)):
+    async with running(leases.run(leading)):
         await eventually(lambda: KEY in enqueued)
-    assert watch.liveness.state("studio-1") == "Expired"
+    assert leases.liveness.state("studio-1") == "Expired"
