@@ -29,9 +29,11 @@ SUBCOMMANDS = {
     invoke_without_command=True,
     subcommand_metavar="[COMMAND]",
 )
-@click.option("--name", help="Name of this host's MetalHost.")
+@click.option("--name", help="Name of the MetalHost of this machine.")
 @click.option(
-    "--kubeconfig", type=click.Path(path_type=Path), help="Credentials of this host; default: as for kubectl."
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    help="Kubeconfig with the credentials of this host. Default: as for kubectl.",
 )
 @click.option(
     "--state-dir",
@@ -39,29 +41,32 @@ SUBCOMMANDS = {
     help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
 )
 @click.option(
-    "--address", help="Address at which the cluster reaches this host; default: the one on the route to the API server."
+    "--address",
+    help="Address at which the cluster reaches this host. Default: the address on the route to the API server.",
 )
 @click.option("--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services.")
 @click.option(
-    "--file-root", type=click.Path(path_type=Path), help="Folder for file:// sources; without it, they are refused."
+    "--file-root",
+    type=click.Path(path_type=Path),
+    help="Folder for file:// sources. Without this option, file:// sources are refused.",
 )
 @click.option(
     "--tls-certificate",
     type=click.Path(path_type=Path),
-    help="Serve https with this certificate and its chain, in PEM form; reloaded when it is renewed.",
+    help="Serve https with this certificate and its chain, in PEM form. A renewed certificate is reloaded.",
 )
 @click.option(
     "--tls-key",
     type=click.Path(path_type=Path),
     help="Private key of the certificate, in PEM form, without a password.",
 )
-@click.option("--memory-budget", type=Size(), help="Most memory for all models together, such as 12GiB.")
+@click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB.")
 @click.option(
     "--metrics-address",
     type=ListenAddressParam(),
     default="127.0.0.1:17999",
     show_default=True,
-    help="Address of the metrics for Prometheus; `off` for none.",
+    help="Address of the metrics for Prometheus; `off` disables them.",
 )
 @click.pass_context
 def command(

@@ -24,7 +24,7 @@ INHERITED_VARIABLES = ("HF_ENDPOINT",)
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Cluster and credentials; default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
 )
 @click.option(
     "--image",
@@ -35,7 +35,7 @@ INHERITED_VARIABLES = ("HF_ENDPOINT",)
 @click.option(
     "--hosts-ca",
     type=click.Path(path_type=Path),
-    help="Certificate authorities, in PEM form, of hosts that serve https; default: the system's.",
+    help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
 )
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbose: bool) -> None:

@@ -22,12 +22,15 @@ _LINE_EVERY_SECONDS = 10.0
 @click.option(
     "--sha256",
     callback=outcome.digest,
-    help="Expected digest; a file with another one is deleted. Default: the hub's, if it has one.",
+    help="Expected SHA-256. A download with another SHA-256 is deleted. Default: the SHA-256 that the hub "
+    "states, if any.",
 )
 @click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` prints it.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
+@click.option(
+    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
+)
 def command(
     source: str,
     folder: Path,
@@ -38,12 +41,15 @@ def command(
     as_json: bool,
     result: Path | None,
 ) -> None:
-    """Download the file of SOURCE to a folder: resumed after an interruption, verified, never left incomplete.
+    """Download the file of SOURCE to a folder, and verify the file.
+
+    An interrupted download is resumed. The file gets its final name only when it is complete.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. A file that
-    is complete is not downloaded again. HF_TOKEN is the token for downloads, HF_ENDPOINT a mirror of the hub.
+    is complete is not downloaded again. The environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT
+    is the URL of a mirror of the hub.
 
-    Exit code: 0 fetched, 1 failed but a retry may help, 2 failed for good.
+    Exit code: 0 fetched, 1 failed but a retry may help, 2 failed and a retry does not help.
 
     \b
     Examples:

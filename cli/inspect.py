@@ -13,18 +13,24 @@ from crds.size import size_text
 
 @click.command("inspect")
 @click.argument("source")
-@click.option("--sha256", callback=outcome.digest, help="Expected digest, compared with the hub's where it has one.")
+@click.option(
+    "--sha256",
+    callback=outcome.digest,
+    help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
+)
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--result", type=click.Path(path_type=Path), help="Also write the result or the error here, as JSON.")
+@click.option(
+    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
+)
 def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
-    """Read the header of the file of SOURCE: architecture, quantization, context, and the memory that serving takes.
+    """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
-    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header is downloaded. HF_TOKEN is the
-    token for downloads, HF_ENDPOINT a mirror of the hub.
+    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header is downloaded. The
+    environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT is the URL of a mirror of the hub.
 
-    Exit code: 0 inspected, 1 failed but a retry may help, 2 failed for good.
+    Exit code: 0 inspected, 1 failed but a retry may help, 2 failed and a retry does not help.
 
     \b
     Examples:

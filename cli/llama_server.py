@@ -8,7 +8,7 @@ import click
 @click.command("llama-server", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """Run llama.cpp's server; ARGUMENTS are llama-server's (--help lists those it takes)."""
+    """Run llama.cpp's server. ARGUMENTS are arguments of llama-server; --help lists the supported ones."""
     try:
         from runtimes import llama_launcher  # noqa: PLC0415 - the extra may be missing, and the error says how to install it
     except ModuleNotFoundError as error:

@@ -12,15 +12,16 @@ from gateway.proxy import control
 @click.command("proxy")
 @click.option("--socket", required=True, type=click.Path(path_type=Path), help="Unix socket of the control API.")
 @click.option(
-    "--drain-seconds", default=30.0, show_default=True, help="Time for running requests to end after SIGTERM."
+    "--drain-seconds", default=30.0, show_default=True, help="Seconds that running requests have to end after SIGTERM."
 )
 def command(socket: Path, drain_seconds: float) -> None:
-    """Forward requests to engines as the agent configures it over the control socket, until SIGTERM.
+    """Forward requests to engines until SIGTERM.
 
-    The agent starts it. A second proxy at the same socket refuses to start.
+    The agent starts the proxy, and configures it over the control socket. A second proxy at the same socket refuses to
+    start.
 
     \b
-    Example, to print its state:
+    Example, to print the state of the proxy:
       curl --unix-socket ~/.local/state/pomona/proxy/control.sock http://proxy/state
     """
     log.configure()

@@ -18,7 +18,7 @@ from metal_agent.selftest.run import run_selftest
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, to be pasted into an issue.")
 @click.pass_context
 def command(ctx: click.Context, *, as_json: bool) -> None:
-    """Check what the agent relies on: tools, processes, sockets and memory of this machine.
+    """Check the tools, processes, sockets and memory of this machine, on which the agent relies.
 
     Each line is ok, unknown (the agent works without it) or FAILED. The command starts and ends a few processes of its
     own, one of which takes 256 MiB, and changes nothing else. The exit code is 1 when a check FAILED.

@@ -31,7 +31,10 @@ PORT: Final = 8080
 @click.command("up")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--model", "sources", multiple=True, help="Serve a source without a file: hf://, http(s):// or a path. Repeatable."
+    "--model",
+    "sources",
+    multiple=True,
+    help="Serve this source without a manifest: hf://, http(s):// or a path. Repeatable.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port on 127.0.0.1.")
 @click.option(
@@ -39,7 +42,7 @@ PORT: Final = 8080
     type=click.Path(path_type=Path),
     help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
 )
-@click.option("--memory-budget", type=Size(), help="Most memory for all models together, such as 12GiB.")
+@click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 def command(
     files: tuple[Path, ...],
@@ -55,10 +58,10 @@ def command(
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
     endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
     requests and stops everything; press it again to abort them. To load changes of FILES, restart the command.
-    HF_TOKEN is the token for downloads, HF_ENDPOINT a mirror of the hub.
+    The environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
-    again.
+    the models again.
 
     \b
     Examples:

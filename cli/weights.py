@@ -22,7 +22,11 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 @click.command("weights")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="State folder of the agent.")
 @click.option(
-    "--remove", "removed", multiple=True, metavar="DIGEST", help="Delete these weights; the first digits are enough."
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar="DIGEST",
+    help="Delete the weights with this digest; its first digits are enough. Repeatable.",
 )
 def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
     """List the weights on this host, the most recently used first, or delete some.

@@ -26,8 +26,8 @@ class ServiceHardware(ApiStruct, frozen=True):
     accelerator: Annotated[
         Accelerator | None,
         described(
-            "Where replicas run: cpu and nvidia are pods, metal is an off-cluster host with a metal agent. Absent "
-            "takes the Model's."
+            "Where replicas run: cpu and nvidia in pods, metal on an off-cluster host with a metal agent. "
+            "Default: the accelerator of the Model."
         ),
     ] = None
 
@@ -37,11 +37,12 @@ class Resources(ApiStruct, frozen=True):
 
     gpu: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None,
-        described("Devices of one nvidia replica; absent: 1.", format="int32"),
+        described("GPUs that one nvidia replica requests. Default: 1.", format="int32"),
     ] = None
-    cpu: Annotated[Quantity | None, described("CPU that is requested, for example 2 or 500m.")] = None
+    cpu: Annotated[Quantity | None, described("CPU that one replica requests, for example 2 or 500m.")] = None
     memory: Annotated[
-        Quantity | None, described("Memory that is requested; absent is what the Model and its context take.")
+        Quantity | None,
+        described("Memory that one replica requests. Default: the memory that the Model and its context take."),
     ] = None
 
 
@@ -50,27 +51,42 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
 
     model_ref: Annotated[Name, described("Name of a Model in the same namespace.")]
     replicas: Annotated[
-        int, Meta(ge=0, le=100), described("Replicas that serve; 0 keeps the Service and no replica.", format="int32")
+        int,
+        Meta(ge=0, le=100),
+        described("Number of replicas. 0 stops all replicas and keeps the Service.", format="int32"),
     ] = 1
-    suspend: Annotated[bool, described("Stops all replicas and keeps everything else, until it is false again.")] = (
-        False
-    )
+    suspend: Annotated[
+        bool,
+        described(
+            "If true, all replicas are stopped, and everything else is kept. Set suspend to false to start the "
+            "replicas again."
+        ),
+    ] = False
     hardware: Annotated[ServiceHardware, described("Hardware of one replica.")] = ServiceHardware()
-    resources: Annotated[Resources, described("What one replica that runs as a pod asks of its node.")] = Resources()
+    resources: Annotated[
+        Resources, described("Resources that one replica requests of its node if the replica runs as a pod.")
+    ] = Resources()
     runtime: Annotated[
         RuntimeName | None,
         described(
-            "Engine that serves; absent is llama.cpp for a GGUF file and mlx-lm for a folder of MLX weights. Pods run "
-            "llama.cpp; hosts run what `kubectl get mh -o yaml` lists in status.runtimes."
+            "Engine that serves the model. Default: llama.cpp for a GGUF file, mlx-lm for a folder of MLX "
+            "weights, ollama for an ollama:// source. Pods run llama.cpp only. A host runs the engines in its "
+            "status.runtimes, which `kubectl get mh -o yaml` shows."
         ),
     ] = None
     speculative: Annotated[
         Speculative | None,
-        described("Speculative decoding: a small model guesses, the model itself checks several guesses at once."),
+        described(
+            "Speculative decoding: a small draft model proposes tokens, and the model checks several of these "
+            "tokens at once."
+        ),
     ] = None
     projector_model_ref: Annotated[
         Name | None,
-        described("Name of a Model in the same namespace whose artifact lets this one see images or hear (mmproj)."),
+        described(
+            "Name of a Model in the same namespace whose artifact is a projector (mmproj). With the projector, "
+            "the service accepts images or sound."
+        ),
     ] = None
     adapters: Annotated[
         list[Adapter],
@@ -80,13 +96,14 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     priority: Annotated[
         Priority,
         described(
-            "Which service is placed first when hosts are scarce, and leaves last when its host is short of memory. A "
-            "critical one leaves only while the shortage is critical too, and after all others."
+            "When hosts are scarce, services of higher priority are placed first. When a host is short of memory, "
+            "services of lower priority are removed from the host first. A critical service is removed only while "
+            "the memory pressure is critical, and after all other services."
         ),
     ] = "normal"
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
-        described("Container image with llama-server as its entry point; absent is llama.cpp's own."),
+        described("Container image with llama-server as its entry point. Default: the image of llama.cpp."),
     ] = None
     node_selector: Annotated[
         dict[str, str], described("Labels that a node must have to run a pod of this service or fetch its weights.")
@@ -102,20 +119,22 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     """Observed state of a service, as the controller reports it."""
 
     observed_generation: Annotated[
-        int | None, described("The metadata.generation that this status was decided for.", format="int64")
+        int | None, described("The metadata.generation from which this status was computed.", format="int64")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
         described(
-            "Pending: waits for its Model or a place. Downloading: weights are on their way. Progressing: replicas "
-            "start. Ready: answers. Degraded: answers with fewer replicas. Failed: the conditions say why. "
-            "Suspended: stopped on request."
+            "Pending: the service waits for its Model, or for a host or node with enough free capacity. "
+            "Downloading: the weights are being downloaded. Progressing: replicas are starting, or a new spec is "
+            "being rolled out. Ready: the service answers. Degraded: the service answers, but has fewer ready "
+            "replicas than spec.replicas or another problem, which the conditions show. Failed: the conditions "
+            "show the cause. Suspended: spec.suspend is true or spec.replicas is 0."
         ),
     ] = "Pending"
     replicas: Annotated[int | None, described("Replicas that exist.", format="int32")] = None
     ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
     selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
-    accelerator: Annotated[str, described("Accelerator that was decided for.")] = ""
+    accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
     endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
     conditions: Conditions = []
 
@@ -138,10 +157,10 @@ class InferenceService(ApiStruct, frozen=True):
     """Desired serving of one Model at one address."""
 
     metadata: Annotated[ObjectMeta, described("Standard object metadata.")]
-    spec: Annotated[InferenceServiceSpec, described("What is to be served.", *MODE_RULES)]
-    status: Annotated[InferenceServiceStatus, described("What the controller knows about this service.")] = (
-        InferenceServiceStatus()
-    )
+    spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *MODE_RULES)]
+    status: Annotated[
+        InferenceServiceStatus, described("Observed state of the service, as the controller reports it.")
+    ] = InferenceServiceStatus()
     api_version: str = ""
     kind: str = ""
 

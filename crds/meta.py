@@ -134,25 +134,25 @@ class Condition(ApiStruct, frozen=True):
     type: Annotated[
         str,
         Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"),
-        described("What this condition is about, in CamelCase."),
+        described("Type of the condition, in CamelCase."),
     ]
     status: Annotated[Literal["True", "False", "Unknown"], described("True, False or Unknown.")]
     reason: Annotated[
         str,
         Meta(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
-        described("Why, as one CamelCase word that programs may compare."),
+        described("Reason for the status: one CamelCase word that programs may compare."),
     ]
-    message: Annotated[str, Meta(max_length=32768), described("Why, and the way out, for a person.")]
+    message: Annotated[str, Meta(max_length=32768), described("Explanation for people: the cause and the remedy.")]
     last_transition_time: Annotated[str, described("When the status last changed.", format="date-time")]
     observed_generation: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        described("The metadata.generation that was looked at.", format="int64"),
+        described("The metadata.generation for which the condition was set.", format="int64"),
     ] = None
 
 
 Conditions = Annotated[
     list[Condition],
-    described("What is known of the object now, one entry for each type.", **keyed_by("type")),
+    described("Current conditions of the object, one entry for each type.", **keyed_by("type")),
 ]
 
 
@@ -165,9 +165,12 @@ class SecretReference(ApiStruct, frozen=True):
 class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
-    key: Annotated[str, described("Taint key that is tolerated; empty with operator Exists tolerates all.")] = ""
+    key: Annotated[
+        str, described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints.")
+    ] = ""
     operator: Annotated[
-        Literal["Exists", "Equal"], described("Whether the taint's value must be equal, or only exist.")
+        Literal["Exists", "Equal"],
+        described("Equal: the taint must have the same value. Exists: the taint may have any value."),
     ] = "Equal"
     value: Annotated[str, described("Taint value that is tolerated when operator is Equal.")] = ""
     effect: Annotated[
@@ -175,5 +178,8 @@ class Toleration(ApiStruct, frozen=True):
         described("Taint effect that is tolerated; empty tolerates all effects."),
     ] = ""
     toleration_seconds: Annotated[
-        int | None, described("For NoExecute: seconds until eviction; absent is for ever.", format="int64")
+        int | None,
+        described(
+            "For effect NoExecute: seconds until the pod is evicted. Default: the pod is never evicted.", format="int64"
+        ),
     ] = None

@@ -15,14 +15,14 @@ class HostProcess(ApiStruct, frozen=True):
     uid: Annotated[str, described("metadata.uid of the MetalProcess.")]
     namespace: Annotated[str, described("Namespace of the MetalProcess.")] = ""
     name: Annotated[str, described("Name of the MetalProcess.")] = ""
-    memory_bytes: Annotated[int | None, described("Bytes reserved for it.", format="int64")] = None
+    memory_bytes: Annotated[int | None, described("Memory reserved for the process, in bytes.", format="int64")] = None
 
 
 class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
-    name: Annotated[str, described("Level as the system calls it, for example Performance.")]
-    cores: Annotated[int, described("Cores of this level.", format="int32")]
+    name: Annotated[str, described("Name that the operating system gives the level, for example Performance.")]
+    cores: Annotated[int, described("Number of cores of this level.", format="int32")]
 
 
 class MetalHostStatus(ApiStruct, frozen=True):
@@ -33,51 +33,74 @@ class MetalHostStatus(ApiStruct, frozen=True):
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
     chip: Annotated[str, described("Chip, for example Apple M4 Max.")] = ""
-    machine: Annotated[str, described("Machine as its maker calls it, for example Mac16,9.")] = ""
-    cpu_cores: Annotated[int | None, described("Processor cores.", format="int32")] = None
+    machine: Annotated[str, described("Model identifier of the machine, for example Mac16,9.")] = ""
+    cpu_cores: Annotated[int | None, described("Number of processor cores.", format="int32")] = None
     core_levels: Annotated[
         list[CoreLevel],
         described("Processor cores by performance level, the fastest first.", **{"x-kubernetes-list-type": "atomic"}),
     ] = []
-    gpu_cores: Annotated[int | None, described("Cores of the GPU.", format="int32")] = None
+    gpu_cores: Annotated[int | None, described("Number of GPU cores.", format="int32")] = None
     os: Annotated[str, described("Operating system, for example macOS 26.1.")] = ""
     architecture: Annotated[str, described("Processor architecture, for example arm64.")] = ""
-    memory_bytes: Annotated[int | None, described("Memory of the host.", format="int64")] = None
+    memory_bytes: Annotated[int | None, described("Memory of the host, in bytes.", format="int64")] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        int | None, described("Memory bandwidth of the chip, by its maker, which bounds tokens/s.", format="int64")
+        int | None,
+        described(
+            "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s.",
+            format="int64",
+        ),
     ] = None
     working_set_bytes: Annotated[
-        int | None, described("Memory that Metal itself recommends to use at most.", format="int64")
+        int | None, described("Maximum memory that Metal recommends to use, in bytes.", format="int64")
     ] = None
     wired_limit_bytes: Annotated[
         int | None,
         described(
-            "Memory that Metal may wire, where the owner set it with sysctl iogpu.wired_limit_mb.", format="int64"
+            "Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb.",
+            format="int64",
         ),
     ] = None
-    boot_id: Annotated[str, described("Identity of this boot: it changes when the host is restarted.")] = ""
+    boot_id: Annotated[str, described("Identifier of the current boot; it changes when the host is restarted.")] = ""
     booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
     memory_pressure: Annotated[
-        str, described("How short of memory the host is: normal, warn or critical, as seen last.")
+        str, described("Memory pressure of the host when it was last read: normal, warn or critical.")
     ] = ""
-    swap_used_bytes: Annotated[int | None, described("Swap in use, in steps of about 1 GiB.", format="int64")] = None
+    swap_used_bytes: Annotated[
+        int | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.", format="int64")
+    ] = None
     gpu_used_bytes: Annotated[
         int | None,
-        described("Memory in use by the GPU, of all processes, in steps of about 1 GiB.", format="int64"),
+        described(
+            "Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB.", format="int64"
+        ),
     ] = None
     thermal_level: Annotated[
         str,
-        described("nominal; moderate or heavy: the host slows itself down; trapping or sleeping: it is about to stop."),
+        described(
+            "Thermal level. nominal: normal. moderate or heavy: the host slows itself down. trapping or sleeping: "
+            "the host is about to stop."
+        ),
     ] = ""
-    power_source: Annotated[str, described("ac, battery or ups.")] = ""
+    power_source: Annotated[str, described("Power source: ac, battery or ups.")] = ""
     battery_percent: Annotated[
-        int | None, described("Charge of the battery, in steps of about 10, where there is one.", format="int32")
+        int | None,
+        described(
+            "Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery.",
+            format="int32",
+        ),
     ] = None
-    budget_bytes: Annotated[int | None, described("Memory that models may use in all.", format="int64")] = None
+    budget_bytes: Annotated[
+        int | None, described("Memory that all models together may use, in bytes.", format="int64")
+    ] = None
     available_bytes: Annotated[
-        int | None, described("Budget that is free now, less all in processes.", format="int64")
+        int | None,
+        described(
+            "Part of budgetBytes that is free now, in bytes. The memory of all entries in status.processes, and "
+            "the memory that other programs use beyond their share, are already subtracted.",
+            format="int64",
+        ),
     ] = None
-    available: Annotated[str, described("Free budget for people, for example 20.5 GiB.")] = ""
+    available: Annotated[str, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
     agent_version: Annotated[str, described("Version of the metal agent.")] = ""
     runtimes: Annotated[
         list[str], described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
@@ -93,8 +116,10 @@ class MetalHost(ApiStruct, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
     metadata: ObjectMeta
-    spec: Annotated[MetalHostSpec, described("Nothing: a host is registered by its agent.")] = MetalHostSpec()
-    status: Annotated[MetalHostStatus, described("Facts reported by the agent, and whether it is alive.")] = (
+    spec: Annotated[MetalHostSpec, described("Empty: a host has no desired state, and its agent registers it.")] = (
+        MetalHostSpec()
+    )
+    status: Annotated[MetalHostStatus, described("Facts that the agent reports, and whether the agent is alive.")] = (
         MetalHostStatus()
     )
     api_version: str = ""

@@ -17,9 +17,15 @@ from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 class Artifact(ApiStruct, frozen=True):
     """The exact weights, which a host fetches and verifies by itself."""
 
-    source: Annotated[str, Meta(max_length=2048), described("Where the weights are, as in the Model's spec.source.")]
-    revision: Annotated[Revision, described("Exact revision; empty takes what the source has.")] = ""
-    sha256: Annotated[str, Meta(max_length=64), described("SHA-256 that the file must have; empty is not known.")] = ""
+    source: Annotated[
+        str, Meta(max_length=2048), described("Location of the weights, in the form of the Model's spec.source.")
+    ]
+    revision: Annotated[
+        Revision, described("Exact revision. If it is empty, the host takes the current revision of the source.")
+    ] = ""
+    sha256: Annotated[
+        str, Meta(max_length=64), described("SHA-256 that the file must have; empty if the SHA-256 is not known.")
+    ] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
 
 
@@ -29,35 +35,43 @@ class FurtherArtifact(ApiStruct, frozen=True):
     role: Annotated[
         Role,
         described(
-            "draft: a small model that guesses tokens ahead. projector: makes images or sound into tokens. adapter: a "
-            "LoRA adapter."
+            "draft: a small model that proposes tokens. projector: converts images or sound into tokens. adapter: "
+            "a LoRA adapter."
         ),
     ]
     artifact: Annotated[Artifact, described("The exact artifact.")]
     scale: AdapterScale = "1"
     source_secret: Annotated[
-        SecretName | None, described("Name of the Secret with the download token, where the source needs one.")
+        SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None
 
 
 class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     """Everything that a host needs to serve one replica; the fields of `ServingOptions` are part of it."""
 
-    service_name: Annotated[Name, described("InferenceService that this process serves; also the model's served name.")]
-    model_name: Annotated[Name, described("Model that is served.")]
+    service_name: Annotated[
+        Name,
+        described(
+            "Name of the InferenceService that this process belongs to. Requests use this name as the model name."
+        ),
+    ]
+    model_name: Annotated[Name, described("Name of the Model that is served.")]
     runtime: Annotated[
         str,
         Meta(max_length=64),
-        described("Engine that serves, such as llama.cpp; a host rejects what it has not."),
+        described("Engine that serves the model, such as llama.cpp. A host without this engine rejects the process."),
     ]
     artifact: Annotated[Artifact, described("The exact weights.")]
-    memory_bytes: Annotated[int, Meta(ge=1), described("Bytes that are reserved on the host.", format="int64")]
+    memory_bytes: Annotated[
+        int, Meta(ge=1), described("Memory that is reserved on the host, in bytes.", format="int64")
+    ]
     token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
     further_artifacts: Annotated[
         list[FurtherArtifact],
         Meta(max_length=10),
         described(
-            "What is fetched and served together with the weights: at most one draft and one projector.",
+            "Artifacts that are fetched and served together with the weights, with at most one draft and one "
+            "projector.",
             rule(
                 "self.filter(each, each.role == 'draft').size() <= 1 && "
                 "self.filter(each, each.role == 'projector').size() <= 1",
@@ -69,31 +83,37 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     draft_max_tokens: DraftTokens = None
     priority: Annotated[
         Priority,
-        described("Which process is placed first when hosts are scarce, and leaves last when its host has no memory."),
+        described(
+            "When hosts are scarce, processes of higher priority are placed first. When a host is short of "
+            "memory, processes of lower priority are removed from the host first."
+        ),
     ] = "normal"
     source_secret: Annotated[
-        SecretName | None, described("Name of the Secret with the download token, where the source needs one.")
+        SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None
     host_name: Annotated[
         Annotated[str, Meta(max_length=63)] | None,
-        described("MetalHost that runs this process; absent while it waits for a place."),
+        described("Name of the MetalHost that runs this process. Absent while the process waits for a host."),
     ] = None
 
 
 class FetchProgress(ApiStruct, frozen=True):
     """Progress of a fetch."""
 
-    bytes: Annotated[int, described("Bytes that are on the host.", format="int64")] = 0
-    total_bytes: Annotated[int | None, described("Bytes in all, where the source says so.", format="int64")] = None
+    bytes: Annotated[int, described("Bytes of the artifact that are already on the host.", format="int64")] = 0
+    total_bytes: Annotated[
+        int | None,
+        described("Size of the artifact in bytes. Absent if the source does not state its size.", format="int64"),
+    ] = None
 
 
 class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
-    code: Annotated[int | None, described("Exit code, where it exited by itself.", format="int32")] = None
-    signal: Annotated[str, described("Signal that ended it, for example SIGKILL.")] = ""
-    time: Annotated[str, described("When it ended.", format="date-time")] = ""
-    log: Annotated[str, Meta(max_length=4096), described("Its last lines on standard error.")] = ""
+    code: Annotated[int | None, described("Exit code, if the engine exited by itself.", format="int32")] = None
+    signal: Annotated[str, described("Signal that ended the engine, for example SIGKILL.")] = ""
+    time: Annotated[str, described("When the engine ended.", format="date-time")] = ""
+    log: Annotated[str, Meta(max_length=4096), described("Last lines of the engine's log.")] = ""
 
 
 class MetalProcessStatus(ApiStruct, frozen=True):
@@ -102,26 +122,32 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     phase: Annotated[
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
         described(
-            "Pending: waits for a place or its turn. Fetching: weights are on their way. Starting: the engine loads. "
-            "Ready: it answered. Stopping, Stopped: ends on request, or, with reason MemoryPressure, to be "
-            "Pending until its host has memory again. Failed: tried again with back-off. Rejected: this host cannot "
-            "run it; it is replaced elsewhere."
+            "Pending: the process waits for a host, or for its turn or for memory on its host. Fetching: the "
+            "weights are being fetched. Starting: the engine is loading the weights. Ready: the engine has "
+            "answered. Stopping: the engine is being stopped. With reason MemoryPressure, the process then is "
+            "Pending until its host has memory again. Stopped: the engine was stopped on request. Failed: the "
+            "process is tried again with back-off. Rejected: this host cannot run the process; a replacement is "
+            "created for another host. If only memory was missing, this host tries the process again when enough "
+            "memory is free."
         ),
     ] = "Pending"
-    reason: Annotated[str, described("Why, as one CamelCase word.")] = ""
-    message: Annotated[str, Meta(max_length=4096), described("Why, and the way out, for a person.")] = ""
-    progress: Annotated[FetchProgress | None, described("How far the fetch is.")] = None
-    pid: Annotated[int | None, described("Process id on the host.", format="int64")] = None
+    reason: Annotated[str, described("Reason for the phase: one CamelCase word.")] = ""
+    message: Annotated[str, Meta(max_length=4096), described("Explanation for people: the cause and the remedy.")] = ""
+    progress: Annotated[
+        FetchProgress | None, described("Progress of the fetch; several artifacts are fetched one after the other.")
+    ] = None
+    pid: Annotated[int | None, described("Process id of the engine on the host.", format="int64")] = None
     port: Annotated[int | None, described("Port of the service on the host's address.", format="int32")] = None
-    restarts: Annotated[int | None, described("Times that the engine was started again.", format="int32")] = None
+    restarts: Annotated[int | None, described("Number of times that the engine was restarted.", format="int32")] = None
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
-    ready_at: Annotated[str | None, described("When it generated its first token.", format="date-time")] = None
-    last_exit: Annotated[LastExit | None, described("How the engine ended the last time.")] = None
+    ready_at: Annotated[str | None, described("When the engine first answered.", format="date-time")] = None
+    last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
     conditions: Annotated[
         Conditions,
         described(
-            "DisruptionTarget is True while the process needs another place, for its host is short of memory: one is "
-            "made on another host where it fits, and this one goes when that answers."
+            "DisruptionTarget is True while the process needs another host because its own host is short of "
+            "memory. The controller creates a replacement process for another host with enough memory, and "
+            "deletes this process when the replacement answers."
         ),
     ] = []
 
@@ -152,11 +178,14 @@ class MetalProcess(ApiStruct, frozen=True):
     spec: Annotated[
         MetalProcessSpec,
         described(
-            "Everything that a host needs to serve one replica; fixed once written.",
+            "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
+            "set once.",
             FIXED_RULE,
             HOST_RULE,
         ),
     ]
-    status: Annotated[MetalProcessStatus, described("What the host's agent reports.")] = MetalProcessStatus()
+    status: Annotated[
+        MetalProcessStatus, described("Observed state of the process, as the host's agent reports it.")
+    ] = MetalProcessStatus()
     api_version: str = ""
     kind: str = ""

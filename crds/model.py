@@ -23,15 +23,15 @@ class Cache(ApiStruct, frozen=True):
     access_mode: Annotated[
         Literal["ReadWriteOnce", "ReadWriteMany"],
         described(
-            "Access mode of the volume: ReadWriteOnce serves all pods from one node, ReadWriteMany from any.",
+            "Access mode of the volume. ReadWriteOnce: all pods run on one node. ReadWriteMany: pods run on any node.",
             rule("self == oldSelf", "cache.accessMode cannot change while the volume exists: make a new Model"),
         ),
     ] = "ReadWriteOnce"
     storage_class_name: Annotated[
-        Name | None, described("StorageClass of the volume; absent takes the cluster's default.")
+        Name | None, described("StorageClass of the volume. Default: the cluster's default StorageClass.")
     ] = None
     size: Annotated[
-        Quantity | None, described("Size of the volume; absent takes the size of the weights and one tenth more.")
+        Quantity | None, described("Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB.")
     ] = None
 
 
@@ -40,7 +40,7 @@ class ModelHardware(ApiStruct, frozen=True):
 
     accelerator: Annotated[
         Accelerator,
-        described("Where its services run by default: cpu and nvidia are pods, metal is an off-cluster host."),
+        described("Where services of this Model run by default: cpu and nvidia in pods, metal on an off-cluster host."),
     ] = "cpu"
 
 
@@ -51,15 +51,18 @@ class ModelSpec(ApiStruct, frozen=True):
         str,
         Meta(max_length=2048, pattern=r"^(hf|https?|file|ollama)://[^\s]+$"),
         described(
-            "Where the weights are: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf, or "
-            "file:///PATH.gguf, which only hosts can serve, from below their agent's --file-root. A folder of MLX "
-            "weights, for hosts: hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of "
-            "Ollama's library, for hosts where Ollama runs and pulls it: ollama://NAME:TAG."
+            "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
+            "or file:///PATH.gguf. A folder of MLX weights, for hosts only: hf://ORG/REPO[@REVISION], or "
+            "file:///PATH/ with a slash at the end. A model of Ollama's library, for hosts only: "
+            "ollama://NAME:TAG; Ollama must run on the host, and pulls the model. Only hosts can serve a file:// "
+            "source, and its path must be below their agent's --file-root."
         ),
     ]
     sha256: Annotated[
         Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None,
-        described("Expected SHA-256 of the file, 64 hexadecimal digits. Weights that differ are never served."),
+        described(
+            "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served."
+        ),
     ] = None
     source_secret_ref: Annotated[
         SecretReference | None,
@@ -71,9 +74,9 @@ class ModelSpec(ApiStruct, frozen=True):
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         described(
-            "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// (nothing in the "
-            "cluster can read the file); otherwise it is computed from the artifact's own header and this field "
-            "overrides it.",
+            "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// sources, because "
+            "nothing in the cluster can read the file. For other sources, the memory is computed from the "
+            "artifact's header, and this field overrides the computed value.",
             format="int64",
         ),
     ] = None
@@ -85,44 +88,64 @@ class Layers(ApiStruct, frozen=True):
 
     count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
     key_elements: Annotated[
-        int, Meta(ge=0), described("Elements that a layer keeps as keys for each token; 0 for none.", format="int64")
+        int,
+        Meta(ge=0),
+        described("Key elements that one layer keeps for each token; 0 if the layer keeps no keys.", format="int64"),
     ] = 0
     value_elements: Annotated[
-        int, Meta(ge=0), described("Elements that a layer keeps as values for each token; 0 for none.", format="int64")
+        int,
+        Meta(ge=0),
+        described(
+            "Value elements that one layer keeps for each token; 0 if the layer keeps no values.", format="int64"
+        ),
     ] = 0
     window: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        described("Tokens that the layer looks back (sliding window); absent: the whole context.", format="int64"),
+        described(
+            "Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context.", format="int64"
+        ),
     ] = None
     state_bytes: Annotated[
         int,
         Meta(ge=0),
-        described("Bytes that a recurrent layer keeps for each request, however long its context.", format="int64"),
+        described(
+            "Bytes that one recurrent layer keeps for each request; the context length does not change them.",
+            format="int64",
+        ),
     ] = 0
 
 
 class Layout(ApiStruct, frozen=True):
     """Dimensions that decide how much memory serving takes, whatever the format of the weights."""
 
-    tensor_bytes: Annotated[int, Meta(ge=0), described("Bytes of all weights.", format="int64")]
-    vocabulary_size: Annotated[int, Meta(ge=0), described("Tokens of the vocabulary.", format="int64")]
-    embedding_size: Annotated[int, Meta(ge=0), described("Elements that pass between layers.", format="int64")]
-    attention_size: Annotated[
-        int, Meta(ge=0), described("Elements of all query heads of the widest layer.", format="int64")
+    tensor_bytes: Annotated[int, Meta(ge=0), described("Size of all weights, in bytes.", format="int64")]
+    vocabulary_size: Annotated[int, Meta(ge=0), described("Number of tokens in the vocabulary.", format="int64")]
+    embedding_size: Annotated[
+        int, Meta(ge=0), described("Number of elements that each layer passes to the next layer.", format="int64")
     ]
-    head_count: Annotated[int, Meta(ge=0), described("Query heads of the widest layer.", format="int64")]
+    attention_size: Annotated[
+        int,
+        Meta(ge=0),
+        described("Number of elements of all query heads together, in the widest layer.", format="int64"),
+    ]
+    head_count: Annotated[int, Meta(ge=0), described("Number of query heads of the widest layer.", format="int64")]
     feed_forward_size: Annotated[
         int,
         Meta(ge=0),
-        described("Elements in the middle of the widest layer, over all experts that a token uses.", format="int64"),
+        described(
+            "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses.",
+            format="int64",
+        ),
     ]
     layers: Annotated[
         list[Layers],
         Meta(max_length=16),
-        described("All layers by kind.", **{"x-kubernetes-list-type": "atomic"}),
+        described("All layers, grouped by kind.", **{"x-kubernetes-list-type": "atomic"}),
     ]
     expert_outputs: Annotated[
-        int, Meta(ge=0), described("Experts that a token uses; 0 where there are none.", format="int64")
+        int,
+        Meta(ge=0),
+        described("Number of experts that a token uses; 0 if the model has no experts.", format="int64"),
     ] = 0
 
 
@@ -130,7 +153,7 @@ class GGUF(ApiStruct, frozen=True):
     """Facts of the artifact's own header."""
 
     architecture: Annotated[str, described("Architecture of the model, for example llama or qwen3.")] = ""
-    model_name: Annotated[str, described("Name that the artifact gives itself.")] = ""
+    model_name: Annotated[str, described("Name of the model according to the artifact.")] = ""
     quantization: Annotated[str, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
     context_length: Annotated[
         int | None, described("Longest context that the model was trained for, in tokens.", format="int64")
@@ -154,22 +177,23 @@ Revision = Annotated[str, Meta(max_length=256)]
 class Cached(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
-    claim: Annotated[str, described("Uid of the PersistentVolumeClaim of the volume that they are on.")] = ""
-    path: Annotated[str, described("The file, relative to the root of the volume.")] = ""
-    sha256: Annotated[str, described("The SHA-256 that was verified; empty where none was known.")] = ""
+    claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
+    path: Annotated[str, described("Path of the weights, relative to the root of the volume.")] = ""
+    sha256: Annotated[str, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
 
 
 class ModelStatus(ApiStruct, frozen=True):
     """Observed state of a Model, as the controller reports it."""
 
     observed_generation: Annotated[
-        int | None, described("The metadata.generation that this status was decided for.", format="int64")
+        int | None, described("The metadata.generation from which this status was computed.", format="int64")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "Ready", "Failed"],
         described(
-            "Pending: being inspected. Downloading: weights are on their way to the volume. Ready: inspected and "
-            "reachable. Failed: the conditions say why."
+            "Pending: the artifact is being inspected. Downloading: the weights are being downloaded to the "
+            "volume. Ready: the Model can be used; its artifact has been inspected, or a host inspects it "
+            "(file:// and ollama:// sources). Failed: the conditions show the cause."
         ),
     ] = "Pending"
     revision: Annotated[
@@ -178,19 +202,25 @@ class ModelStatus(ApiStruct, frozen=True):
     sha256: Annotated[str, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
-    size: Annotated[str, described("Size of the file for people, for example 4.4 GiB.")] = ""
-    gguf: Annotated[GGUF | None, described("What the artifact's own header says, or a folder's config.json.")] = None
+    size: Annotated[str, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
+    gguf: Annotated[
+        GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
+    ] = None
     layout: Annotated[
         Layout | None,
-        described("What decides how much memory serving takes; absent where the artifact does not tell all of it."),
+        described(
+            "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
+        ),
     ] = None
     inspection: Annotated[
         int | None,
         described(
-            "Version of the inspection; what an earlier one did not look for is looked for again.", format="int64"
+            "Version of the inspection. If an earlier version did not look for the layout and the layout is "
+            "needed, the Model is inspected again.",
+            format="int64",
         ),
     ] = None
-    cached: Annotated[Cached | None, described("The verified weights that are on a volume for pods.")] = None
+    cached: Annotated[Cached | None, described("Verified weights on the volume for pods.")] = None
     conditions: Conditions = []
 
 
@@ -201,7 +231,7 @@ class Model(ApiStruct, frozen=True):
     spec: Annotated[
         ModelSpec,
         described(
-            "What the user states about this Model.",
+            "Desired state of the Model.",
             rule(
                 "!self.source.startsWith('file://') || has(self.memoryBytes)",
                 "a file:// source needs spec.memoryBytes: nothing in the cluster can read the file to compute it",
@@ -225,7 +255,9 @@ class Model(ApiStruct, frozen=True):
             ),
         ),
     ]
-    status: Annotated[ModelStatus, described("What the controller knows about this Model.")] = ModelStatus()
+    status: Annotated[ModelStatus, described("Observed state of the Model, as the controller reports it.")] = (
+        ModelStatus()
+    )
     api_version: str = ""
     kind: str = ""
 

@@ -61,22 +61,25 @@ ExtraArguments = Annotated[
     ],
     Meta(max_length=32),
     described(
-        "Further arguments for the engine, after those that Pomona renders; each argument and each value is an item. "
+        "Further arguments for the engine. Pomona appends them to its own arguments. Each argument and each "
+        "value is a separate item. "
         + " ".join(f"{name} takes {' '.join(taken) or 'none'}." for name, taken in TUNING_ARGUMENTS.items()),
         **{"x-kubernetes-list-type": "atomic"},
     ),
 ]
 
 
-_CACHE_TYPE = "Type of the {} in the KV cache of each token; smaller than f16 saves memory and costs some quality."
+_CACHE_TYPE = "Data type of the {} in the KV cache. Types smaller than f16 save memory and reduce quality somewhat."
 DraftTokens = Annotated[
     Annotated[int, Meta(ge=1, le=64)] | None,
-    described("Tokens that the draft guesses ahead at most; absent leaves it to the engine.", format="int32"),
+    described(
+        "Maximum number of tokens that the draft model proposes at once. Default: the engine decides.", format="int32"
+    ),
 ]
 AdapterScale = Annotated[
     str,
     Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$"),
-    described("How strongly the adapter is applied: a decimal number, where 1 is as it was trained."),
+    described("Strength of the adapter: a decimal number. 1 is the strength with which the adapter was trained."),
 ]
 
 
@@ -86,7 +89,7 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     context_length: Annotated[
         int,
         Meta(ge=128, le=2_097_152),
-        described("Context that each request may use, in tokens.", format="int32"),
+        described("Context length that each request may use, in tokens.", format="int32"),
     ] = 4096
     parallel: Annotated[
         int,
@@ -98,15 +101,15 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     mode: Annotated[
         Mode,
         described(
-            "What the service answers. chat: /v1/chat/completions and /v1/completions. "
-            "embeddings: /v1/embeddings. rerank: /v1/rerank."
+            "API that the service answers. chat: /v1/chat/completions and /v1/completions. embeddings: "
+            "/v1/embeddings. rerank: /v1/rerank."
         ),
     ] = "chat"
     cache_type_k: Annotated[CacheType, described(_CACHE_TYPE.format("keys"))] = "f16"
     cache_type_v: Annotated[CacheType, described(_CACHE_TYPE.format("values"))] = "f16"
     chat_template: Annotated[
         Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
-        described("Jinja template that makes a prompt of messages; absent is the model's own."),
+        described("Jinja template that converts messages to a prompt. Default: the template of the model."),
     ] = None
     extra_args: ExtraArguments = []
 
@@ -121,7 +124,7 @@ class Speculative(ApiStruct, frozen=True):
 
     draft_model_ref: Annotated[
         Name,
-        described("Name of a Model in the same namespace, small and with the same vocabulary, that guesses."),
+        described("Name of the draft model: a small Model in the same namespace with the same vocabulary."),
     ]
     max_tokens: DraftTokens = None
 
