@@ -14,7 +14,7 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller.models.jobs import JobResult
-from controller.models.served import Served, read_companions
+from controller.models.served import read_companions
 from controller.models.volume import ModelFacts
 from controller.services import preconditions
 from controller.services.metal_processes import desired_spec
@@ -52,13 +52,8 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
         return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
-    problem = preconditions.spec_problem(adapted, model, companions) or preconditions.model_problem(
-        adapted, model, companions
-    )
-    served = Served(model, companions) if model is not None else None
-    if problem is None and served is not None:
-        problem = preconditions.memory_problem(adapted, served)
-    memory = preconditions.memory_bytes(adapted, served) if problem is None and served is not None else None
+    served, problem, _ = preconditions.check_service(adapted, model, companions)
+    memory = preconditions.memory_bytes(adapted, served) if served is not None else None
     if served is None or memory is None:
         return Decision(problem=problem)
     spec = desired_spec(adapted, served, memory)

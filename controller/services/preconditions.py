@@ -36,8 +36,30 @@ class ServiceProblem(NamedTuple):
     """The phase of the service while none of its replicas answers."""
 
 
-def model_problem(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
+class CheckedService(NamedTuple):
+    """The outcome of all preconditions of one service."""
+
+    served: Served | None
+    """The Models to serve; None if `problem` prevents it."""
+    problem: ServiceProblem | None
+    """The first problem: of the spec, of a Model, or of the memory."""
+    model_problem: ServiceProblem | None
+    """The problem of a Model, which a problem of the spec may hide."""
+
+
+def check_service(service: InferenceService, model: Model | None, companions: tuple[Companion, ...]) -> CheckedService:
+    """Check whether a service may run: in the cluster and on a machine alone alike."""
+    of_model = _model_problem(service, model, companions)
+    problem = _spec_problem(service, model, companions) or of_model
+    if problem is not None or model is None:
+        return CheckedService(None, problem, of_model)
+    served = Served(model, companions)
+    problem = _memory_problem(service, served)
+    return CheckedService(served if problem is None else None, problem, of_model)
+
+
+def _model_problem(
+    service: InferenceService, model: Model | None, companions: Sequence[Companion]
 ) -> ServiceProblem | None:
     """Return why this service cannot serve its Model or its companions' Models now, or None."""
     accelerator = decided_accelerator(service, model)
@@ -77,8 +99,8 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
     return None
 
 
-def spec_problem(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion] = ()
+def _spec_problem(
+    service: InferenceService, model: Model | None, companions: Sequence[Companion]
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
     accelerator = decided_accelerator(service, model)
@@ -162,7 +184,7 @@ def _contradiction(
     return None
 
 
-def memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
+def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
     """Return why the memory of a replica is not known, or None."""
     if service.spec.resources.memory is not None:
         return None

@@ -124,12 +124,7 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
     accelerator = preconditions.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
-    model_problem = preconditions.model_problem(service, model, companions)
-    blocker = preconditions.spec_problem(service, model, companions) or model_problem
-    served = Served(model, companions) if model is not None else None
-    if blocker is None and served is not None:
-        blocker = preconditions.memory_problem(service, served)
-    usable = served if blocker is None else None
+    checked = preconditions.check_service(service, model, companions)
     slices = (
         obj
         for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
@@ -138,10 +133,10 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
     return ServiceView(
         service=service,
         accelerator=accelerator,
-        model_problem=model_problem,
-        blocker=blocker,
+        model_problem=checked.model_problem,
+        blocker=checked.problem,
         wanted=wanted,
-        replicas=_observe_replicas(snapshot, service, accelerator, usable, wanted),
+        replicas=_observe_replicas(snapshot, service, accelerator, checked.served, wanted),
         endpoints=ready_endpoints(slices),
     )
 
