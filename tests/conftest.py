@@ -1,4 +1,4 @@
-"""What holds for every test: a machine that is busy is slow, and slow is not wrong."""
+"""Settings of every test: a busy machine is slow, and slow is not wrong."""
 
 from hypothesis import HealthCheck, settings
 

@@ -73,12 +73,12 @@ class SortedProcesses(NamedTuple):
     """A service's processes by their next step; only those in `terminating` are being deleted."""
 
     kept: list[MetalProcess]
-    """Of the wanted spec and not lost; never more than wanted, the best first."""
+    """Processes of the wanted spec that are not lost; never more than wanted, the best first."""
     surplus: list[MetalProcess]
     superseded: list[MetalProcess]
-    """Of an earlier spec, or on a host that is lost or displaces them: they may still answer."""
+    """Processes of an earlier spec, or on a host that is lost or displaces them: they may still answer."""
     rejected: list[MetalProcess]
-    """Of the wanted spec; while they exist, the host that rejected them is avoided."""
+    """Processes of the wanted spec; while they exist, the host that rejected them is avoided."""
     finished: list[MetalProcess]
     terminating: list[MetalProcess]
     """Being deleted, with memory that their host has not freed yet."""

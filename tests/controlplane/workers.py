@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Let xdist start its workers in sandboxes."""
+    """Start the workers of xdist in sandboxes."""
     if _is_worker(config) or not config.option.sandboxes:
         return
     try:

@@ -31,10 +31,11 @@ def where(path: Path, node: ast.stmt | ast.expr) -> str:
     return f"{path.relative_to(CHECKOUT)}:{node.lineno}"
 
 
-def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Return the docstrings of modules, classes and functions, and the strings that describe attributes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
 
 
 def test_public_class_is_unique() -> None:
@@ -49,9 +50,9 @@ def test_public_class_is_unique() -> None:
 def test_docstring_is_a_noun_or_begins_with_a_verb() -> None:
     riddles = [
         f"{path.relative_to(CHECKOUT)}: {text.splitlines()[0]}"
-        for path in PRODUCT
-        for node in documented(parse(path))
-        if (text := ast.get_docstring(node)) and RIDDLES.match(text)
+        for path in (*PRODUCT, *TESTS)
+        for text in docstrings(parse(path))
+        if RIDDLES.match(text)
     ]
     assert riddles == []
 
