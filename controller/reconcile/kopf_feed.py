@@ -25,6 +25,7 @@ import aiohttp
 import kopf
 import structlog
 
+from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
@@ -33,6 +34,7 @@ from kube.store import Store
 
 STABLE_SECONDS = 60.0
 """After a run of this length, the back-off starts anew."""
+FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
 RETRY_SECONDS = (0.5, 1.0, 2.0)
 """The last is the longest delay before a returned API server is noticed."""
@@ -83,9 +85,12 @@ async def follow(
     relisted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_swept(client, store, watched, relisted))
-        pause_seconds = 0.5
+        failures = 1
         while True:
             started = time.monotonic()
+            pause_seconds = backoff_seconds(
+                failures, first=FIRST_PAUSE_SECONDS, most=LONGEST_PAUSE_SECONDS, jitter=EXACT
+            )
             try:
                 await load(client, store, watched)
                 synced.set()
@@ -96,9 +101,9 @@ async def follow(
             except Exception:  # no error of kopf may end the process: kopf is started again
                 log.exception("kopf_ended", again_seconds=pause_seconds)
             if time.monotonic() - started > STABLE_SECONDS:
-                pause_seconds = 0.5
+                failures, pause_seconds = 1, FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+            failures += 1
 
 
 async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
