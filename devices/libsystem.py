@@ -1,14 +1,15 @@
 """macOS facts from the system's own library, read through ctypes: faster or more exact than any tool.
 
 The level of memory pressure is read each second, and no cheap tool prints a process's physical footprint.
-Layouts are those of Apple's <sys/resource.h> (rusage_info_v4) and <libproc.h>. On another system, or if the
-library fails, the result is None, or an empty list of children.
+Layouts are those of Apple's <sys/resource.h> (rusage_info_v4), <libproc.h> and <mach/vm_statistics.h>. On another
+system, or if the library fails, the result is None, or an empty list of children.
 """
 
 import ctypes
+import os
 import struct
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 _PATH: Final = "/usr/lib/libSystem.B.dylib"
 _INT_BYTES: Final = 4
@@ -17,6 +18,28 @@ _RUSAGE_BYTES: Final = 16 + 35 * 8  # a UUID, then 35 numbers
 _FOOTPRINT_OFFSET: Final = 16 + 7 * 8  # ri_phys_footprint
 _PPID_ONLY: Final = 6  # PROC_PPID_ONLY
 _MOST_CHILDREN: Final = 256
+_VM_STATISTICS: Final = struct.Struct("=4I9Q2I4Q4IQ")
+"""vm_statistics64: free, active, inactive and wired pages; nine counters; purgeable and speculative pages; four
+counters; pages of the compressor, throttled, file-backed and anonymous pages; pages inside the compressor."""
+_HOST_VM_INFO64: Final = 4
+
+
+class MemoryUse(NamedTuple):
+    """Memory that the system cannot hand out without taking it from a program, by kind, in bytes."""
+
+    wired_bytes: int
+    """Memory that must not be paged out: the kernel's, and that of buffers on which the GPU works."""
+    compressor_bytes: int
+    """Memory that holds compressed pages."""
+    anonymous_bytes: int
+    """Memory of programs that is not a copy of a file."""
+    purgeable_bytes: int
+    """The part of the anonymous memory that its program lets the system discard."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum, as Activity Monitor shows it for Memory Used; cached files are not in it."""
+        return self.wired_bytes + self.compressor_bytes + max(0, self.anonymous_bytes - self.purgeable_bytes)
 
 
 def sysctl_int(name: str) -> int | None:
@@ -47,6 +70,29 @@ def parse_footprint(rusage: bytes) -> int | None:
     return int(struct.unpack_from("=Q", rusage, _FOOTPRINT_OFFSET)[0]) or None
 
 
+def memory_use() -> MemoryUse | None:
+    """Read the memory in use on the whole host, by host_statistics64."""
+    library = _library()
+    if library is None:
+        return None
+    buffer = ctypes.create_string_buffer(_VM_STATISTICS.size)
+    count = ctypes.c_uint32(_VM_STATISTICS.size // _INT_BYTES)
+    failed = library.host_statistics64(_host_port(), ctypes.c_int(_HOST_VM_INFO64), buffer, ctypes.byref(count))
+    filled_bytes = count.value * _INT_BYTES
+    return None if failed else parse_memory_use(buffer.raw[:filled_bytes], os.sysconf("SC_PAGE_SIZE"))
+
+
+def parse_memory_use(statistics: bytes, page_bytes: int) -> MemoryUse | None:
+    """Read a vm_statistics64; None for one that is shorter, or that counts no wired page, which every kernel has."""
+    if len(statistics) < _VM_STATISTICS.size:
+        return None
+    numbers = _VM_STATISTICS.unpack_from(statistics)
+    wired, purgeable, compressor, anonymous = numbers[3], numbers[13], numbers[19], numbers[22]
+    if not wired:
+        return None
+    return MemoryUse(wired * page_bytes, compressor * page_bytes, anonymous * page_bytes, purgeable * page_bytes)
+
+
 def children(pid: int) -> list[int]:
     """Return the processes that `pid` started and that still run."""
     library = _library()
@@ -57,6 +103,13 @@ def children(pid: int) -> list[int]:
         ctypes.c_uint32(_PPID_ONLY), ctypes.c_uint32(pid), buffer, ctypes.c_int(ctypes.sizeof(buffer))
     )
     return [child for child in buffer[: max(0, written) // ctypes.sizeof(ctypes.c_int)] if child > 0]
+
+
+@cache
+def _host_port() -> int:
+    """Return the port of the host; each call of mach_host_self adds a reference to it, which nothing releases."""
+    library = _library()
+    return 0 if library is None else int(library.mach_host_self())
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Final
 
 from devices import chips, gpu, metal
 from devices.facts import CpuCluster, HostFacts
+from devices.libsystem import MemoryUse
 from devices.tools import output_or_empty
 
 _GIB: Final = 2**30
@@ -24,6 +25,7 @@ SYSCTL: Final = (
     *_WIRED_LIMIT_KEYS,
 )
 VERSION: Final = ("/usr/bin/sw_vers", "-productVersion")
+VM_STAT: Final = ("/usr/bin/vm_stat",)
 DISPLAYS: Final = ("/usr/sbin/system_profiler", "SPDisplaysDataType", "-json")
 
 
@@ -119,3 +121,13 @@ def parse_swap_used(text: str | None) -> int | None:
     """Read the bytes in use from the value of vm.swapusage, which is in MiB with two decimals."""
     found = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
     return round(float(found[1]) * 2**20) if found else None
+
+
+def parse_vm_stat(text: str) -> MemoryUse | None:
+    """Read the memory in use from `vm_stat`, whose counts are pages of the size in its first line."""
+    page = re.search(r"page size of ([0-9]{1,8}) bytes", text)
+    counts = dict(re.findall(r'^"?([^":\n]+)"?: +([0-9]{1,20})\.$', text, re.MULTILINE))
+    names = ("Pages wired down", "Pages occupied by compressor", "Anonymous pages", "Pages purgeable")
+    if page is None or any(name not in counts for name in names):
+        return None
+    return MemoryUse(*(int(counts[name]) * int(page[1]) for name in names))

@@ -67,17 +67,28 @@ def derived_level(
     return "warn" if short or waiting_some >= _WAITING_PERCENT else "normal"
 
 
+def available_bytes(memory_bytes: int | None, use: libsystem.MemoryUse | None) -> int | None:
+    """Return the memory of a Mac that is not in use; None if one of the two is unknown.
+
+    Files in the page cache do not count as use, active or not: the system drops them before it takes memory from a
+    program. What psutil calls available leaves out the active ones, such as weights that were read a moment ago.
+    """
+    return None if memory_bytes is None or use is None else max(0, memory_bytes - use.total_bytes)
+
+
 def _macos() -> PressureReading:
     try:
-        available = psutil.virtual_memory().available or None
+        memory: int | None = psutil.virtual_memory().total or None
     except (OSError, RuntimeError):
-        available = None
+        memory = None
     try:
         swap_used = psutil.swap_memory().used
     except (OSError, RuntimeError):
         swap_used = None
     return PressureReading(
-        kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")), swap_used, available
+        kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")),
+        swap_used,
+        available_bytes(memory, libsystem.memory_use()),
     )
 
 

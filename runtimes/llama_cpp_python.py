@@ -60,9 +60,13 @@ def command() -> list[str] | None:
     return [sys.executable, "-m", "llama_cpp.server"] if importlib.util.find_spec("llama_cpp") else None
 
 
-def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `base` that cannot be a setting of the server."""
-    return {name: value for name, value in base.items() if name in _KEPT_ENVIRONMENT}
+def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
+    """Return the variables of `base` that cannot be a setting of the server; on a Mac weights are not mapped.
+
+    Mapped weights are in no process's footprint, as `runtimes.llama_server` explains.
+    """
+    kept = {name: value for name, value in base.items() if name in _KEPT_ENVIRONMENT}
+    return kept | {"USE_MMAP": "false"} if platform == "darwin" else kept
 
 
 def _refusal(demand: RuntimeDemand) -> str | None:

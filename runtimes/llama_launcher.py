@@ -174,6 +174,9 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--repeat-penalty": _Value("sampling.penalty_repeat", float),
 }
 
+# The only one of llama-server's variables that is read here: as an argument, an older llama-server would refuse it.
+_LOAD_MODE_VARIABLE = "LLAMA_ARG_LOAD_MODE"
+
 ARGUMENTS = {name: option for names, option in _TABLE.items() for name in names.split()}
 
 
@@ -184,6 +187,8 @@ def parse(argv: Sequence[str]) -> Any:
         ArgumentError: an unknown argument, a missing or wrong value, or no model.
     """
     parameters = xllamacpp.CommonParams()
+    if stated := os.environ.get(_LOAD_MODE_VARIABLE):
+        parameters.load_mode = _load_mode(stated)
     remaining = iter(argv)
     for name in remaining:
         option = ARGUMENTS.get(name)

@@ -39,6 +39,17 @@ gigabytes with a large window; of three, one is before the last answer of a conv
 # change a service; HF_* and OLLAMA_* also contain the owner's tokens and caches.
 _FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
 
+# Weights that are mapped from their file are in no process's footprint, and count as in use only while the GPU works on
+# them: whether they are counted never, once or twice would change by the minute. Read into memory, they are always in
+# the footprint. The second name is that of llama-server before it had load modes; each ignores the other one.
+_MAC_ENVIRONMENT: Final = {
+    "LLAMA_ARG_LOAD_MODE": "none",
+    "LLAMA_ARG_NO_MMAP": "1",
+    # By default weights are wired for 180 s after the last request; then they may be compressed or paged out, and the
+    # next request waits for them. Their memory is reserved, so they stay for a day.
+    "GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "86400",
+}
+
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render llama-server's arguments, without the program's own name.
@@ -133,9 +144,13 @@ def _wheel_build() -> int:
     return int(metadata.version("xllamacpp").rpartition(".")[2])
 
 
-def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` without the variables that would configure the server."""
-    return {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
+def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
+    """Return `base` without the variables that would configure the server; on a Mac with those that it needs there.
+
+    An argument such as `--load-mode` in a service's extraArgs still counts: arguments win over variables.
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
+    return _MAC_ENVIRONMENT | kept if platform == "darwin" else kept
 
 
 RUNTIME: Final = Runtime(

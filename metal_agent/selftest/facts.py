@@ -144,7 +144,18 @@ def _check_mac_memory(facts: HostFacts, state: HostState) -> list[Line]:
     said = pressure.kernel_level(macos.positive(values.get(_LEVEL_SYSCTL)))
     swap, swap_said = state.pressure.swap_used_bytes, macos.parse_swap_used(values.get("vm.swapusage"))
     used = state.gpu.used_bytes
+    memory, memory_said = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
     return [
+        check_known(
+            "memory in use by ctypes",
+            _size(memory and memory.total_bytes),
+            f"about {_size(memory_said and memory_said.total_bytes)} from vm_stat",
+            # It moves by some MiB between the two.
+            holds=memory is not None
+            and memory_said is not None
+            and abs(memory.total_bytes - memory_said.total_bytes) < 512 * _MIB,
+            needed=True,
+        ),
         check_same(
             "pressure by ctypes",
             pressure.kernel_level(libsystem.sysctl_int(_LEVEL_SYSCTL)),

@@ -316,3 +316,13 @@ def test_every_chip_has_one_bandwidth_for_each_variant_and_its_source() -> None:
         assert len(set(cores)) == len(cores), chip
         assert cores == [None] or None not in cores, chip
         assert all(variant.source for variant in variants), chip
+
+
+def test_memory_in_use_as_vm_stat_prints_it() -> None:
+    said = recorded("vm_stat_mini_32g.txt")
+    use = macos.parse_vm_stat(said)
+    assert use is not None
+    assert use.total_bytes == (134298 + 96636 + 640314 - 23079) * 16384
+    # A page size that is not known, or a line that was cut.
+    assert macos.parse_vm_stat(said.partition("\n")[2]) is None
+    assert macos.parse_vm_stat(said[: said.index("Anonymous pages") + 30]) is None

@@ -1,5 +1,6 @@
 """Memory pressure: macOS's levels, the derived level of Linux, and None where the system states nothing."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -12,6 +13,56 @@ from devices import libsystem, pressure, proc
 from devices.pressure import PressureLevel, PressureReading
 
 GIB = 2**30
+PAGE_BYTES = 16384
+MAC_MINI_32G = {
+    "wired": 134298,
+    "active": 585195,
+    "inactive": 410479,
+    "purgeable": 23079,
+    "file_backed": 538942,
+    "anonymous": 640314,
+    "compressor": 96636,
+}
+"""Pages of a Mac mini with 32 GiB under ordinary use, as its vm_stat printed them (public report of May 2026)."""
+
+
+def vm_statistics(**pages: int) -> bytes:
+    """Return a vm_statistics64 as <mach/vm_statistics.h> lays it out; a number that is not given is 7."""
+    names = ("free", "active", "inactive", "wired")
+    more = ("compressor", "throttled", "file_backed", "anonymous")
+    return struct.pack(
+        "=4I9Q2I4Q4IQ",
+        *(pages.get(name, 7) for name in names),
+        *[7] * 9,
+        pages.get("purgeable", 7),
+        7,
+        *[7] * 4,
+        *(pages.get(name, 7) for name in more),
+        7,
+    )
+
+
+def test_memory_in_use_of_a_recorded_mac() -> None:
+    use = libsystem.parse_memory_use(vm_statistics(**MAC_MINI_32G), PAGE_BYTES)
+    assert use is not None
+    # Wired, compressor and anonymous pages without the purgeable ones; no page of a file.
+    assert use.total_bytes == (134298 + 96636 + 640314 - 23079) * PAGE_BYTES
+    available = pressure.available_bytes(32 * GIB, use)
+    assert available is not None
+    assert available / GIB == pytest.approx(19.06, abs=0.01)
+
+
+@pytest.mark.parametrize("statistics", [b"", vm_statistics(wired=1)[:-1], vm_statistics(wired=0)])
+def test_cut_statistics_are_unknown(statistics: bytes) -> None:
+    assert libsystem.parse_memory_use(statistics, PAGE_BYTES) is None
+    assert pressure.available_bytes(32 * GIB, None) is None
+
+
+@given(st.binary(min_size=152, max_size=160))
+def test_available_memory_is_never_negative(statistics: bytes) -> None:
+    use = libsystem.parse_memory_use(statistics, PAGE_BYTES)
+    available = pressure.available_bytes(32 * GIB, use)
+    assert available is None or 0 <= available <= 32 * GIB
 
 
 @pytest.mark.parametrize(
@@ -87,9 +138,10 @@ def test_host_without_swap_uses_zero_bytes_of_swap(tmp_path: Path) -> None:
 
 def test_pressure_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "sysctl_int", {"kern.memorystatus_vm_pressure_level": 2}.get)
+    monkeypatch.setattr(libsystem, "memory_use", lambda: libsystem.MemoryUse(3 * PAGE_BYTES, 0, 2 * PAGE_BYTES, 0))
     found = pressure._macos()
     assert found.level == "warn"
-    assert found.available_bytes
+    assert found.available_bytes == psutil.virtual_memory().total - 5 * PAGE_BYTES
     assert found.swap_used_bytes is not None
 
 

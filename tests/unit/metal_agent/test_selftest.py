@@ -24,12 +24,14 @@ MAC = {
     "sw_vers": "26.2\n",
     "vm.swapusage": recorded("sysctl_pressure_critical.txt"),
     "sysctl": recorded("sysctl_m5_pro_64g.txt"),
+    "vm_stat": recorded("vm_stat_mini_32g.txt"),
 }
 
 
 def verdicts(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], level: int | None = 4) -> dict[str, Verdict]:
     stand_in(monkeypatch, outputs)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: level)
+    monkeypatch.setattr(libsystem, "memory_use", lambda: macos.parse_vm_stat(recorded("vm_stat_mini_32g.txt")))
     state = HostState(pressure=PressureReading("critical", round(6820.25 * 2**20), 4 * GIB), gpu=gpu.read())
     return {line.name: line.verdict for line in facts.check_mac(macos.read(), state)}
 
@@ -65,6 +67,8 @@ def test_every_line_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"devices.metal": ""}, 4, "Metal's device"),
         ({"vm.swapusage": "vm.swapusage: total = 0.00M  used = 0.00M  free = 0.00M\n"}, 4, "swap by psutil"),
+        ({"vm_stat": recorded("vm_stat_mini_32g.txt").replace("134298.", "334298.")}, 4, "memory in use by ctypes"),
+        ({"vm_stat": ""}, 4, "memory in use by ctypes"),
         ({}, 1, "pressure by ctypes"),
         ({}, None, "pressure by ctypes"),
     ],

@@ -95,8 +95,13 @@ def test_tuning_arguments_exist() -> None:
 def test_environment_has_no_variable_that_is_a_setting() -> None:
     settings = {flag.removeprefix("--").upper() for flag in FLAGS}
     assert {"HOST", "PORT", "SEED", "CACHE"} <= settings
-    child = llama_cpp_python.child_environment(dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]})
-    assert child == {"PATH": os.environ["PATH"]}
+    stated = dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]}
+    assert llama_cpp_python.child_environment(stated, "linux") == {"PATH": os.environ["PATH"]}
+
+
+def test_weights_are_read_into_memory_on_a_mac() -> None:
+    assert "--use_mmap" in FLAGS
+    assert llama_cpp_python.child_environment({}, "darwin") == {"USE_MMAP": "false"}
 
 
 def test_cache_types_have_ggmls_numbers() -> None:

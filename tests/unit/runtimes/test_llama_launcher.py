@@ -91,6 +91,16 @@ def test_values_reach_the_wheel(arguments: list[str], field: str, value: object)
     assert getattr(llama_launcher.parse(["-m", "m.gguf", *arguments]), field) == value
 
 
+def test_load_mode_of_the_environment_counts_unless_an_argument_states_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # llama-server's own variable, which an older llama-server ignores.
+    assert b"LLAMA_ARG_LOAD_MODE\0" in Path(xllamacpp.xllamacpp.__file__).read_bytes()
+    monkeypatch.setenv("LLAMA_ARG_LOAD_MODE", "none")
+    modes = xllamacpp.llama_load_mode
+    assert llama_launcher.parse(["-m", "m.gguf"]).load_mode == modes.LLAMA_LOAD_MODE_NONE
+    mapped = llama_launcher.parse(["-m", "m.gguf", "--load-mode", "mmap"])
+    assert mapped.load_mode == modes.LLAMA_LOAD_MODE_MMAP
+
+
 def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k\n")

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from devices import pressure
 from devices.facts import HostFacts
+from devices.libsystem import MemoryUse
 from metal_agent.memory.ledger import Ledger, budget_bytes, excess_bytes
 
 GIB = 2**30
@@ -42,6 +44,38 @@ def test_freed_is_called_when_more_is_available() -> None:
     ledger.release("a")
     ledger.observe_others(0)
     assert told == [7 * GIB, 10 * GIB]
+
+
+def test_mac_of_64_gib_counts_the_weights_of_a_25_gib_file_once() -> None:
+    # 64 GiB, of which Metal uses at most 48; its owner's programs take 8 GiB. A file of 25 GiB, with 2 GiB of KV cache.
+    facts = HostFacts(memory_bytes=64 * GIB, working_set_bytes=48 * GIB, model_memory_bytes=48 * GIB)
+    ledger = Ledger(budget_bytes(facts, None) or 0, memory_bytes=64 * GIB)
+    assert ledger.available_bytes == 47 * GIB
+
+    def observe(use: MemoryUse, own_gib: int) -> int:
+        """Return the GiB that can still be reserved after a measurement."""
+        available = pressure.available_bytes(64 * GIB, use)
+        assert available is not None
+        excess = excess_bytes(
+            memory_bytes=64 * GIB,
+            available_bytes=available,
+            own_bytes=own_gib * GIB,
+            budget_bytes=ledger.budget_bytes,
+        )
+        ledger.observe_others(excess)
+        return ledger.available_bytes // GIB
+
+    owners = MemoryUse(wired_bytes=2 * GIB, compressor_bytes=GIB, anonymous_bytes=6 * GIB, purgeable_bytes=GIB)
+    assert observe(owners, 0) == 47
+    assert ledger.reserve("chat", 27 * GIB) == ""
+    # Read into memory: while the GPU works, weights and KV cache are wired; the cache of the file is no use.
+    working = owners._replace(wired_bytes=owners.wired_bytes + 27 * GIB)
+    assert observe(working, 27) == 20
+    # Idle for longer than they stay wired, they are anonymous memory.
+    idle = owners._replace(anonymous_bytes=owners.anonymous_bytes + 27 * GIB)
+    assert observe(idle, 27) == 20
+    # The owner starts something of 14 GiB: of 22 GiB of others, 17 are the share that the budget leaves them.
+    assert observe(idle._replace(anonymous_bytes=idle.anonymous_bytes + 14 * GIB), 27) == 15
 
 
 @pytest.mark.parametrize(
