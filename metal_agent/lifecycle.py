@@ -21,6 +21,15 @@ STABLE_SECONDS: Final = 60.0
 """An engine that was Ready for so long is not in a crash loop: its next failure resets the back-off."""
 START_TIMEOUT_SECONDS: Final = 1800.0
 """Time to load and to generate the first token. Large weights from a slow disk take many minutes."""
+WITHDRAW_SECONDS: Final = 5.0
+"""Time for the API server to accept a withdrawal; then the process stops without it, and requests fail at the proxy."""
+DRAIN_SECONDS: Final = 30.0
+GRACE_SECONDS: Final = 10.0
+"""Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
+HUNG_GRACE_SECONDS: Final = 3.0
+"""The same for an engine that hangs, which hardly heeds SIGTERM."""
+EVICTION_SECONDS: Final = (1.0, 4.0, 3.0)
+"""Withdrawal, drain and grace of an eviction: the host runs out of memory, and the engine is gone in ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +204,21 @@ class BackOff:
 class Withdraw:
     """Make the endpoint not ready, so that no new request is routed here."""
 
+    timeout_seconds: float = WITHDRAW_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Wait, for a bounded time, until running requests have ended."""
 
+    timeout_seconds: float = DRAIN_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class End:
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Outcome: Exited."""
+
+    grace_seconds: float = GRACE_SECONDS
 
 
 ProcessAction = (
@@ -295,7 +310,10 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
             return replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)
         case Hung() if state.phase == "Ready":
             # Its requests are lost, so there is nothing to drain. The back-off begins with Exited.
-            return replace(state, phase="Starting", reason="EngineHung", message=event.message), (Withdraw(), End())
+            return replace(state, phase="Starting", reason="EngineHung", message=event.message), (
+                Withdraw(),
+                End(HUNG_GRACE_SECONDS),
+            )
         case Fetched() if state.phase == "Fetching":
             return _start_engine(replace(state, fetched=True))
         case BackoffElapsed() if state.phase == "Failed":
@@ -396,7 +414,10 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
         # There is no engine, or it is ending already.
         return _on_held(state, hold)
     stopping = replace(state, phase="Stopping", reason=event.reason, message=event.message, hold=hold, evicting=True)
-    return stopping, (Withdraw(), Drain(), End())
+    withdraw, drain, grace = EVICTION_SECONDS
+    # An engine that was never Ready has no endpoint and no request.
+    before = (Withdraw(withdraw), Drain(drain)) if state.phase == "Ready" else ()
+    return stopping, (*before, End(grace))
 
 
 def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:

@@ -40,7 +40,7 @@ class StandaloneExposure(ProxyExposure):
         except (ProxyUnreachableError, ProxyRefusedError):
             return None
 
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Do nothing: only the proxy forwards to the process, and `drain` removes the process from the proxy."""
 
     async def _configure(self) -> bool:

@@ -25,8 +25,6 @@ from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
 from metal_agent.traffic.proxy_process import Proxy
 
-WITHDRAW_SECONDS: Final = 5.0
-"""Time for the API server to accept a withdrawal; then the process stops without it, and requests fail at the proxy."""
 LINGER_SECONDS: Final = 2.0
 """Time for clients to notice a withdrawal; kube-proxy applies changes at most once a second."""
 _PORTS_TRIED: Final = 8
@@ -146,12 +144,12 @@ class ClusterExposure(ProxyExposure):
         if self.accepted is not None and self.freshness.may_serve(clocks()):
             await self.endpoints.publish(service)
 
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Route no new request to the process; the API server has a bounded time to accept the change."""
         if assignment.service is None:
             return
         try:
-            async with asyncio.timeout(WITHDRAW_SECONDS):
+            async with asyncio.timeout(timeout_seconds):
                 await self.endpoints.publish(assignment.service)
         except (ApiError, Unreachable, TimeoutError) as error:
             log.warning("endpoint_not_withdrawn", service=str(assignment.service), error=str(error) or "time-out")
@@ -164,6 +162,7 @@ class ClusterExposure(ProxyExposure):
         service = self._runners[uid].assignment.service
         if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ObjectKey("", ""), ())):
             await asyncio.sleep(LINGER_SECONDS)
+            timeout_seconds -= LINGER_SECONDS
         await super().drain(uid, timeout_seconds)
 
     def _is_served(self, runner: Runner) -> bool:

@@ -36,7 +36,7 @@ CRITICAL_DISPLACEMENT_SECONDS: Final = 15.0
 SETTLE_SECONDS: Final = 15.0
 """Pause between the end of one engine and the choice of the next: memory and level follow the end with a delay."""
 ENDING_SECONDS: Final = 300.0
-"""Longest wait for an ending engine: many times the duration of withdrawal, drain and SIGKILL (50 s).
+"""Longest wait for an ending engine: many times the duration of withdrawal, drain and SIGKILL (at most 47 s).
 
 A process that waits in the kernel, as for a GPU that hangs, ignores every signal, and may stay until the next boot.
 """

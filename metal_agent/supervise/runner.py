@@ -36,10 +36,9 @@ from runtimes.daemon import UNKNOWN_MODEL, DaemonError
 from runtimes.probe import generate_token
 from runtimes.registry import RUNTIMES
 
-GRACE_SECONDS: Final = 10.0
-"""Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
-DRAIN_SECONDS: Final = 30.0
 PROGRESS_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 1.0
+"""Time for the proxy to answer at the end of a drain."""
 _PROBE_SECONDS: Final = 60.0
 _END_AGAIN_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
@@ -52,7 +51,7 @@ log = structlog.get_logger()
 class Exposure(Protocol):
     """The way of requests to a process."""
 
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Route no new request to the process; takes a bounded time, and raises no error of the API server."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
@@ -272,19 +271,27 @@ class Runner:
             case lifecycle.BackOff():
                 await asyncio.sleep(action.seconds)
                 return lifecycle.BackoffElapsed()
-            case lifecycle.Withdraw():
-                await self._host.exposure.withdraw(self.assignment)
-            case lifecycle.Drain():
-                await self._host.exposure.drain(self.assignment.uid, DRAIN_SECONDS)
-            case lifecycle.End() if self._engine:
-                await self._end(self._engine)
+            case lifecycle.Withdraw(timeout_seconds):
+                await self._host.exposure.withdraw(self.assignment, timeout_seconds)
+            case lifecycle.Drain(timeout_seconds):
+                await self._drain(timeout_seconds)
+            case lifecycle.End(grace_seconds) if self._engine:
+                await self._end(self._engine, grace_seconds)
         return None
 
-    async def _end(self, running: EngineHandle) -> None:
+    async def _drain(self, timeout_seconds: float) -> None:
+        """Drain the process, and give up after the time even if the proxy does not answer."""
+        try:
+            async with asyncio.timeout(timeout_seconds + _ANSWER_SECONDS):
+                await self._host.exposure.drain(self.assignment.uid, timeout_seconds)
+        except TimeoutError:
+            self._log.warning("drain_gave_up", after_seconds=timeout_seconds)
+
+    async def _end(self, running: EngineHandle, grace_seconds: float) -> None:
         """End the engine, and retry after any error: nothing else would end it, and its memory stays reserved."""
         while True:
             try:
-                return await running.end(GRACE_SECONDS)
+                return await running.end(grace_seconds)
             except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
                 self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
                 await asyncio.sleep(_END_AGAIN_SECONDS)

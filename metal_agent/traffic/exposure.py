@@ -64,7 +64,7 @@ class ProxyExposure(ABC):
             return await self._configure()
 
     @abstractmethod
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Remove the process from all places where clients find it, except the proxy; bounded in time, never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:

@@ -17,10 +17,10 @@ from devices.sockets import unix_listener
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
+from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
 from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
 from metal_agent.options import StartError
-from metal_agent.supervise.runner import GRACE_SECONDS
 from runtimes.llama_server import child_environment
 
 PATIENCE_SECONDS: Final = 60.0

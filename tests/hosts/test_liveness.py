@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from metal_agent import lifecycle
 from metal_agent.supervise import liveness, runner
 from metal_agent.supervise.liveness import LivenessCheck
 from metal_agent.supervise.runner import Runner
@@ -26,7 +27,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(liveness, "TOKEN_CHECK_SECONDS", 0.2)
     monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.4)
-    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(lifecycle, "HUNG_GRACE_SECONDS", 0.3)
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ class RecordingExposure:
         self.in_flight: dict[str, int] = {}
         self._runners = runners
 
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
+        assert timeout_seconds > 0
         self._note("withdraw", assignment.uid)
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:

@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from metal_agent.assignments import Assignment
-from metal_agent.lifecycle import Admitted, Failed, Refused
+from metal_agent.lifecycle import Admitted, Evicted, Failed, Refused
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
 from metal_agent.supervise import runner as module
 from metal_agent.supervise.records import Record, Records
 from metal_agent.supervise.runner import Runner, RunnerContext
 from metal_agent.weights import HostWeights
+from tests.support import virtual_time
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
 
@@ -24,7 +26,7 @@ MakeAssignment = Callable[..., Assignment]
 class _Unreached:
     """The exposure of a process that gets no requests."""
 
-    async def withdraw(self, assignment: Assignment) -> None:
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Do nothing, since no request is routed here."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
@@ -60,7 +62,27 @@ class _Stubborn:
         """Do nothing, since nothing is watched."""
 
 
-def _host(folder: Path, ledger: Ledger) -> RunnerContext:
+class _Silent(_Unreached):
+    """The exposure while neither the API server nor the proxy answers."""
+
+    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
+        assert assignment.uid == "u1"
+        await asyncio.sleep(timeout_seconds)
+
+    async def drain(self, uid: str, timeout_seconds: float) -> None:
+        assert (uid, timeout_seconds > 0) == ("u1", True)
+        await asyncio.Event().wait()
+
+
+class _Deaf(_Stubborn):
+    """An engine that ignores SIGTERM."""
+
+    async def end(self, grace_seconds: float) -> None:
+        await asyncio.sleep(grace_seconds)
+        self._exit.set_result(EngineExit(signal="SIGKILL"))
+
+
+def _host(folder: Path, ledger: Ledger, exposure: module.Exposure | None = None) -> RunnerContext:
     session: Any = None
     return RunnerContext(
         folder=folder,
@@ -68,7 +90,7 @@ def _host(folder: Path, ledger: Ledger) -> RunnerContext:
         weights=HostWeights(folder / "weights", folder),
         ledger=ledger,
         session=session,
-        exposure=_Unreached(),
+        exposure=exposure or _Unreached(),
         secret=lambda _namespace, _name: None,
         changed=lambda _runner: None,
     )
@@ -95,17 +117,35 @@ async def test_memory_freed_before_the_refusal_arrives_is_not_missed(
         living.cancel()
 
 
+def _ready_record(made: Assignment) -> Record:
+    assert made.spec
+    identity = ProcessIdentity(1, "1", "boot")
+    return Record("u1", "team-a", "chat", made.spec, identity, "t", ready_at="t", url="http://x")
+
+
+def test_eviction_frees_the_memory_within_ten_seconds(tmp_path: Path, assignment: MakeAssignment) -> None:
+    async def main() -> None:
+        made, evicted = assignment("u1"), asyncio.Event()
+        host = replace(
+            _host(tmp_path, Ledger(GIB), _Silent()),
+            changed=lambda runner: evicted.set() if runner.state.phase == "Pending" else None,
+        )
+        runner = Runner(made, host, _ready_record(made), _Deaf())
+        living = asyncio.create_task(runner.run())
+        runner.notify(Evicted("MemoryPressure", "short of memory"))
+        await evicted.wait()
+        assert 8 <= asyncio.get_running_loop().time() <= 10
+        living.cancel()
+
+    virtual_time.run(main())
+
+
 async def test_failed_end_of_an_engine_is_retried(
     tmp_path: Path, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_END_AGAIN_SECONDS", 0.01)
-    made = assignment("u1")
-    assert made.spec
-    record = Record(
-        "u1", "team-a", "chat", made.spec, ProcessIdentity(1, "1", "boot"), "t", ready_at="t", url="http://x"
-    )
-    engine = _Stubborn()
-    runner = Runner(made, _host(tmp_path, Ledger(GIB)), record, engine)
+    made, engine = assignment("u1"), _Stubborn()
+    runner = Runner(made, _host(tmp_path, Ledger(GIB)), _ready_record(made), engine)
     living = asyncio.create_task(runner.run())
     runner.remove()
     try:
