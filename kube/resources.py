@@ -1,13 +1,18 @@
 """The API resources that Pomona reads or writes, one constant each, with their paths.
 
-A path is built from a constant and never by hand, so that a group, a plural or a scope is written down once.
+A path is built from a constant and never by hand, so that a group, a plural or a scope is written down once. A name
+that comes from an object stays one segment of the path: `..` would lead to objects of another namespace.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from crds.meta import GROUP, VERSION
+from kube.errors import Invalid
+
+_UNPROCESSABLE: Final = 422
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +36,31 @@ class Resource:
         return "." in self.group and not self.group.endswith(".k8s.io")
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-        """Return the URL path of one object or, without a name, of the collection (in one namespace or in all)."""
+        """Return the URL path of one object or, without a name, of the collection (in one namespace or in all).
+
+        Raises Invalid, before any request: a name or namespace is no segment of a path, or the namespace is missing.
+        """
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
-        if namespace and self.namespaced:
-            parts += ["namespaces", namespace]
+        if self.namespaced:
+            if namespace is not None:
+                parts += ["namespaces", self._segment("namespace", namespace)]
+            elif name is not None:
+                raise self._invalid(f"{self.plural} {name} has no namespace: state it")
         parts.append(self.plural)
-        if name:
-            parts.append(name)
+        if name is not None:
+            parts.append(self._segment("name", name))
         if subresource:
             parts.append(subresource)
         return "/".join(parts)
+
+    def _segment(self, what: str, value: str) -> str:
+        """Return a name as one segment of a path. Raises Invalid for what the API server takes as no name either."""
+        if value in {"", ".", ".."} or "/" in value or "%" in value or not value.isprintable():
+            raise self._invalid(f"the {what} {value!r} cannot be used in a path: correct the object that states it")
+        return quote(value, safe=":")
+
+    def _invalid(self, message: str) -> Invalid:
+        return Invalid(str(self), status=_UNPROCESSABLE, reason="InvalidName", message=message)
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
