@@ -83,8 +83,16 @@ def keyed_by(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-Name = Annotated[str, Meta(min_length=1, max_length=253)]
-SecretName = Annotated[str, Meta(min_length=1, max_length=180, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""An RFC 1123 label, such as the name of a Service: no dot, so it is one part of an EndpointSlice's name."""
+NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+"""An RFC 1123 subdomain, as of most objects' names: neither `..` nor a slash, so it is one segment of a path."""
+
+# The schema has the patterns, the struct has not: an object that was stored before them is still read and finalized.
+Name = Annotated[str, Meta(min_length=1, max_length=253, extra_json_schema={"pattern": NAME_PATTERN})]
+LabelName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": LABEL_PATTERN})]
+HostName = Annotated[str, Meta(max_length=63, extra_json_schema={"pattern": NAME_PATTERN})]
+SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema={"pattern": NAME_PATTERN})]
 """Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
 Quantity = Annotated[
     int | str,

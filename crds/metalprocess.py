@@ -9,7 +9,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Conditions, Name, ObjectMeta, Priority, SecretName, described, rule
+from crds.meta import (
+    ApiStruct,
+    Conditions,
+    HostName,
+    LabelName,
+    Name,
+    ObjectMeta,
+    Priority,
+    SecretName,
+    described,
+    rule,
+)
 from crds.model import Revision
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
@@ -50,7 +61,7 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     """Everything that a host needs to serve one replica; the fields of `ServingOptions` are part of it."""
 
     service_name: Annotated[
-        Name,
+        LabelName,
         described(
             "Name of the InferenceService that this process belongs to. Requests use this name as the model name."
         ),
@@ -92,7 +103,7 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
         SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None
     host_name: Annotated[
-        Annotated[str, Meta(max_length=63)] | None,
+        HostName | None,
         described("Name of the MetalHost that runs this process. Absent while the process waits for a host."),
     ] = None
 

@@ -4,6 +4,7 @@ An object that this version cannot read is an assignment too, and is rejected: a
 and the agent must not fail because of it.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts import durable
+from crds.meta import LABEL_PATTERN
 from crds.metalprocess import MetalProcessSpec
 from kube.resources import ObjectKey
 
@@ -50,6 +52,10 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
     except msgspec.ValidationError as error:
         problem = f"this agent cannot read the MetalProcess: {error}; update the agent"
+    # An object that was stored before the API server checked names may have another: it would name another's slice.
+    if spec and not re.fullmatch(LABEL_PATTERN, spec.service_name):
+        problem = f"spec.serviceName {spec.service_name!r} is not the name of a Service: delete the MetalProcess"
+        spec = None
     return Assignment(
         uid=metadata["uid"],
         namespace=metadata["namespace"],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crds.meta import GROUP, HOSTS_NAMESPACE
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -17,6 +18,7 @@ from tests.support.eventually import eventually
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
+KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
 
 
 async def install(plane: ControlPlane) -> None:
@@ -31,7 +33,13 @@ async def install(plane: ControlPlane) -> None:
         found = await plane.kubectl("api-resources", f"--api-group={GROUP}", "--output=name")
         return len(found.split()) == len(list((CHECKOUT / "crds").glob("*.yaml")))
 
+    async def answers() -> bool:
+        # A kind that is listed may still answer 429 until its storage is initialized.
+        found = [await plane.request("GET", kind.path(), accept={429}) for kind in KINDS]
+        return all("items" in each for each in found)
+
     await eventually(discovered)
+    await eventually(answers)
 
 
 def kubelet(

@@ -197,6 +197,24 @@ REFUSED_MANIFESTS = {
     "host name that nothing can be bound to": RefusedManifest(
         METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64
     ),
+    "service of a process in another namespace": RefusedManifest(
+        METAL_PROCESSES,
+        {"serviceName": "../../team-b/endpointslices/chat"},
+        r"spec.serviceName: .*should match '\^\[a-z0-9",
+    ),
+    "service of a process with a dot": RefusedManifest(
+        METAL_PROCESSES, {"serviceName": "chat.studio-2"}, "spec.serviceName: .*should match"
+    ),
+    "Model of a process with a path": RefusedManifest(
+        METAL_PROCESSES, {"modelName": "a/../b"}, "spec.modelName: .*should match"
+    ),
+    "host of a process with a path": RefusedManifest(
+        METAL_PROCESSES, {"hostName": ".."}, "spec.hostName: .*should match"
+    ),
+    "Secret of a process with a path": RefusedManifest(
+        METAL_PROCESSES, {"tokenSecret": "a..b"}, "spec.tokenSecret: .*should match"
+    ),
+    "Model with a path": RefusedManifest(INFERENCE_SERVICES, {"modelRef": "../tiny"}, "spec.modelRef: .*should match"),
     "process without memory": RefusedManifest(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
     **{
         f"argument {item!r}": RefusedManifest(

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crds.meta import HOSTS_NAMESPACE
-from kube.client import Client
-from kube.resources import LEASES, METAL_HOSTS
+from kube import credentials
+from kube.client import Client, connect
+from kube.resources import LEASES, METAL_HOSTS, MODELS
 from tests.controlplane import binaries
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
@@ -59,7 +61,8 @@ async def test_instructions_for_a_cluster_work_word_for_word(
     running: list[Process] = []
     try:
         for block in blocks:
-            *commands, serve = block.replace("NAME", "office-7").replace("> ", f"> {tmp_path}/").splitlines()
+            *commands, serve = block.replace("NAME", "office-7").splitlines()
+            commands = [re.sub(r"(\S+\.kubeconfig)", rf"{tmp_path}/\1", command) for command in commands]
             await asyncio.to_thread(subprocess.run, ["sh", "-eu"], input="\n".join(commands), text=True, check=True)
             line = serve.replace("--kubeconfig ", f"--kubeconfig {tmp_path}/")
             running.append(Process(line.split()[1], ["sh", "-c", f"exec {line}"], tmp_path / f"{len(running)}.log"))
@@ -70,8 +73,9 @@ async def test_instructions_for_a_cluster_work_word_for_word(
             return any(each["type"] == "Ready" and each["status"] == "True" for each in host["status"]["conditions"])
 
         await eventually(is_ready)
-        handed_out = (tmp_path / "office-7.kubeconfig").read_text()
-        assert not any(secret in handed_out for secret in plane.secrets)
+        handed_out = tmp_path / "office-7.kubeconfig"
+        assert not any(secret in handed_out.read_text() for secret in plane.secrets)
+        assert handed_out.stat().st_mode & 0o777 == 0o600
     finally:
         for process in running:
             await process.stop()
@@ -81,6 +85,31 @@ async def test_instructions_for_a_cluster_work_word_for_word(
             (LEASES, CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT),
         ):
             await plane.request("DELETE", kind.path(place, name), accept={404})
+
+
+async def test_kubeconfig_keeps_the_token_out_of_arguments_and_of_others_reach(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    recorder = tmp_path / "bin" / "kubectl"
+    recorder.parent.mkdir()
+    kubectl = binaries.ensure_binaries().kubectl
+    recorder.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\nexec {kubectl} "$@"\n')
+    recorder.chmod(0o755)
+    written = tmp_path / "controller.kubeconfig"
+    written.write_text("of before")
+    written.chmod(0o644)
+    environment = os.environ | plane.environment | {"PATH": f"{recorder.parent}:{os.environ['PATH']}"}
+    argv = [str(CHECKOUT / "deploy" / "kubeconfig"), CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT, str(written)]
+    await asyncio.to_thread(subprocess.run, argv, env=environment, check=True)
+
+    config = yaml.safe_load(written.read_text())
+    (user,) = config["users"]
+    assert user["user"]["token"] not in (tmp_path / "arguments").read_text()
+    assert written.stat().st_mode & 0o777 == 0o600
+    (context,) = config["contexts"]
+    assert (context["context"]["user"], context["context"]["namespace"]) == (user["name"], CONTROLLER_NAMESPACE)
+    async with connect(credentials.load(written)) as client:
+        assert (await client.list(MODELS)).items == []
 
 
 @pytest.mark.parametrize("field", ["isvc.spec.contextLength", "mdl.spec.source", "mh.status.availableBytes", "mp.spec"])

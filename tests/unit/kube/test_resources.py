@@ -23,14 +23,16 @@ def test_path_of_an_object() -> None:
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
 def test_unsafe_name_is_refused(unsafe: str) -> None:
-    with pytest.raises(Invalid, match="endpointslices.discovery.k8s.io: 422 InvalidName: the name .* cannot be used"):
+    with pytest.raises(
+        Invalid, match=r"endpointslices\.discovery\.k8s\.io: 422 InvalidName: the name .* cannot be used"
+    ):
         ENDPOINT_SLICES.path("team-a", unsafe)
-    with pytest.raises(Invalid, match="the namespace .* cannot be used in a path"):
+    with pytest.raises(Invalid, match=r"the namespace .* cannot be used in a path"):
         ENDPOINT_SLICES.path(unsafe, "chat.studio-1")
 
 
 def test_object_without_its_namespace_is_refused() -> None:
-    with pytest.raises(Invalid, match="endpointslices chat.studio-1 has no namespace"):
+    with pytest.raises(Invalid, match=r"endpointslices chat\.studio-1 has no namespace"):
         ENDPOINT_SLICES.path(None, "chat.studio-1")
 
 
