@@ -1,10 +1,13 @@
 """Print figures as a table: each beside its floor and its goal."""
 
+import sys
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+WIDTH: Final = 132
 
 
 class Figure(NamedTuple):
@@ -14,8 +17,19 @@ class Figure(NamedTuple):
     value: float
     floor: float | None
     """The least that is possible on this machine; None: not known."""
-    goal: float
+    goal: float | None
+    """The limit; None: no promise."""
     unit: str
+    at_least: bool = False
+    """True when `goal` is a lower limit."""
+
+    @property
+    def verdict(self) -> str:
+        """The goal, and a mark if it is missed."""
+        if self.goal is None:
+            return ""
+        held = self.value >= self.goal if self.at_least else self.value <= self.goal
+        return f"{'>=' if self.at_least else '<='} {self.goal:.4g} {self.unit}{'' if held else '  MISSED'}"
 
 
 def print_figures(title: str, figures: Iterable[Figure]) -> None:
@@ -28,5 +42,6 @@ def print_figures(title: str, figures: Iterable[Figure]) -> None:
         if each.floor is not None:
             floor = f"{each.floor:.2f} {each.unit}"
             ratio = f"{each.value / each.floor:.2f}" if each.floor else ""
-        table.add_row(each.name, f"{each.value:.2f} {each.unit}", floor, ratio, f"<= {each.goal:g} {each.unit}")
-    Console().print(table)
+        table.add_row(each.name, f"{each.value:.2f} {each.unit}", floor, ratio, each.verdict)
+    # A log has no width of its own, and a name is best read on one line.
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

@@ -56,9 +56,10 @@ class ControlPlane:
     Args:
         binaries: the programs.
         folder: for data, credentials and logs; made when absent.
+        apiserver_options: more options of the API server, such as those of its audit log.
     """
 
-    def __init__(self, binaries: Binaries, folder: Path) -> None:
+    def __init__(self, binaries: Binaries, folder: Path, *apiserver_options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._binaries = binaries
         self._folder = folder
@@ -66,7 +67,9 @@ class ControlPlane:
         self._certificate = self.certificates / "apiserver.crt"
         self._tokens = self._write_identities()
         self.etcd = self._process("etcd", binaries.etcd, etcd_arguments(folder))
-        self.apiserver = self._process("kube-apiserver", binaries.kube_apiserver, apiserver_arguments(folder))
+        self.apiserver = self._process(
+            "kube-apiserver", binaries.kube_apiserver, [*apiserver_arguments(folder), *apiserver_options]
+        )
         self.controller_manager = self._process(
             "kube-controller-manager",
             binaries.kube_controller_manager,
