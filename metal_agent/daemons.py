@@ -76,11 +76,16 @@ class DaemonModel:
         """Wait until the model is unloaded, or could not be loaded."""
         return await asyncio.shield(self._exit)
 
-    async def end(self, grace_seconds: float) -> None:
-        """Unload the model, and wait until it is gone, however long that takes: its memory is not free before."""
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+        """Unload the model, and wait until it is gone, however long that takes: its memory is not free before.
+
+        A model that serves another process of ours too stays, unless `for_all`: then the other one loads it again.
+        """
         if self._exit.done():
             return
         await self._stop_loading()
+        if for_all:
+            self._shared.report_others(self)
         await self._shared.unload(self, grace_seconds)
         self.report_exit(EngineExit())
 
@@ -175,6 +180,12 @@ class SharedDaemon:
                 log.warning("unload_timed_out", daemon=self.daemon.runtime, model=model)
             else:
                 return
+
+    def report_others(self, handle: DaemonModel) -> None:
+        """Report the exit of the other processes of this model, which is unloaded for all of them."""
+        for other in [each for each in self._handles if each.model == handle.model and each is not handle]:
+            message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
+            other.report_exit(EngineExit(reason="Unloaded", message=message))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[str]]) -> None:
         """Remove models of ours that no process uses: those of an earlier agent, or of a process that was stopped.

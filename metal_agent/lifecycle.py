@@ -10,6 +10,29 @@ from typing import Final, Literal
 
 from crds.metalprocess import LastExit
 from kube.backoff import EXACT, backoff_seconds
+from metal_agent.engine_health import SUSPICIONS, Suspicion, describe_relapse, recent_suspicions
+from metal_agent.process_events import (
+    Admitted,
+    Answered,
+    BackoffElapsed,
+    Evicted,
+    Exited,
+    Failed,
+    Fetched,
+    Held,
+    Hung,
+    LoadSlotBusy,
+    LoadSlotGranted,
+    MemoryFreed,
+    ProcessEvent,
+    Refused,
+    Released,
+    Removed,
+    Spawned,
+    StartProblem,
+    Suspected,
+    Trusted,
+)
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
 
@@ -30,132 +53,6 @@ HUNG_GRACE_SECONDS: Final = 3.0
 """The same for an engine that hangs, which hardly heeds SIGTERM."""
 EVICTION_SECONDS: Final = (1.0, 4.0, 3.0)
 """Withdrawal, drain and grace of an eviction: the host runs out of memory, and the engine is gone in ten seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The host can run the process, and its memory is reserved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """This host cannot run the process with this spec."""
-
-    reason: str
-    message: str
-    needed_bytes: int | None = None
-    """Memory that was needed and not free: the process is checked again once so much is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Verified weights are on the host."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """An action failed. A permanent failure is retried too, but rarely: the source may be repaired."""
-
-    reason: str
-    message: str
-    permanent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFreed:
-    """The host has as much memory free as the process needed at its refusal."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSlotBusy:
-    """Another engine of this host is loading, so this one was not started."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSlotGranted:
-    """This process has the load slot: its engine may load."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    """The engine was started; `pid` if it has a process of its own."""
-
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The engine generated a token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hung:
-    """The engine was Ready, and now neither answers nor uses the processor."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The engine is gone: its process ended, or its daemon unloaded the model."""
-
-    last: LastExit
-    reason: str = ""
-    message: str = ""
-    """The cause, if more is known than exit code and signal."""
-    fetched: bool = True
-    """False if the weights are gone too, and have to be fetched again."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackoffElapsed:
-    """The back-off is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """The MetalProcess is no longer assigned to this host."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The host starts no engine now: the process waits for Released. A running engine goes on."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """The host needs the memory: the engine is drained, stopped, and not started again before Released."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The host allows the engine to be started again."""
-
-
-ProcessEvent = (
-    Admitted
-    | Refused
-    | MemoryFreed
-    | Fetched
-    | LoadSlotBusy
-    | LoadSlotGranted
-    | Failed
-    | Spawned
-    | Answered
-    | Hung
-    | Exited
-    | BackoffElapsed
-    | Removed
-    | Held
-    | Evicted
-    | Released
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +91,13 @@ class WatchLiveness:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckSuspect:
+    """Request a token from the suspect engine. Outcome: Trusted, or Hung."""
+
+    suspicion: Suspicion
+
+
+@dataclass(frozen=True, slots=True)
 class BackOff:
     """Wait. Outcome: BackoffElapsed."""
 
@@ -219,10 +123,22 @@ class End:
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Outcome: Exited."""
 
     grace_seconds: float = GRACE_SECONDS
+    for_all: bool = False
+    """True if a model in a daemon is unloaded although it serves another process too: the model is sick."""
 
 
 ProcessAction = (
-    CheckAdmission | Fetch | Spawn | AwaitLoadSlot | ProbeEngine | WatchLiveness | BackOff | Withdraw | Drain | End
+    CheckAdmission
+    | Fetch
+    | Spawn
+    | AwaitLoadSlot
+    | ProbeEngine
+    | WatchLiveness
+    | CheckSuspect
+    | BackOff
+    | Withdraw
+    | Drain
+    | End
 )
 
 
@@ -253,6 +169,15 @@ class ProcessState:
     """Pending only because it is held; its memory stays reserved."""
     evicting: bool = False
     """Stopping because of an eviction: then it is Pending until Released instead of Stopped."""
+    suspicion: Suspicion | None = None
+    """Set while the Ready engine is suspect and is being checked."""
+    suspected_at: tuple[float, ...] = ()
+    """Times at which this engine became suspect, within the window that counts."""
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the engine is suspect and gets no new request until it is checked."""
+        return self.suspicion is not None and self.suspicion.is_drained
 
     @property
     def leaving(self) -> bool:
@@ -304,16 +229,10 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
             return _on_admission(state, event)
         case LoadSlotBusy() | LoadSlotGranted():
             return _on_load_slot(state, event)
-        case Spawned() if state.phase == "Starting" and not state.exists:
-            return replace(state, exists=True, pid=event.pid), (ProbeEngine(),)
-        case Answered() if state.phase == "Starting" and state.exists and not state.reason:
-            return replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)
-        case Hung() if state.phase == "Ready":
-            # Its requests are lost, so there is nothing to drain. The back-off begins with Exited.
-            return replace(state, phase="Starting", reason="EngineHung", message=event.message), (
-                Withdraw(),
-                End(HUNG_GRACE_SECONDS),
-            )
+        case Spawned() | StartProblem() | Answered() if state.phase == "Starting" and not state.reason:
+            return _on_start(state, event, now)
+        case Suspected() | Trusted() | Hung() if state.phase == "Ready":
+            return _on_health(state, event, now)
         case Fetched() if state.phase == "Fetching":
             return _start_engine(replace(state, fetched=True))
         case BackoffElapsed() if state.phase == "Failed":
@@ -323,7 +242,7 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
 
 
 def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
-    return replace(state, phase=phase, reason="", message="")
+    return replace(state, phase=phase, reason="", message="", suspicion=None)
 
 
 def _start_engine(state: ProcessState) -> ProcessStep:
@@ -359,6 +278,44 @@ def _on_admission(state: ProcessState, event: Admitted | Refused | MemoryFreed) 
             return replace(_enter_phase(state, "Pending"), needed_bytes=None), (CheckAdmission(),)
         case _:
             return state, ()
+
+
+def _on_start(state: ProcessState, event: Spawned | StartProblem | Answered, now: float) -> ProcessStep:
+    match event:
+        case Spawned() if not state.exists:
+            return replace(state, exists=True, pid=event.pid, suspected_at=()), (ProbeEngine(),)
+        case StartProblem() if state.exists:
+            return replace(state, message=event.message), ()
+        case Answered() if state.exists:
+            return replace(_enter_phase(state, "Ready"), ready_since=now), (WatchLiveness(),)
+        case _:
+            return state, ()
+
+
+def _on_health(state: ProcessState, event: Suspected | Trusted | Hung, now: float) -> ProcessStep:
+    match event:
+        case Suspected(suspicion):
+            times = recent_suspicions(state.suspected_at, suspicion, now)
+            if state.suspicion is None and len(times) >= SUSPICIONS:
+                return _end_sick(state, Hung(describe_relapse(suspicion), "EngineFailing", answers=True))
+            if state.suspicion and (state.is_drained or not suspicion.is_drained):
+                return state, ()  # it is being checked
+            suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
+            return replace(suspect, suspicion=suspicion, suspected_at=times), (CheckSuspect(suspicion),)
+        case Trusted() if state.suspicion:
+            return replace(_enter_phase(state, "Ready"), suspicion=None), (WatchLiveness(),)
+        case Hung():
+            return _end_sick(state, event)
+        case _:
+            return state, ()
+
+
+def _end_sick(state: ProcessState, found: Hung) -> ProcessStep:
+    """End the engine; the back-off begins with Exited. The requests of an engine that does not answer are lost."""
+    ending = replace(state, phase="Starting", reason=found.reason, message=found.message, suspicion=None)
+    if found.answers:
+        return ending, (Withdraw(), Drain(), End(for_all=True))
+    return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
 
 
 def _on_load_slot(state: ProcessState, event: LoadSlotBusy | LoadSlotGranted) -> ProcessStep:
@@ -413,7 +370,9 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
         # There is no engine, or it is ending already.
         return _on_held(state, hold)
-    stopping = replace(state, phase="Stopping", reason=event.reason, message=event.message, hold=hold, evicting=True)
+    stopping = replace(
+        _enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold, evicting=True
+    )
     withdraw, drain, grace = EVICTION_SECONDS
     # An engine that was never Ready has no endpoint and no request.
     before = (Withdraw(withdraw), Drain(drain)) if state.phase == "Ready" else ()
@@ -424,17 +383,21 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     if not state.exists:
         return state, ()
     fetched = state.fetched and event.fetched
-    gone = replace(state, exists=False, pid=None, fetched=fetched, ready_since=None, last_exit=event.last)
+    gone = replace(
+        state, exists=False, pid=None, fetched=fetched, ready_since=None, last_exit=event.last, suspicion=None
+    )
     if state.evicting:
         return _resume(replace(gone, evicting=False))
     if state.phase == "Stopping":
         return replace(gone, phase="Stopped"), ()
     stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
     how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
+    # Set if the engine was ended because of it; a suspicion or a problem of its start is not the cause of an exit.
+    ended = state.phase == "Starting" and bool(state.reason)
     return _back_off(
         replace(gone, failures=0 if stable else state.failures),
-        state.reason or event.reason or "EngineExited",
-        state.message or event.message or f"the engine exited with {how}{LOG_HINT}",
+        state.reason if ended else event.reason or "EngineExited",
+        state.message if ended else event.message or f"the engine exited with {how}{LOG_HINT}",
     )
 
 

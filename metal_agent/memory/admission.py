@@ -7,10 +7,10 @@ from artifacts.errors import ArtifactError
 from crds.size import size_text
 from fitness.memory import Workload, estimate, way_out
 from metal_agent.assignments import Assignment
-from metal_agent.lifecycle import Admitted, Failed, Refused
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
 from metal_agent.native import engine_command
+from metal_agent.process_events import Admitted, Failed, Refused
 from metal_agent.weights import HostWeights
 from runtimes.registry import RUNTIMES
 

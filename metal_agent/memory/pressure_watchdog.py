@@ -20,6 +20,7 @@ from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE
 from devices.pressure import PressureLevel, PressureReading
 from kube.client import Obj
 from metal_agent import lifecycle
+from metal_agent import process_events as events
 from metal_agent.assignments import Assignment
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
@@ -63,7 +64,7 @@ class EvictableProcess(Protocol):
     def state(self) -> lifecycle.ProcessState:
         """Its state."""
 
-    def notify(self, event: lifecycle.Held | lifecycle.Evicted | lifecycle.Released) -> None:
+    def notify(self, event: events.Held | events.Evicted | events.Released) -> None:
         """Send the event that it is held, evicted or released."""
 
 
@@ -151,11 +152,11 @@ class PressureWatchdog:
         for action in actions:
             self._perform(action)
 
-    def hold_for(self, uid: str) -> lifecycle.Held | None:
+    def hold_for(self, uid: str) -> events.Held | None:
         """Return the hold that keeps the process from starting an engine now, or None if it may start one."""
         if uid in self.state.evicted:
-            return lifecycle.Held(MEMORY_PRESSURE, _EVICTED)
-        return lifecycle.Held(MEMORY_PRESSURE, _HOLD) if self.state.is_under_pressure else None
+            return events.Held(MEMORY_PRESSURE, _EVICTED)
+        return events.Held(MEMORY_PRESSURE, _HOLD) if self.state.is_under_pressure else None
 
     def retain(self, uids: set[str]) -> None:
         """Forget evicted processes that are not among `uids`, the uids of all processes assigned to this host."""
@@ -217,15 +218,15 @@ class PressureWatchdog:
         match action:
             case Hold():
                 for runner in self._runners.values():
-                    runner.notify(lifecycle.Held(MEMORY_PRESSURE, _HOLD))
+                    runner.notify(events.Held(MEMORY_PRESSURE, _HOLD))
             case Release():
                 for uid, runner in self._runners.items():
                     if uid not in self.state.evicted:
-                        runner.notify(lifecycle.Released())
+                        runner.notify(events.Released())
             case Evict(uid):
-                self._runners[uid].notify(lifecycle.Evicted(MEMORY_PRESSURE, _EVICTED))
+                self._runners[uid].notify(events.Evicted(MEMORY_PRESSURE, _EVICTED))
             case Return(uid):
-                self._runners[uid].notify(lifecycle.Released())
+                self._runners[uid].notify(events.Released())
             case Displace() | CancelDisplacement():
                 pass  # only the condition DisruptionTarget changes
         log.warning(

@@ -52,8 +52,11 @@ class EngineHandle(Protocol):
     async def wait(self) -> EngineExit:
         """Wait until it has ended, for any reason."""
 
-    async def end(self, grace_seconds: float) -> None:
-        """Stop it, by force after the grace if possible, and wait until it is gone."""
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+        """Stop it, by force after the grace if possible, and wait until it is gone.
+
+        With `for_all`, a model in a daemon is unloaded although it serves another process of ours too.
+        """
 
     def release(self) -> None:
         """Stop watching it; the engine goes on."""

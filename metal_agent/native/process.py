@@ -82,7 +82,7 @@ class NativeProcess:
         """Wait for its end."""
         return await asyncio.shield(self._exit)
 
-    async def end(self, grace_seconds: float) -> None:
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:  # noqa: ARG002 - it serves one process
         """Send SIGTERM to the group, SIGKILL after the grace, and wait until the leader is gone."""
         self._signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):

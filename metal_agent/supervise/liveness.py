@@ -8,14 +8,9 @@ conversation.
 
 import asyncio
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
-import aiohttp
-
-from crds.serving import Mode
 from devices import processes
-from runtimes.probe import generate_token
 
 CHECK_SECONDS: Final = 10.0
 """Time between checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
@@ -83,25 +78,6 @@ def pause_seconds(pulse: str | None, so_far: int) -> float:
 def should_probe(requests: int | None, before: float | None, after: float | None) -> bool:
     """Decide whether to probe the engine: not while it has `requests` and visibly works on them."""
     return not requests or before is None or after is None or after <= before
-
-
-async def probe_liveness(
-    session: aiohttp.ClientSession, url: str, *, pulse: str | None, model: str, mode: Mode = "chat"
-) -> LivenessAnswer:
-    """Probe the pulse endpoint of the engine at `url`, or request a token if it has none. A failure raises nothing."""
-    if pulse is None:
-        found = await generate_token(session, url, model=model, token=None, timeout_seconds=ANSWER_SECONDS, mode=mode)
-        return LivenessAnswer("" if found.ok else found.message, silent=found.reason == "TimedOut")
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS), session.get(f"{url}{pulse}", allow_redirects=False) as response:
-            await response.read()
-            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
-                return LivenessAnswer(f"{url}{pulse} answered {response.status:d}")
-    except TimeoutError:
-        return LivenessAnswer(f"{url}{pulse} did not answer within {ANSWER_SECONDS:g} s", silent=True)
-    except (aiohttp.ClientError, OSError) as error:
-        return LivenessAnswer(f"{url}{pulse}: {error}")
-    return LivenessAnswer()
 
 
 async def read_cpu_seconds(pid: int) -> float | None:

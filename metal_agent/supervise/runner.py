@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,32 +19,39 @@ from crds.meta import PRIORITY_RANK
 from crds.metalprocess import FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus
 from kube.time import rfc3339
 from metal_agent import lifecycle
+from metal_agent import process_events as events
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons, SharedDaemon
-from metal_agent.lifecycle import Evicted, Held, MemoryFreed, ProcessEvent, ProcessState, Released, step
+from metal_agent.engine_health import Suspicion
+from metal_agent.lifecycle import ProcessState, step
 from metal_agent.memory.admission import admit, refusal
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
-from metal_agent.supervise import liveness
+from metal_agent.process_events import (
+    Evicted,
+    Held,
+    MemoryFreed,
+    ProcessEvent,
+    Released,
+    Suspected,
+    Trusted,
+)
+from metal_agent.supervise import engine_checks
+from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
 from metal_agent.supervise.liveness import LivenessCheck, read_cpu_seconds
 from metal_agent.supervise.load_queue import LoadQueue
 from metal_agent.supervise.records import Record, Records
 from metal_agent.weights import HostWeights, PinnedWeights
 from runtimes.daemon import UNKNOWN_MODEL, DaemonError
-from runtimes.probe import generate_token
 from runtimes.registry import RUNTIMES
 
 PROGRESS_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 1.0
 """Time for the proxy to answer at the end of a drain."""
-_PROBE_SECONDS: Final = 60.0
 _END_AGAIN_SECONDS: Final = 5.0
-_FIRST_PAUSE_SECONDS: Final = 0.02
-_LAST_PAUSE_SECONDS: Final = 0.2
-"""The longest pause between two probes of a starting engine, which bounds the delay of Ready."""
 
 log = structlog.get_logger()
 
@@ -115,6 +123,8 @@ class Runner:
         self.log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
+        requests = partial(host.exposure.requests, assignment.uid)
+        self._liveness = LivenessWatch(self._find_engine, requests, self._note_check, self._log)
         hold = host.hold(assignment.uid)
         self.state, self._first = lifecycle.start_lifecycle(hold)
         if record and adopted:
@@ -145,26 +155,26 @@ class Runner:
         """Stop the process for good: it is no longer assigned to this host."""
         self.removed = True
         if not self.state.leaving:
-            self._events.put_nowait(lifecycle.Removed())
+            self._events.put_nowait(events.Removed())
 
     def try_again(self) -> None:
         """End the back-off now: the cause of the failure may be gone."""
-        self._events.put_nowait(lifecycle.BackoffElapsed())
+        self._events.put_nowait(events.BackoffElapsed())
 
     @property
     def priority_rank(self) -> int:
         """Position in the order of importance; 0 is the most important."""
         return PRIORITY_RANK[self.assignment.spec.priority] if self.assignment.spec else len(PRIORITY_RANK)
 
-    def notify(self, event: Held | Evicted | Released | MemoryFreed) -> None:
-        """Send an event about the host's memory."""
+    def notify(self, event: Held | Evicted | Released | MemoryFreed | Suspected | Trusted) -> None:
+        """Send an event about the host's memory, or about the answers that the proxy sees of the engine."""
         self._events.put_nowait(event)
 
     async def check_liveness(self) -> None:
         """Check the Ready engine now, as after a sleep of the machine; until it is alive, its endpoint is not ready."""
         if self.state.phase == "Ready" and self.state.pid is not None:
             self.is_answering = False
-            await self._check_once(await read_cpu_seconds(self.state.pid))
+            await self._liveness.check_once(await read_cpu_seconds(self.state.pid))
 
     async def run(self) -> None:
         """Run until Stopped. When cancelled, the engine goes on, for the next agent to adopt."""
@@ -251,7 +261,7 @@ class Runner:
                 event = await self._perform(action)
             except Exception as error:  # noqa: BLE001 - a defect in one action must not end the host's other processes
                 self._log.exception("action_failed", action=action)
-                event = lifecycle.Failed("InternalError", f"{type(action).__name__}: {error}")
+                event = events.Failed("InternalError", f"{type(action).__name__}: {error}")
             if event:
                 self._events.put_nowait(event)
 
@@ -263,20 +273,22 @@ class Runner:
                 return await self._fetch()
             case lifecycle.AwaitLoadSlot():
                 await self._host.loads.acquire(self.assignment.uid, self.priority_rank)
-                return lifecycle.LoadSlotGranted()
+                return events.LoadSlotGranted()
             case lifecycle.ProbeEngine():
                 return await self._probe(action.timeout_seconds)
             case lifecycle.WatchLiveness():
-                return await self._watch_liveness()
+                return await self._liveness.watch()
+            case lifecycle.CheckSuspect():
+                return await self._check_suspect(action.suspicion)
             case lifecycle.BackOff():
                 await asyncio.sleep(action.seconds)
-                return lifecycle.BackoffElapsed()
+                return events.BackoffElapsed()
             case lifecycle.Withdraw(timeout_seconds):
                 await self._host.exposure.withdraw(self.assignment, timeout_seconds)
             case lifecycle.Drain(timeout_seconds):
                 await self._drain(timeout_seconds)
-            case lifecycle.End(grace_seconds) if self._engine:
-                await self._end(self._engine, grace_seconds)
+            case lifecycle.End(grace_seconds, for_all) if self._engine:
+                await self._end(self._engine, grace_seconds, for_all=for_all)
         return None
 
     async def _drain(self, timeout_seconds: float) -> None:
@@ -287,11 +299,11 @@ class Runner:
         except TimeoutError:
             self._log.warning("drain_gave_up", after_seconds=timeout_seconds)
 
-    async def _end(self, running: EngineHandle, grace_seconds: float) -> None:
+    async def _end(self, running: EngineHandle, grace_seconds: float, *, for_all: bool) -> None:
         """End the engine, and retry after any error: nothing else would end it, and its memory stays reserved."""
         while True:
             try:
-                return await running.end(grace_seconds)
+                return await running.end(grace_seconds, for_all=for_all)
             except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
                 self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
                 await asyncio.sleep(_END_AGAIN_SECONDS)
@@ -300,7 +312,7 @@ class Runner:
         if self._daemon:
             await self._daemon.look()
             if self._daemon.problem and self._daemon.daemon.installed():
-                return lifecycle.Failed("DaemonNotUsable", self._daemon.problem)
+                return events.Failed("DaemonNotUsable", self._daemon.problem)
         host = self._host
         await host.measure_memory()
         return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
@@ -312,7 +324,7 @@ class Runner:
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
         for name, token in zip(names, tokens, strict=True):
             if name and token is None:
-                return lifecycle.Failed(
+                return events.Failed(
                     "SecretUnknown", f"waiting for the token of Secret {name}, which the controller copies to this host"
                 )
         try:
@@ -327,8 +339,8 @@ class Runner:
             self._hold_weights(self._host.weights.pin(spec))
             return refusal(spec.artifact.source, error)
         except DaemonError as error:
-            return lifecycle.Failed(error.reason, str(error))
-        return lifecycle.Fetched()
+            return events.Failed(error.reason, str(error))
+        return events.Fetched()
 
     async def _provide_to_daemon(self, shared: SharedDaemon, spec: MetalProcessSpec, model: str) -> None:
         """Make `model`, a path or a name in the daemon's library, known to the daemon. Raises DaemonError."""
@@ -354,14 +366,14 @@ class Runner:
         spec = self.assignment.spec
         there = self._daemon or (self._weights and self._weights.exists)
         if spec is None or not there:
-            return lifecycle.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
+            return events.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
         if not self._host.loads.try_acquire(self.assignment.uid):
-            return lifecycle.LoadSlotBusy()
+            return events.LoadSlotBusy()
         try:
             started = self._start_engine(spec)
         except (OSError, ValueError) as error:
             # ValueError: the runtime is no longer installed, or an argument is impossible, such as one with a NUL.
-            return lifecycle.Failed("SpawnFailed", f"the engine cannot be started: {error}")
+            return events.Failed("SpawnFailed", f"the engine cannot be started: {error}")
         self._engine = started
         group.create_task(self._watch_exit(started))
         if started.identity or started.model:
@@ -377,7 +389,7 @@ class Runner:
                     restarts=self.state.restarts,
                 )
             )
-        return lifecycle.Spawned(started.pid)
+        return events.Spawned(started.pid)
 
     def _start_engine(self, spec: MetalProcessSpec) -> EngineHandle:
         """Start a process, or load the model in the daemon. Raises OSError and ValueError."""
@@ -397,7 +409,7 @@ class Runner:
         self._engine = self.record = None
         self._host.records.remove(self.assignment.uid)
         self._events.put_nowait(
-            lifecycle.Exited(
+            events.Exited(
                 LastExit(
                     code=ended.code,
                     signal=ended.signal or "",
@@ -410,79 +422,45 @@ class Runner:
             )
         )
 
+    async def _find_engine(self) -> ProbedEngine | None:
+        """Return the engine as it is asked, once it listens; None before, and after its end."""
+        spec, engine = self.assignment.spec, self._engine
+        url = self.url or (await asyncio.to_thread(engine.url) if engine else None)
+        if engine is None or url is None or spec is None:
+            return None
+        return ProbedEngine(
+            session=self._host.session,
+            url=url,
+            model=self.model or spec.service_name,
+            token=engine.token,
+            mode=spec.mode,
+            pid=self.state.pid,
+            pulse=RUNTIMES[spec.runtime].pulse,
+        )
+
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:
         """Request a token until the engine generates one; the kernel reports the port of an engine process."""
-        problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
-        spec = self.assignment.spec
-        assert spec, "only what was admitted is started"  # noqa: S101 - for the type checker
-        url: str | None = None
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                while True:
-                    # The URL is kept once found: a query of the kernel takes longer than a request to the engine.
-                    url = url or (await asyncio.to_thread(self._engine.url) if self._engine else None)
-                    if self._engine and url:
-                        found = await generate_token(
-                            self._host.session,
-                            url,
-                            model=self.model or spec.service_name,
-                            token=self._engine.token,
-                            timeout_seconds=_PROBE_SECONDS,
-                            mode=spec.mode,
-                        )
-                        if found.ok:
-                            self._record_url(url)
-                            return lifecycle.Answered()
-                        # A process that answers 404 will never serve the path; a daemon may still be loading the model.
-                        if found.reason == "Broken" or (found.reason == "NotFound" and self.state.pid is not None):
-                            return lifecycle.Failed("EngineBroken", found.message)
-                        problem = found.message
-                        if found.reason == "Unreachable":
-                            url = None
-                    await asyncio.sleep(pause)
-                    pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
-        except TimeoutError:
-            return lifecycle.Failed(
-                "StartTimeout", f"the engine generated no token within {timeout_seconds:.0f} s: {problem}"
-            )
+        engine, outcome = await engine_checks.await_first_token(
+            self._find_engine, timeout_seconds, self._events.put_nowait
+        )
+        if engine:
+            self._record_url(engine.url)
+        return outcome
 
-    async def _watch_liveness(self) -> ProcessEvent | None:
-        """Check the Ready engine at intervals, until it is found to hang."""
-        spec = self.assignment.spec
-        if self.state.pid is None or spec is None:
-            return None  # the handle of a model in a shared daemon watches it
-        failures, before = 0, await read_cpu_seconds(self.state.pid)
-        while True:
-            await asyncio.sleep(liveness.pause_seconds(RUNTIMES[spec.runtime].pulse, failures))
-            try:
-                check = await self._check_once(before)
-            except Exception:  # noqa: BLE001 - a defect in the check is no reason to end an engine
-                self._log.exception("liveness_check_failed")
-                continue
-            failures, before = liveness.count_failures(failures, check), check.after
-            if check.alive:
-                continue
-            self._log.warning("engine_not_alive", pid=self.state.pid, checks=failures, problem=check.problem)
-            if liveness.is_hung(failures):
-                return lifecycle.Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
-
-    async def _check_once(self, before: float | None) -> LivenessCheck:
-        """Check the Ready engine once; `before` is its processor time, in seconds, at the last check."""
-        url, pid, spec = self.url, self.state.pid, self.assignment.spec
-        assert url and pid and spec, "only a Ready engine is checked"  # noqa: S101, PT018 - for the type checker
-        requests = self._host.exposure.requests(self.assignment.uid)
-        answer, after = None, await read_cpu_seconds(pid) if requests else None
-        if liveness.should_probe(requests, before, after):
-            pulse = RUNTIMES[spec.runtime].pulse
-            model = self.model or spec.service_name
-            answer = await liveness.probe_liveness(self._host.session, url, pulse=pulse, model=model, mode=spec.mode)
-            # The processor time of an idle engine that answered is not needed, and most checks find such an engine.
-            after = await read_cpu_seconds(pid) if answer.silent or requests else None
-        check = LivenessCheck(answer, before, after)
+    def _note_check(self, check: LivenessCheck) -> None:
         if check.alive and not self.is_answering:
             self.is_answering = True
             self._host.changed(self)
-        return check
+
+    async def _check_suspect(self, suspicion: Suspicion) -> ProcessEvent | None:
+        """Ask the suspect engine for a token, which decides whether it serves on; None if it ended meanwhile."""
+        engine = await self._find_engine()
+        if engine is None:
+            return None
+        self._log.warning("engine_suspect", reason=suspicion.reason, problem=suspicion.message, pid=engine.pid)
+        outcome = await engine_checks.check_suspect(engine, suspicion)
+        self._log.info("suspect_checked", healthy=outcome == events.Trusted(), pid=engine.pid)
+        return outcome
 
     def _record_url(self, url: str) -> None:
         if self.record:

@@ -10,12 +10,13 @@ from msgspec import structs
 
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.assignments import Assignment
-from metal_agent.lifecycle import STABLE_SECONDS, MemoryFreed, restart_backoff_seconds
+from metal_agent.lifecycle import STABLE_SECONDS, restart_backoff_seconds
 from metal_agent.memory.pressure_watchdog import memory_stage
 from metal_agent.native import log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import adopt_process, kill_strays
 from metal_agent.periodic import run_periodically
+from metal_agent.process_events import MemoryFreed
 from metal_agent.supervise import handover
 from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner, RunnerContext

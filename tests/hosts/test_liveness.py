@@ -11,6 +11,7 @@ import pytest
 
 from metal_agent import lifecycle
 from metal_agent.supervise import liveness, runner
+from metal_agent.supervise.engine_checks import LivenessWatch
 from metal_agent.supervise.liveness import LivenessCheck
 from metal_agent.supervise.runner import Runner
 from runtimes.registry import RUNTIMES
@@ -40,13 +41,14 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[LivenessCheck]:
     """All liveness checks so far, in order."""
     taken: list[LivenessCheck] = []
-    look = Runner._check_once
+    look = LivenessWatch.check_once
 
-    async def noted(self: Runner, before: float | None) -> LivenessCheck:
-        taken.append(await look(self, before))
-        return taken[-1]
+    async def noted(self: LivenessWatch, before: float | None) -> LivenessCheck | None:
+        check = await look(self, before)
+        taken.extend([check] if check else [])
+        return check
 
-    monkeypatch.setattr(Runner, "_check_once", noted)
+    monkeypatch.setattr(LivenessWatch, "check_once", noted)
     return taken
 
 

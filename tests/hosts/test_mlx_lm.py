@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from crds.metalprocess import Artifact, FurtherArtifact
-from metal_agent.supervise import liveness
+from metal_agent.supervise.engine_checks import ProbedEngine, probe_liveness
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import GIB
 from tests.support.engine_process import start_engine
@@ -60,7 +60,8 @@ async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(
         assert "Traceback" in engine.log
         # The pulse endpoint reports a Ready engine whose thread died later.
         async with aiohttp.ClientSession() as session:
-            asked = await liveness.probe_liveness(session, engine.url, pulse=RUNTIMES["mlx-lm"].pulse, model="chat")
+            pulse = RUNTIMES["mlx-lm"].pulse
+            asked = await probe_liveness(ProbedEngine(session, engine.url, "chat", None, "chat", None, pulse))
         assert asked.problem.endswith("/health answered 503")
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from crds.metalprocess import Artifact
 from metal_agent.assignments import Assignment
-from metal_agent.lifecycle import Released
 from metal_agent.native.process import identify_process, spawn_process
+from metal_agent.process_events import Released
 from metal_agent.supervise import runner
 from metal_agent.supervise.records import Records
 from metal_agent.supervise.runner import Runner

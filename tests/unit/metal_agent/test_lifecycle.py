@@ -8,17 +8,27 @@ from hypothesis import strategies as st
 
 from crds.metalprocess import LastExit
 from metal_agent import lifecycle as life
-from metal_agent.lifecycle import ProcessEvent, ProcessState, step
+from metal_agent import process_events as events
+from metal_agent.engine_health import SUSPICION_WINDOW_SECONDS, SUSPICIONS, Suspicion
+from metal_agent.lifecycle import ProcessState, step
+from metal_agent.process_events import ProcessEvent
 
-HELD = life.Held("MemoryPressure", "the host is short of memory")
-EVICTED = life.Evicted("MemoryPressure", "the host needs its memory")
-CRASH = life.Exited(LastExit(signal="SIGKILL"))
-HAPPY: Sequence[ProcessEvent] = (life.Admitted(), life.Fetched(), life.Spawned(7), life.Answered())
+HELD = events.Held("MemoryPressure", "the host is short of memory")
+EVICTED = events.Evicted("MemoryPressure", "the host needs its memory")
+CRASH = events.Exited(LastExit(signal="SIGKILL"))
+FAILING = Suspicion("Failing", "the last 5 requests failed: 500")
+SLOW = Suspicion("Slow", "the first token took 90 s, 40 times as long as before")
+HAPPY: Sequence[ProcessEvent] = (
+    events.Admitted(),
+    events.Fetched(),
+    events.Spawned(7),
+    events.Answered(),
+)
 
 
-def after(*events: ProcessEvent, start: ProcessState | None = None, now: float = 0.0) -> life.ProcessStep:
+def after(*happened: ProcessEvent, start: ProcessState | None = None, now: float = 0.0) -> life.ProcessStep:
     state, actions = (start, ()) if start else life.start_lifecycle()
-    for event in events:
+    for event in happened:
         state, actions = step(state, event, now)
     return state, actions
 
@@ -39,39 +49,43 @@ def test_each_step_to_ready_starts_the_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "phase", "reason"),
+    ("happened", "phase", "reason"),
     [
-        ([life.Refused("InsufficientMemory", "no")], "Rejected", "InsufficientMemory"),
-        ([life.Admitted(), life.Refused("FileNotFound", "no")], "Rejected", "FileNotFound"),
-        ([life.Failed("SourceUnreachable", "no")], "Failed", "SourceUnreachable"),
-        ([life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True)], "Failed", "ChecksumMismatch"),
-        ([*HAPPY[:2], life.Failed("SpawnFailed", "no")], "Failed", "SpawnFailed"),
+        ([events.Refused("InsufficientMemory", "no")], "Rejected", "InsufficientMemory"),
+        ([events.Admitted(), events.Refused("FileNotFound", "no")], "Rejected", "FileNotFound"),
+        ([events.Failed("SourceUnreachable", "no")], "Failed", "SourceUnreachable"),
+        (
+            [events.Admitted(), events.Failed("ChecksumMismatch", "no", permanent=True)],
+            "Failed",
+            "ChecksumMismatch",
+        ),
+        ([*HAPPY[:2], events.Failed("SpawnFailed", "no")], "Failed", "SpawnFailed"),
         ([*HAPPY, CRASH], "Failed", "EngineExited"),
-        ([*HAPPY, life.Hung("no sign")], "Starting", "EngineHung"),
-        ([*HAPPY, life.Hung("no sign"), life.Answered()], "Starting", "EngineHung"),
-        ([*HAPPY, life.Hung("no sign"), CRASH], "Failed", "EngineHung"),
-        ([*HAPPY[:3], life.Failed("StartTimeout", "no"), CRASH], "Failed", "StartTimeout"),
+        ([*HAPPY, events.Hung("no sign")], "Starting", "EngineHung"),
+        ([*HAPPY, events.Hung("no sign"), events.Answered()], "Starting", "EngineHung"),
+        ([*HAPPY, events.Hung("no sign"), CRASH], "Failed", "EngineHung"),
+        ([*HAPPY[:3], events.Failed("StartTimeout", "no"), CRASH], "Failed", "StartTimeout"),
     ],
 )
-def test_failure_sets_phase_and_reason(events: list[ProcessEvent], phase: str, reason: str) -> None:
-    state, _ = after(*events)
+def test_failure_sets_phase_and_reason(happened: list[ProcessEvent], phase: str, reason: str) -> None:
+    state, _ = after(*happened)
     assert (state.phase, state.reason) == (phase, reason)
 
 
 def test_permanent_failure_is_retried_after_the_longest_back_off() -> None:
-    _, actions = after(life.Admitted(), life.Failed("ChecksumMismatch", "no", permanent=True))
+    _, actions = after(events.Admitted(), events.Failed("ChecksumMismatch", "no", permanent=True))
     assert actions == (life.BackOff(life.MAX_BACKOFF_SECONDS),)
 
 
 def test_failed_step_is_retried() -> None:
-    assert after(life.Failed("A", "a"), life.BackoffElapsed())[1] == (life.CheckAdmission(),)
-    assert after(life.Admitted(), life.Failed("A", "a"), life.BackoffElapsed())[1] == (life.Fetch(),)
-    assert after(*HAPPY, CRASH, life.BackoffElapsed())[1] == (life.Spawn(),)
-    assert after(*HAPPY[:2], life.Failed("WeightsMissing", "a"), life.BackoffElapsed())[1] == (life.Fetch(),)
+    assert after(events.Failed("A", "a"), events.BackoffElapsed())[1] == (life.CheckAdmission(),)
+    assert after(events.Admitted(), events.Failed("A", "a"), events.BackoffElapsed())[1] == (life.Fetch(),)
+    assert after(*HAPPY, CRASH, events.BackoffElapsed())[1] == (life.Spawn(),)
+    assert after(*HAPPY[:2], events.Failed("WeightsMissing", "a"), events.BackoffElapsed())[1] == (life.Fetch(),)
 
 
 def test_lost_weights_are_fetched_again() -> None:
-    assert after(*HAPPY, life.Exited(LastExit(), "ModelMissing", fetched=False), life.BackoffElapsed())[1] == (
+    assert after(*HAPPY, events.Exited(LastExit(), "ModelMissing", fetched=False), events.BackoffElapsed())[1] == (
         life.Fetch(),
     )
 
@@ -82,109 +96,171 @@ def test_a_crash_loop_backs_off_and_counts_restarts() -> None:
     for _ in range(11):
         state, actions = step(state, CRASH, 0)
         waits += [action.seconds for action in actions if isinstance(action, life.BackOff)]
-        state, _ = after(life.BackoffElapsed(), life.Spawned(8), life.Answered(), start=state)
+        state, _ = after(events.BackoffElapsed(), events.Spawned(8), events.Answered(), start=state)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert state.restarts == 11
 
 
 def test_an_engine_that_was_stable_starts_the_back_off_anew() -> None:
-    looping, _ = after(*HAPPY, CRASH, life.BackoffElapsed(), life.Spawned(8), life.Answered(), now=10)
+    looping, _ = after(*HAPPY, CRASH, events.BackoffElapsed(), events.Spawned(8), events.Answered(), now=10)
     assert step(looping, CRASH, 10 + life.STABLE_SECONDS - 1)[1] == (life.BackOff(2),)
     assert step(looping, CRASH, 10 + life.STABLE_SECONDS)[1] == (life.BackOff(1),)
 
 
 def test_an_engine_that_never_answers_is_ended_before_the_back_off() -> None:
-    state, actions = after(*HAPPY[:3], life.Failed("StartTimeout", "no token"))
+    state, actions = after(*HAPPY[:3], events.Failed("StartTimeout", "no token"))
     assert (actions, state.pid) == ((life.End(),), 7)
     assert after(CRASH, start=state)[1] == (life.BackOff(1),)
 
 
 def test_wait_for_the_load_slot_is_no_restart() -> None:
-    queued, actions = after(*HAPPY[:2], life.LoadSlotBusy())
+    queued, actions = after(*HAPPY[:2], events.LoadSlotBusy())
     assert (queued.phase, queued.reason, actions) == ("Pending", "WaitsToLoad", (life.AwaitLoadSlot(),))
     assert (
-        after(life.BackoffElapsed(), life.Admitted(), life.Refused("R", "r"), life.MemoryFreed(), start=queued)[0]
+        after(
+            events.BackoffElapsed(),
+            events.Admitted(),
+            events.Refused("R", "r"),
+            events.MemoryFreed(),
+            start=queued,
+        )[0]
         == queued
     )
-    started, actions = after(life.LoadSlotGranted(), start=queued)
+    started, actions = after(events.LoadSlotGranted(), start=queued)
     assert (started.phase, started.reason, started.queued, actions) == ("Starting", "", False, (life.Spawn(),))
     again, _ = after(
         *HAPPY,
         CRASH,
-        life.BackoffElapsed(),
-        life.LoadSlotBusy(),
-        life.LoadSlotGranted(),
-        life.LoadSlotBusy(),
-        life.LoadSlotGranted(),
+        events.BackoffElapsed(),
+        events.LoadSlotBusy(),
+        events.LoadSlotGranted(),
+        events.LoadSlotBusy(),
+        events.LoadSlotGranted(),
     )
     assert again.restarts == 1
-    assert after(life.Removed(), start=queued)[0].phase == "Stopped"
-    held, actions = after(HELD, life.LoadSlotGranted(), start=queued)
+    assert after(events.Removed(), start=queued)[0].phase == "Stopped"
+    held, actions = after(HELD, events.LoadSlotGranted(), start=queued)
     assert (held.reason, held.awaits_release, held.queued, actions) == ("MemoryPressure", True, False, ())
 
 
 def test_rejected_process_is_checked_again_when_memory_is_freed() -> None:
-    refused, _ = after(life.Refused("InsufficientMemory", "no", 5))
+    refused, _ = after(events.Refused("InsufficientMemory", "no", 5))
     assert refused.needed_bytes == 5
-    again, actions = after(life.MemoryFreed(), start=refused)
+    again, actions = after(events.MemoryFreed(), start=refused)
     assert (again.phase, again.needed_bytes, actions) == ("Pending", None, (life.CheckAdmission(),))
     assert after(*HAPPY, start=again)[0].phase == "Ready"
-    other, _ = after(life.Admitted(), life.Refused("FileNotFound", "no"))
-    assert after(life.MemoryFreed(), start=other) == (other, ())
+    other, _ = after(events.Admitted(), events.Refused("FileNotFound", "no"))
+    assert after(events.MemoryFreed(), start=other) == (other, ())
 
 
 def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> None:
-    state, actions = after(*HAPPY, life.Hung("no sign"))
-    assert actions == (life.Withdraw(), life.End(life.HUNG_GRACE_SECONDS))
+    state, actions = after(*HAPPY, events.Hung("no sign"))
+    assert actions == (life.Withdraw(), life.End(life.HUNG_GRACE_SECONDS, for_all=True))
     assert (state.phase, state.pid) == ("Starting", 7)
-    assert after(life.Removed(), start=state)[0].phase == "Stopping"
-    assert after(life.Failed("A", "a"), start=state) == (state, ()), "it is being ended"
-    assert after(CRASH, life.BackoffElapsed(), start=state)[1] == (life.Spawn(),)
+    assert after(events.Removed(), start=state)[0].phase == "Stopping"
+    assert after(events.Failed("A", "a"), start=state) == (state, ()), "it is being ended"
+    assert after(CRASH, events.BackoffElapsed(), start=state)[1] == (life.Spawn(),)
+
+
+def test_suspect_engine_is_drained_and_checked_and_serves_again_once_it_answered() -> None:
+    suspect, actions = after(*HAPPY, events.Suspected(FAILING))
+    assert actions == (life.CheckSuspect(FAILING),)
+    assert (suspect.phase, suspect.reason, suspect.is_drained) == ("Ready", "EngineSuspect", True)
+    assert FAILING.message in suspect.message
+    assert after(events.Suspected(FAILING), start=suspect) == (suspect, ()), "the check goes on"
+    serving, actions = after(events.Trusted(), start=suspect)
+    assert actions == (life.WatchLiveness(),)
+    assert (serving.phase, serving.reason, serving.message, serving.is_drained) == ("Ready", "", "", False)
+
+
+def test_slow_engine_is_checked_and_keeps_its_queue() -> None:
+    slow, actions = after(*HAPPY, events.Suspected(SLOW))
+    assert (slow.is_drained, actions) == (False, (life.CheckSuspect(SLOW),))
+    failing, actions = after(events.Suspected(FAILING), start=slow)
+    assert (failing.is_drained, actions) == (True, (life.CheckSuspect(FAILING),))
+
+
+def test_failing_engine_is_drained_ended_and_started_again_with_its_answer_in_the_status() -> None:
+    answer = "the engine answered 500: Compute error."
+    sick = events.Hung(answer, "EngineFailing", answers=True)
+    state, actions = after(*HAPPY, events.Suspected(FAILING), sick)
+    assert actions == (life.Withdraw(), life.Drain(), life.End(for_all=True))
+    state, actions = after(CRASH, start=state)
+    assert (state.phase, state.reason, actions) == ("Failed", "EngineFailing", (life.BackOff(1),))
+    assert state.message.startswith(answer)
+
+
+def test_engine_that_is_suspect_again_and_again_is_started_again_although_it_answers() -> None:
+    state, _ = after(*HAPPY)
+    for _ in range(SUSPICIONS - 1):
+        state, actions = after(events.Suspected(FAILING), start=state, now=10)
+        assert actions == (life.CheckSuspect(FAILING),)
+        state, _ = after(events.Trusted(), start=state, now=10)
+    ended, actions = after(events.Suspected(FAILING), start=state, now=10 + SUSPICION_WINDOW_SECONDS - 1)
+    assert (ended.reason, actions[-1]) == ("EngineFailing", life.End(for_all=True))
+    assert FAILING.message in ended.message
+    later, actions = after(events.Suspected(FAILING), start=state, now=10 + SUSPICION_WINDOW_SECONDS)
+    assert actions == (life.CheckSuspect(FAILING),), "the earlier ones are too old to count"
+    assert after(events.Suspected(SLOW), start=state, now=11)[1] == (life.CheckSuspect(SLOW),), "slowness never counts"
+    assert after(CRASH, events.BackoffElapsed(), events.Spawned(8), start=later)[0].suspected_at == ()
+
+
+def test_exit_of_a_suspect_engine_is_reported_as_an_exit() -> None:
+    state, _ = after(*HAPPY, events.Suspected(FAILING), CRASH)
+    assert (state.phase, state.reason, state.suspicion) == ("Failed", "EngineExited", None)
+    assert "SIGKILL" in state.message
+
+
+def test_problem_of_a_starting_engine_is_shown_until_it_is_ready() -> None:
+    starting, actions = after(*HAPPY[:3], events.StartProblem("the engine answered 500: oh"))
+    assert (starting.phase, starting.message, actions) == ("Starting", "the engine answered 500: oh", ())
+    assert after(events.Answered(), start=starting)[0].message == ""
+    assert "SIGKILL" in after(CRASH, start=starting)[0].message, "the exit is the cause now"
 
 
 def test_internal_error_ends_no_ready_engine() -> None:
     ready, _ = after(*HAPPY)
-    assert after(life.Failed("InternalError", "ours"), start=ready) == (ready, ())
+    assert after(events.Failed("InternalError", "ours"), start=ready) == (ready, ())
 
 
 def test_removal_withdraws_then_drains_then_ends() -> None:
-    state, actions = after(*HAPPY, life.Removed())
+    state, actions = after(*HAPPY, events.Removed())
     assert (state.phase, actions) == ("Stopping", (life.Withdraw(), life.Drain(), life.End()))
     assert after(CRASH, start=state)[0].phase == "Stopped"
 
 
 @pytest.mark.parametrize(
-    "events",
+    "happened",
     [
         [],
         HAPPY[:1],
-        [life.Refused("A", "a")],
-        [life.Failed("A", "a")],
+        [events.Refused("A", "a")],
+        [events.Failed("A", "a")],
         [*HAPPY, CRASH],
     ],
 )
-def test_removal_without_an_engine_is_at_once(events: list[ProcessEvent]) -> None:
-    assert after(*events, life.Removed())[0].phase == "Stopped"
+def test_removal_without_an_engine_is_at_once(happened: list[ProcessEvent]) -> None:
+    assert after(*happened, events.Removed())[0].phase == "Stopped"
 
 
 def test_an_adopted_engine_that_had_answered_stays_ready() -> None:
     assert life.resume_lifecycle(7, ready=True, restarts=2, now=0)[0].phase == "Ready"
     state, actions = life.resume_lifecycle(7, ready=False, restarts=2, now=0)
     assert (state.phase, actions) == ("Starting", (life.ProbeEngine(),))
-    assert after(life.Answered(), start=state)[0].phase == "Ready"
+    assert after(events.Answered(), start=state)[0].phase == "Ready"
 
 
 def test_held_engine_starts_only_when_released() -> None:
     state, actions = after(HELD, *HAPPY[:2])
     assert (state.phase, state.reason, state.awaits_release, actions) == ("Pending", "MemoryPressure", True, ())
-    assert after(life.Released(), start=state)[1] == (life.Spawn(),)
+    assert after(events.Released(), start=state)[1] == (life.Spawn(),)
     assert after(*HAPPY[:2], start=life.start_lifecycle(HELD)[0])[0].awaits_release, "held from its first moment"
 
 
 def test_running_engine_is_held_only_before_its_next_start() -> None:
     state, actions = after(*HAPPY, HELD)
     assert (state.phase, actions) == ("Ready", ())
-    state, _ = after(CRASH, life.BackoffElapsed(), start=state)
+    state, _ = after(CRASH, events.BackoffElapsed(), start=state)
     assert (state.phase, state.awaits_release) == ("Pending", True)
 
 
@@ -201,13 +277,13 @@ def test_eviction_withdraws_then_drains_then_ends_and_keeps_the_admission() -> N
     assert actions == (life.Withdraw(1.0), life.Drain(4.0), life.End(3.0))
     state, actions = after(CRASH, start=state)
     assert (state.phase, state.reason, state.admitted, state.failures) == ("Pending", "MemoryPressure", True, 0)
-    state, actions = after(life.Released(), start=state)
+    state, actions = after(events.Released(), start=state)
     assert actions == (life.Spawn(),)
-    assert after(life.Spawned(8), life.Answered(), start=state)[0].phase == "Ready"
+    assert after(events.Spawned(8), events.Answered(), start=state)[0].phase == "Ready"
 
 
 def test_released_while_stopping_starts_again_after_the_exit() -> None:
-    state, actions = after(*HAPPY, EVICTED, life.Released())
+    state, actions = after(*HAPPY, EVICTED, events.Released())
     assert (state.phase, actions) == ("Stopping", ())
     assert after(CRASH, start=state)[1] == (life.Spawn(),)
 
@@ -216,37 +292,42 @@ def test_adopted_and_evicted_engine_fetches_its_weights_again() -> None:
     adopted, _ = life.resume_lifecycle(7, ready=True, restarts=0, now=0)
     waiting, _ = after(EVICTED, CRASH, start=adopted)
     assert waiting.awaits_release
-    assert after(life.Released(), start=waiting)[1] == (life.Fetch(),)
+    assert after(events.Released(), start=waiting)[1] == (life.Fetch(),)
 
 
 @pytest.mark.parametrize("removed_first", [True, False])
 def test_evicted_and_removed_process_is_stopped_once(*, removed_first: bool) -> None:
-    both: list[ProcessEvent] = [life.Removed(), EVICTED] if removed_first else [EVICTED, life.Removed()]
+    both: list[ProcessEvent] = [events.Removed(), EVICTED] if removed_first else [EVICTED, events.Removed()]
     state, actions = after(*HAPPY, *both)
     assert (state.phase, actions) == ("Stopping", ())
     assert after(CRASH, start=state)[0].phase == "Stopped"
-    assert after(*HAPPY, EVICTED, CRASH, life.Removed())[0].phase == "Stopped"
+    assert after(*HAPPY, EVICTED, CRASH, events.Removed())[0].phase == "Stopped"
 
 
 EVENTS = st.one_of(
     st.sampled_from(
         [
-            life.Admitted(),
-            life.Fetched(),
-            life.Answered(),
-            life.Hung("h"),
-            life.BackoffElapsed(),
-            life.Removed(),
-            life.Refused("R", "r"),
-            life.Refused("InsufficientMemory", "r", 5),
-            life.MemoryFreed(),
-            life.LoadSlotGranted(),
+            events.Admitted(),
+            events.Fetched(),
+            events.Answered(),
+            events.Hung("h"),
+            events.BackoffElapsed(),
+            events.Removed(),
+            events.Refused("R", "r"),
+            events.Refused("InsufficientMemory", "r", 5),
+            events.MemoryFreed(),
+            events.LoadSlotGranted(),
             HELD,
             EVICTED,
-            life.Released(),
+            events.Released(),
+            events.StartProblem("it answered 500"),
+            events.Suspected(FAILING),
+            events.Suspected(SLOW),
+            events.Trusted(),
+            events.Hung("it answered 500", "EngineFailing", answers=True),
         ]
     ),
-    st.builds(life.Failed, st.just("F"), st.just("f"), st.booleans()),
+    st.builds(events.Failed, st.just("F"), st.just("f"), st.booleans()),
     st.just(CRASH),
 )
 
@@ -256,17 +337,17 @@ OUTCOMES = st.lists(st.sampled_from(["spawned", "failed", "busy"]), min_size=60,
 
 @given(st.lists(EVENTS, max_size=60), OUTCOMES)
 @settings(max_examples=200)
-def test_invariants_hold_for_any_order_of_events(events: list[ProcessEvent], spawns: list[str]) -> None:
+def test_invariants_hold_for_any_order_of_events(happened: list[ProcessEvent], spawns: list[str]) -> None:
     """Send events in any order, also impossible ones; the outcome of a Spawn follows at once, as from the runner."""
     outcomes = iter(spawns)
     state, actions = life.start_lifecycle()
     running, answered = False, False
-    for now, event in enumerate(events):
-        if isinstance(event, life.Exited):
+    for now, event in enumerate(happened):
+        if isinstance(event, events.Exited):
             if not running:
                 continue
             running = answered = False
-        answered = answered or (isinstance(event, life.Answered) and running)
+        answered = answered or (isinstance(event, events.Answered) and running)
         before = state
         state, actions = step(state, event, float(now))
         if life.Spawn() in actions:
@@ -275,9 +356,9 @@ def test_invariants_hold_for_any_order_of_events(events: list[ProcessEvent], spa
             assert actions == (life.Spawn(),)
             kind = next(outcomes)
             running = kind == "spawned"
-            outcome: ProcessEvent = life.Failed("SpawnFailed", "no") if kind == "failed" else life.LoadSlotBusy()
+            outcome: ProcessEvent = events.Failed("SpawnFailed", "no") if kind == "failed" else events.LoadSlotBusy()
             if running:
-                outcome = life.Spawned(now + 1 if now % 2 else None)
+                outcome = events.Spawned(now + 1 if now % 2 else None)
             state, actions = step(state, outcome, float(now))
             assert kind != "busy" or (state.queued and actions == (life.AwaitLoadSlot(),))
         assert state.phase == "Pending" or not state.queued
@@ -285,12 +366,13 @@ def test_invariants_hold_for_any_order_of_events(events: list[ProcessEvent], spa
         assert state.pid is None or running
         assert state.phase != "Ready" or (running and answered), "Ready without a token"
         assert state.phase not in {"Stopped", "Rejected", "Failed", "Pending", "Fetching"} or not running
+        assert state.suspicion is None or state.phase == "Ready"
         if before.phase == "Ready" and any(isinstance(action, life.End) for action in actions):
             steps = [type(action) for action in actions]
             assert steps in ([life.Withdraw, life.Drain, life.End], [life.Withdraw, life.End])
         if before.leaving:
             assert state.leaving, "came back to life"
-    state, _ = step(state, life.Removed(), 99.0)
+    state, _ = step(state, events.Removed(), 99.0)
     if running:
         state, _ = step(state, CRASH, 99.0)
     assert state.phase == "Stopped"

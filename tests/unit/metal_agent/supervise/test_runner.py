@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from metal_agent.assignments import Assignment
-from metal_agent.lifecycle import Admitted, Evicted, Failed, Refused
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
+from metal_agent.process_events import Admitted, Evicted, Failed, Refused
 from metal_agent.supervise import runner as module
 from metal_agent.supervise.records import Record, Records
 from metal_agent.supervise.runner import Runner, RunnerContext
@@ -51,8 +51,9 @@ class _Stubborn:
     async def wait(self) -> EngineExit:
         return await self._exit
 
-    async def end(self, grace_seconds: float) -> None:
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
         assert grace_seconds > 0
+        assert not for_all
         self.ends += 1
         if self.ends == 1:
             raise ValueError("an answer that nobody foresaw")
@@ -77,7 +78,8 @@ class _Silent(_Unreached):
 class _Deaf(_Stubborn):
     """An engine that ignores SIGTERM."""
 
-    async def end(self, grace_seconds: float) -> None:
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+        assert not for_all
         await asyncio.sleep(grace_seconds)
         self._exit.set_result(EngineExit(signal="SIGKILL"))
 

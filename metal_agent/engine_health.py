@@ -1,0 +1,91 @@
+"""Decisions about an engine that the proxy suspects, from the agent's own request for a token.
+
+The health pages of engines lie: after a Metal out-of-memory error llama.cpp answers 500 to every request and 200 to
+/health, and a hung mlx_lm.server answers /health from another thread. The proxy sees every answer, so it says which
+engine is suspect; but a client's request can make a sound engine fail, so only the agent's own request decides.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from runtimes.probe import ProbeResult
+
+SuspicionReason = Literal["Failing", "Silent", "Slow"]
+Verdict = Literal["healthy", "failing", "hung", "undecided"]
+
+SILENT_SECONDS: Final = 60.0
+"""Time for a suspect engine to answer the agent's own request."""
+BUSY_SECONDS: Final = 300.0
+"""The same for an engine that uses the processor, or is only slow: the request may wait for one with a long prompt."""
+SUSPICIONS: Final = 3
+"""An engine that was suspect so often within the window is started again, although it answered each time."""
+SUSPICION_WINDOW_SECONDS: Final = 600.0
+_BUSY_SHARE: Final = 0.01
+START_FAILURE_SECONDS: Final = 60.0
+"""Time that a starting engine may answer with errors; then it is taken as broken."""
+_WAITING: Final = frozenset({"Loading", "TimedOut", "Unreachable"})
+"""Results of a probe that a sound engine may give for a while; the exit of a process is noticed elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """The proxy's reason to suspect an engine; `message` has counts and statuses, never content."""
+
+    reason: SuspicionReason
+    message: str
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the engine gets no new request meanwhile; a slow one still answers, and a queue would be refused."""
+        return self.reason != "Slow"
+
+
+def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool) -> Verdict:
+    """Decide about a suspect engine by the agent's own request, which is repeated while it is undecided.
+
+    Args:
+        suspicion: the proxy's reason.
+        result: the result of the last request.
+        waited_seconds: the time since the first request.
+        is_busy: True if the engine visibly works.
+    """
+    if result.ok:
+        return "healthy"
+    if is_error(result):
+        return "failing"
+    limit_seconds = BUSY_SECONDS if is_busy or suspicion.reason == "Slow" else SILENT_SECONDS
+    return "hung" if waited_seconds >= limit_seconds else "undecided"
+
+
+def recent_suspicions(before: Collection[float], suspicion: Suspicion, now: float) -> tuple[float, ...]:
+    """Return the times of the suspicions within the window, this one included; slowness alone does not count."""
+    recent = tuple(at for at in before if now - at < SUSPICION_WINDOW_SECONDS)
+    return recent if suspicion.reason == "Slow" else (*recent, now)
+
+
+def is_error(result: ProbeResult) -> bool:
+    """Decide whether the engine answered with an error that a sound engine does not give, even while it loads."""
+    return not result.ok and result.reason not in _WAITING
+
+
+def is_start_problem(result: ProbeResult) -> bool:
+    """Return whether the result of a starting engine is shown to the user: it says more than that the engine loads."""
+    return not result.ok and result.reason not in {"Loading", "Unreachable"}
+
+
+def is_busy(used_seconds: float | None, waited_seconds: float) -> bool:
+    """Decide whether an engine visibly works, by the processor time that it used while it was waited for.
+
+    A hung engine also uses some: its threads wake up to see whether there is an answer.
+    """
+    return used_seconds is not None and used_seconds > waited_seconds * _BUSY_SHARE
+
+
+def describe_relapse(suspicion: Suspicion) -> str:
+    """Return the message for an engine that is started again although it answered each check."""
+    minutes = SUSPICION_WINDOW_SECONDS / 60
+    return (
+        f"{suspicion.message}; it was suspect {SUSPICIONS} times in {minutes:.0f} min, although it answered the agent "
+        "in between; it is stopped and started again"
+    )

@@ -1,0 +1,208 @@
+"""The agent's own requests to an engine: until its first token, at intervals while it is Ready, and when it is suspect.
+
+The decisions are in `liveness` and `engine_health`; this module asks, waits and asks again.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import structlog
+
+from crds.serving import Mode
+from metal_agent import engine_health
+from metal_agent.engine_health import Suspicion
+from metal_agent.process_events import Answered, Failed, Hung, StartProblem, Trusted
+from metal_agent.supervise import liveness
+from metal_agent.supervise.liveness import LivenessAnswer, LivenessCheck, read_cpu_seconds
+from runtimes.probe import ProbeResult, generate_token
+
+PROBE_SECONDS: Final = 60.0
+"""Limit of one request to a starting engine."""
+CHECK_AGAIN_SECONDS: Final = 1.0
+"""Pause between two requests to a suspect engine."""
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LAST_PAUSE_SECONDS: Final = 0.2
+"""The longest pause between two probes of a starting engine, which bounds the delay of Ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedEngine:
+    """An engine as the agent asks it."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    """Name of the model in requests."""
+    token: str | None
+    mode: Mode
+    pid: int | None
+    pulse: str | None
+
+    async def ask(self, timeout_seconds: float) -> ProbeResult:
+        """Request a token, or the equivalent of another mode."""
+        return await generate_token(
+            self.session,
+            self.url,
+            model=self.model,
+            token=self.token,
+            timeout_seconds=timeout_seconds,
+            mode=self.mode,
+        )
+
+
+async def await_first_token(
+    find_engine: Callable[[], Awaitable[ProbedEngine | None]],
+    timeout_seconds: float,
+    report: Callable[[StartProblem], None],
+) -> tuple[ProbedEngine | None, Answered | Failed]:
+    """Ask a starting engine until it generates a token; return it, and the outcome for its lifecycle.
+
+    Args:
+        find_engine: returns the engine once it listens, else None.
+        timeout_seconds: limit for all attempts.
+        report: called with each new problem that the user should see meanwhile.
+    """
+    problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
+    failing_since: float | None = None
+    engine: ProbedEngine | None = None
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                # The engine is kept once found: a query of the kernel takes longer than a request to the engine.
+                engine = engine or await find_engine()
+                if engine:
+                    found = await engine.ask(PROBE_SECONDS)
+                    if found.ok:
+                        return engine, Answered()
+                    # A process that answers 404 will never serve the path; a daemon may still be loading the model.
+                    if found.reason == "Broken" or (found.reason == "NotFound" and engine.pid is not None):
+                        return None, Failed("EngineBroken", found.message)
+                    failing_since = (failing_since or time.monotonic()) if engine_health.is_error(found) else None
+                    if failing_since and time.monotonic() - failing_since >= engine_health.START_FAILURE_SECONDS:
+                        return None, Failed("EngineBroken", f"the engine at {found.message}")
+                    if found.message != problem and engine_health.is_start_problem(found):
+                        report(StartProblem(f"the engine at {found.message}; it is asked again"))
+                    problem = found.message
+                    if found.reason == "Unreachable":
+                        engine = None
+                await asyncio.sleep(pause)
+                pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
+    except TimeoutError:
+        message = f"the engine generated no token within {timeout_seconds:.0f} s: {problem}"
+        return None, Failed("StartTimeout", message)
+
+
+async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
+    """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing."""
+    limit_seconds = liveness.ANSWER_SECONDS
+    if engine.pulse is None:
+        found = await engine.ask(limit_seconds)
+        return LivenessAnswer("" if found.ok else found.message, silent=found.reason == "TimedOut")
+    place = f"{engine.url}{engine.pulse}"
+    headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
+    try:
+        async with (
+            asyncio.timeout(limit_seconds),
+            engine.session.get(place, headers=headers, allow_redirects=False) as response,
+        ):
+            await response.read()
+            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                return LivenessAnswer(f"{place} answered {response.status:d}")
+    except TimeoutError:
+        return LivenessAnswer(f"{place} did not answer within {limit_seconds:g} s", silent=True)
+    except (aiohttp.ClientError, OSError) as error:
+        return LivenessAnswer(f"{place}: {error}")
+    return LivenessAnswer()
+
+
+async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted | Hung:
+    """Ask a suspect engine for a token, again and again, until it is found to be healthy or not; bounded in time."""
+    began, used_before = time.monotonic(), await _read_used(engine)
+    while True:
+        found = await engine.ask(liveness.ANSWER_SECONDS)
+        waited_seconds = time.monotonic() - began
+        used = await _read_used(engine)
+        used_seconds = None if used is None or used_before is None else used - used_before
+        match engine_health.judge_check(
+            suspicion, found, waited_seconds, is_busy=engine_health.is_busy(used_seconds, waited_seconds)
+        ):
+            case "healthy":
+                return Trusted()
+            case "failing":
+                return Hung(_describe_sick(found), "EngineFailing", answers=True)
+            case "hung":
+                return Hung(_describe_sick(found))
+        await asyncio.sleep(CHECK_AGAIN_SECONDS)
+
+
+class LivenessWatch:
+    """The checks of one Ready engine at intervals.
+
+    Args:
+        find_engine: returns the engine; None once it has ended.
+        requests: returns the engine's requests in progress; None if unknown.
+        on_check: called with the outcome of each check.
+        log: the log of the process.
+    """
+
+    def __init__(
+        self,
+        find_engine: Callable[[], Awaitable[ProbedEngine | None]],
+        requests: Callable[[], int | None],
+        on_check: Callable[[LivenessCheck], None],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self._find_engine = find_engine
+        self._requests = requests
+        self._on_check = on_check
+        self._log = log
+
+    async def watch(self) -> Hung | None:
+        """Check until the engine is found to hang; None if it has ended, or is a model that its daemon watches."""
+        engine = await self._find_engine()
+        if engine is None or engine.pid is None:
+            return None
+        failures, before = 0, await read_cpu_seconds(engine.pid)
+        while True:
+            await asyncio.sleep(liveness.pause_seconds(engine.pulse, failures))
+            try:
+                check = await self.check_once(before)
+            except Exception:  # noqa: BLE001 - a defect in the check is no reason to end an engine
+                self._log.exception("liveness_check_failed")
+                continue
+            if check is None:
+                return None  # the event of its end is on its way
+            failures, before = liveness.count_failures(failures, check), check.after
+            if check.alive:
+                continue
+            self._log.warning("engine_not_alive", pid=engine.pid, checks=failures, problem=check.problem)
+            if liveness.is_hung(failures):
+                return Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
+
+    async def check_once(self, before: float | None) -> LivenessCheck | None:
+        """Check once; `before` is the processor time, in seconds, at the last check. None if the engine has ended."""
+        engine = await self._find_engine()
+        if engine is None or engine.pid is None:
+            return None
+        requests = self._requests()
+        answer, after = None, await read_cpu_seconds(engine.pid) if requests else None
+        if liveness.should_probe(requests, before, after):
+            answer = await probe_liveness(engine)
+            # The processor time of an idle engine that answered is not needed, and most checks find such an engine.
+            after = await read_cpu_seconds(engine.pid) if answer.silent or requests else None
+        check = LivenessCheck(answer, before, after)
+        self._on_check(check)
+        return check
+
+
+def _describe_sick(found: ProbeResult) -> str:
+    return f"the engine at {found.message}; it is stopped and started again"
+
+
+async def _read_used(engine: ProbedEngine) -> float | None:
+    return None if engine.pid is None else await read_cpu_seconds(engine.pid)
