@@ -30,6 +30,9 @@ HOSTS_NAMESPACE: Final = "pomona-metal-hosts"
 PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 """Keeps a MetalProcess, and so its reserved bytes, until its host has stopped it or is known to be gone."""
 
+ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
+"""Annotation of a MetalProcess that replaces another one: the time since when its replica has a place in the queue."""
+
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """Condition of a MetalProcess that needs another host; Pods have a condition of the same name."""
 MEMORY_PRESSURE: Final = "MemoryPressure"

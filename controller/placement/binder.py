@@ -13,7 +13,7 @@ import structlog
 
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Leading, readable
-from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE, PRIORITY_RANK, Priority
+from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
@@ -46,7 +46,8 @@ class WaitingProcess(NamedTuple):
     uid: str
     resource_version: str
     priority: Priority
-    created: str
+    enqueued: str
+    """As `enqueued_at` returns it."""
     runtime: str
     memory_bytes: int
     avoid: frozenset[str]
@@ -55,7 +56,7 @@ class WaitingProcess(NamedTuple):
     @property
     def order(self) -> tuple[int, str, str]:
         """Sort key: the process to bind first comes first."""
-        return PRIORITY_RANK[self.priority], self.created, self.uid
+        return PRIORITY_RANK[self.priority], self.enqueued, self.uid
 
 
 class Binding(NamedTuple):
@@ -124,7 +125,7 @@ def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
             uid=process.metadata.uid,
             resource_version=process.metadata.resource_version,
             priority=process.spec.priority,
-            created=process.metadata.creation_timestamp,
+            enqueued=enqueued_at(process),
             runtime=process.spec.runtime,
             memory_bytes=process.spec.memory_bytes,
             avoid=frozenset(unwanted.get(_spec_key(process), ())),
@@ -132,6 +133,11 @@ def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
         for process in processes
         if process.spec.host_name is None and process.metadata.deletion_timestamp is None
     ]
+
+
+def enqueued_at(process: MetalProcess) -> str:
+    """Return the time by which processes of one priority are ordered: that of the first one of this replica."""
+    return process.metadata.annotations.get(ENQUEUED_AT) or process.metadata.creation_timestamp
 
 
 def is_displaced(process: MetalProcess) -> bool:

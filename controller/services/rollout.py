@@ -7,6 +7,7 @@ is deleted earlier only if the replacement waits for its memory.
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ from controller.placement import binder
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess, MetalProcessSpec
 from kube.client import Obj
@@ -123,7 +124,7 @@ def sort_processes(
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
                 standing.terminating.append(process)
-        elif phase == "Stopped" or (phase == "Rejected" and not current):
+        elif phase == "Stopped" or (not current and (phase == "Rejected" or host is None)):
             standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
@@ -194,7 +195,8 @@ def plan_steps(
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
         names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
-        create = tuple(_process(service, spec, name) for name in names)
+        places = itertools.chain(_inheritable_places(standing), itertools.repeat(None))
+        create = tuple(_process(service, spec, name, place) for name, place in zip(names, places, strict=False))
     return MetalProcessSteps(create, tuple(process_ref(process) for process in delete), min(waits, default=None))
 
 
@@ -220,6 +222,16 @@ def _blocking_processes(
     return []
 
 
+def _inheritable_places(standing: SortedProcesses) -> list[str]:
+    """Return the times of the processes that are replaced, oldest first, without those that kept ones have inherited.
+
+    The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
+    """
+    replaced = (*standing.superseded, *standing.rejected, *standing.finished, *standing.terminating)
+    left = Counter(map(binder.enqueued_at, replaced)) - Counter(map(binder.enqueued_at, standing.kept))
+    return sorted(left.elements())
+
+
 def _age_seconds(process: MetalProcess, now: datetime) -> float:
     """Return the time since the host last wrote its status, such as its rejection."""
     written = (entry.time for entry in process.metadata.managed_fields if entry.subresource == "status")
@@ -232,11 +244,15 @@ def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:
     return list(itertools.islice(unused, max(0, count)))
 
 
-def _process(service: InferenceService, spec: MetalProcessSpec, name: str) -> tuple[Resource, Obj]:
+def _process(
+    service: InferenceService, spec: MetalProcessSpec, name: str, enqueued: str | None
+) -> tuple[Resource, Obj]:
     owner = service.metadata
     labels = {LABEL_SERVICE: owner.name}
     resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=_without_defaults(spec))
     obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
+    if enqueued:
+        obj["metadata"]["annotations"] = {ENQUEUED_AT: enqueued}
     return resource, obj
 
 

@@ -106,6 +106,9 @@ def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: st
     }
 
 
+_METADATA = frozenset({"deletionTimestamp", "creationTimestamp", "namespace", "finalizers", "annotations"})
+
+
 def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: int = 1, **fields: Any) -> Obj:
     """Return a MetalProcess of service `chat`; `fields` are put into its metadata, status or spec, by name."""
     obj: Obj = {
@@ -141,7 +144,7 @@ def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: 
     if host:
         obj["spec"]["hostName"] = host
     for field, value in fields.items():
-        part = "metadata" if field in {"deletionTimestamp", "creationTimestamp", "namespace", "finalizers"} else "spec"
+        part = "metadata" if field in _METADATA else "spec"
         obj["status" if field in {"reason", "message", "progress", "conditions"} else part][field] = value
     return obj
 

@@ -26,8 +26,8 @@ LLAMA = frozenset({"llama.cpp"})
 PRIORITIES: tuple[Priority, ...] = ("critical", "high", "normal", "low", "batch")
 
 
-def wants(name: str, gib: int, priority: Priority = "normal", created: str = "2026-01-01T00:00:00Z") -> WaitingProcess:
-    return WaitingProcess(ObjectKey("team", name), name, "1", priority, created, "llama.cpp", gib * GIB, frozenset())
+def wants(name: str, gib: int, priority: Priority = "normal", enqueued: str = "2026-01-01T00:00:00Z") -> WaitingProcess:
+    return WaitingProcess(ObjectKey("team", name), name, "1", priority, enqueued, "llama.cpp", gib * GIB, frozenset())
 
 
 def capacity(name: str, gib: int) -> HostCapacity:
@@ -48,7 +48,7 @@ def test_each_binding_counts_for_the_next() -> None:
 
 
 def test_order_is_by_priority_then_age_then_name() -> None:
-    early, late = wants("z", 6, created="2026-01-01T00:00:00Z"), wants("a", 6, created="2026-01-02T00:00:00Z")
+    early, late = wants("z", 6, enqueued="2026-01-01T00:00:00Z"), wants("a", 6, enqueued="2026-01-02T00:00:00Z")
     assert placed([late, early], [capacity("one", 8)]) == {"z": "one"}
     assert placed([early, late._replace(priority="high")], [capacity("one", 8)]) == {"a": "one"}
 

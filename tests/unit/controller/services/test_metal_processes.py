@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from controller.models.served import Served
 from controller.placement import binder
+from controller.placement.binder import HostCapacity
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.metal_processes import decide_release, desired_spec, release
 from controller.services.rollout import (
@@ -21,7 +22,7 @@ from controller.services.rollout import (
     process_prefix,
     sort_processes,
 )
-from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
@@ -137,6 +138,48 @@ def test_edit_deletes_first_if_only_the_memory_of_the_old_process_suffices() -> 
     assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
     assert steps(1, old, new, hosts=[small, host("studio-2")]) == MetalProcessSteps(), "it fits beside it elsewhere"
     assert steps(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == MetalProcessSteps(), "it would not help"
+
+
+def enqueued(done: MetalProcessSteps) -> list[str | None]:
+    return [obj["metadata"].get("annotations", {}).get(ENQUEUED_AT) for _, obj in done.create]
+
+
+def test_successor_inherits_the_place_in_time_of_its_predecessor() -> None:
+    early, later = "2026-11-20T08:00:00Z", "2026-11-21T09:00:00Z"
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4, creationTimestamp=early)
+    done = steps(1, old)
+    assert enqueued(done) == [early]
+    ((_, made_for_edit),) = done.create
+    new = process(f"{NAME}-0", gib=5, annotations=made_for_edit["metadata"]["annotations"])
+    small = host("studio-1", 2 * GIB, processes=[{"uid": old["metadata"]["uid"]}])
+    assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
+    freed = HostCapacity("studio-1", frozenset({"llama.cpp"}), 6 * GIB)
+    other = process("mail-00000000-0", gib=4, creationTimestamp=later)
+    waiting = binder.list_waiting([as_process(other), as_process(new)])
+    (binding, *_) = binder.bind(waiting, [freed])
+    assert binding.process.key.name == f"{NAME}-0", "the room that its predecessor gave up is not another's"
+
+
+def test_each_place_in_time_is_inherited_once() -> None:
+    first, second = "2026-11-20T08:00:00Z", "2026-11-20T09:00:00Z"
+    old = [
+        process("chat-00000000-0", host="studio-1", phase="Ready", creationTimestamp=second),
+        process("chat-00000000-1", host="studio-1", phase="Ready", creationTimestamp=first),
+    ]
+    assert enqueued(steps(3, *old)) == [first, second, None], "the third replica is new"
+    heir = process(f"{NAME}-0", annotations={ENQUEUED_AT: first})
+    assert enqueued(steps(2, *old, heir)) == [second]
+    again = process("chat-00000000-0", host="studio-1", phase="Ready", annotations={ENQUEUED_AT: first})
+    assert enqueued(steps(1, again)) == [first], "it is handed on by each edit"
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", creationTimestamp=first)
+    assert enqueued(steps(1, rejected)) == [first]
+
+
+def test_waiting_process_of_an_earlier_spec_is_deleted_at_once() -> None:
+    waiting = process("chat-00000000-0", creationTimestamp="2026-11-20T08:00:00Z")
+    done = steps(1, waiting)
+    assert deleted(done) == {"chat-00000000-0"}, "it would be bound in place of its replacement"
+    assert enqueued(done) == ["2026-11-20T08:00:00Z"]
 
 
 def test_edit_frees_memory_for_one_process_at_a_time() -> None:
