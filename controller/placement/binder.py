@@ -6,7 +6,9 @@ the bound processes that are not in that report yet. So nothing is lost when the
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import structlog
@@ -16,14 +18,16 @@ from controller.reconcile.plan import Leading, readable
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
+from kube.backoff import backoff_seconds
 from kube.client import Obj
-from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
+from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
 
-RETRY_SECONDS: Final = 1.0
-REFUSED_SECONDS: Final = 60.0
-"""Pause before a binding that the API server refused is tried again; other bindings are tried meanwhile."""
+FIRST_RETRY_SECONDS: Final = 0.1
+LAST_RETRY_SECONDS: Final = 60.0
+"""Longest pause before a binding that failed is tried again; other processes are bound meanwhile."""
+READ_AGAIN_SECONDS: Final = 1.0
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 log = structlog.get_logger()
@@ -52,6 +56,8 @@ class WaitingProcess(NamedTuple):
     memory_bytes: int
     avoid: frozenset[str]
     """Hosts that have rejected or displaced a process of the same spec."""
+    refused_by: frozenset[str] = frozenset()
+    """Hosts to which the API server refused to bind it: they are tried last."""
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -106,8 +112,11 @@ def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> li
     left = {capacity.host: capacity for capacity in among}
     bindings = []
     for process in sorted(waiting, key=lambda each: each.order):
-        capacity = next(iter(eligible_hosts(process.runtime, process.avoid, left.values())), None)
-        if capacity is not None and capacity.free_bytes >= process.memory_bytes:
+        eligible = eligible_hosts(process.runtime, process.avoid, left.values())
+        fitting = (capacity for capacity in eligible if capacity.free_bytes >= process.memory_bytes)
+        # The first of the best: the one with most free memory, unless it refused and another did not.
+        capacity = min(fitting, key=lambda each: each.host in process.refused_by, default=None)
+        if capacity is not None:
             left[capacity.host] = capacity._replace(free_bytes=capacity.free_bytes - process.memory_bytes)
             bindings.append(Binding(process, capacity.host))
     return bindings
@@ -152,27 +161,50 @@ def _spec_key(process: MetalProcess) -> tuple[str, str]:
     return owner, process.metadata.name.rpartition("-")[0]
 
 
-class BindRefusal(NamedTuple):
-    """A binding that the API server refused."""
+class BindFailures(NamedTuple):
+    """The failures in a row to bind one process."""
 
-    uid: str
-    host: str
+    tries: int
+    retry_at: float
+    """When to try again, on the clock of the event loop."""
+    refused_by: frozenset[str]
+    """Hosts that the API server refused since all of them had refused."""
+
+
+_NO_FAILURE: Final = BindFailures(0, 0.0, frozenset())
+_NONE: Final[Mapping[str, BindFailures]] = MappingProxyType({})
 
 
 def decide_bindings(
-    store: Store, bindable: Callable[[str], bool], refused: Collection[BindRefusal] = ()
+    store: Store, bindable: Callable[[str], bool], failures: Mapping[str, BindFailures] = _NONE, now: float = 0.0
 ) -> list[Binding]:
-    """Return all bindings that are possible now."""
+    """Return all bindings that are possible now; `failures` are those of processes, by uid."""
     processes = store.list(METAL_PROCESSES)
-    waits = [
-        process._replace(avoid=process.avoid | {host for uid, host in refused if uid == process.uid})
-        for process in list_waiting(readable(processes, MetalProcess))
-    ]
+    waits = []
+    for process in list_waiting(readable(processes, MetalProcess)):
+        failed = failures.get(process.uid)
+        if failed is None:
+            waits.append(process)
+        elif failed.retry_at <= now:
+            waits.append(process._replace(refused_by=failed.refused_by))
     if not waits:
         return []
     hosts = readable(store.list(METAL_HOSTS), MetalHost)
-    alive = [host for host in hosts if bindable(host.metadata.name) and host.metadata.deletion_timestamp is None]
-    return bind(waits, host_capacities(alive, processes))
+    return bind(waits, host_capacities(filter_live(hosts, bindable), processes))
+
+
+def filter_live(hosts: Iterable[MetalHost], bindable: Callable[[str], bool]) -> list[MetalHost]:
+    """Return the hosts that take processes."""
+    return [host for host in hosts if bindable(host.metadata.name) and host.metadata.deletion_timestamp is None]
+
+
+def still_fits(store: Store, bindable: Callable[[str], bool], binding: Binding) -> bool:
+    """Return whether the host of a binding that was decided before still lives and has the memory."""
+    found = store.get(METAL_HOSTS, binding.host)
+    hosts = filter_live(readable([found] if found else [], MetalHost), bindable)
+    bound = (each for each in store.list(METAL_PROCESSES) if each["spec"].get("hostName") == binding.host)
+    left = eligible_hosts(binding.process.runtime, binding.process.avoid, host_capacities(hosts, bound))
+    return any(capacity.free_bytes >= binding.process.memory_bytes for capacity in left)
 
 
 class Binder:
@@ -181,7 +213,7 @@ class Binder:
     def __init__(self, bindable: Callable[[str], bool]) -> None:
         self._bindable = bindable
         self._changed = asyncio.Event()
-        self._refused: set[BindRefusal] = set()
+        self._failures: dict[str, BindFailures] = {}
         self._listens = False
 
     def wake(self) -> None:
@@ -193,60 +225,64 @@ class Binder:
         if not self._listens:
             leading.store.subscribe(self._wake_on_change)
             self._listens = True
+        self._failures = {}
         self.wake()
         while True:
             await self._changed.wait()
             self._changed.clear()
-            for binding in decide_bindings(leading.store, self._bindable, self._refused):
-                process, host = binding
-                try:
-                    done = await _write_binding(leading, binding)
-                except (Forbidden, Invalid) as error:
-                    log.warning(
-                        "binding_refused", process=str(binding.process.key), host=binding.host, error=str(error)
-                    )
-                    self._refuse(BindRefusal(process.uid, host))
-                    done = False
-                if not done:
-                    self.wake()  # the other bindings were decided for a state that no longer holds
-                    break
+            await self._bind_waiting(leading)
 
-    def _refuse(self, refusal: BindRefusal) -> None:
-        def retry() -> None:
-            self._refused.discard(refusal)
-            self.wake()
+    async def _bind_waiting(self, leading: Leading) -> None:
+        """Decide once and write the bindings; a binding that fails leaves its memory to those after it."""
+        store = leading.store
+        now = asyncio.get_running_loop().time()
+        for binding in decide_bindings(store, self._bindable, self._failures, now):
+            # The writes before this one took time.
+            if not still_fits(store, self._bindable, binding):
+                self.wake()
+                continue
+            try:
+                await _write_binding(leading, binding)
+            except (ApiError, Unreachable) as error:
+                self._back_off(binding, error)
+                await _refresh(leading, binding.process.key)
+        waiting = {each["metadata"]["uid"] for each in store.list(METAL_PROCESSES) if "hostName" not in each["spec"]}
+        self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
 
-        self._refused.add(refusal)
-        asyncio.get_running_loop().call_later(REFUSED_SECONDS, retry)
+    def _back_off(self, binding: Binding, error: ApiError | Unreachable) -> None:
+        process, host = binding
+        last = self._failures.get(process.uid, _NO_FAILURE)
+        pause = backoff_seconds(last.tries + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
+        # If every host that fits has refused, a new round of all of them begins.
+        refused = frozenset({host}) if host in last.refused_by else last.refused_by | {host}
+        loop = asyncio.get_running_loop()
+        self._failures[process.uid] = BindFailures(last.tries + 1, loop.time() + pause, refused)
+        loop.call_later(pause, self.wake)
+        log.log(
+            logging.INFO if isinstance(error, Conflict | NotFound) else logging.WARNING,
+            "binding_failed",
+            process=str(process.key),
+            host=host,
+            error=str(error),
+            retry_seconds=round(pause, 1),
+        )
 
     def _wake_on_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
         if resource in {METAL_PROCESSES, METAL_HOSTS}:
             self.wake()
 
 
-async def _write_binding(leading: Leading, binding: Binding) -> bool:
-    """Bind one process; returns whether that succeeded. The outcome is known before the next process is bound.
-
-    Raises Forbidden and Invalid: a retry is of no use.
-    """
+async def _write_binding(leading: Leading, binding: Binding) -> None:
+    """Bind one process. Raises ApiError and Unreachable; after either the process may be bound."""
     process, client, store = binding.process, leading.client, leading.store
     operations = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": process.resource_version},
         {"op": "add", "path": "/spec/hostName", "value": binding.host},
     ]
-    try:
-        bound = await client.patch_json(METAL_PROCESSES, process.key.name, process.key.namespace, operations)
-    except (Forbidden, Invalid):
-        raise
-    except (ApiError, Unreachable) as error:
-        log.info("binding_failed", process=str(process.key), host=binding.host, error=str(error))
-        if not isinstance(error, Conflict | NotFound):
-            await asyncio.sleep(RETRY_SECONDS)
-        await _refresh(leading, process.key)
-        return False
-    store.put(METAL_PROCESSES, bound)
+    store.put(
+        METAL_PROCESSES, await client.patch_json(METAL_PROCESSES, process.key.name, process.key.namespace, operations)
+    )
     log.info("process_bound", process=str(process.key), host=binding.host, memory_bytes=process.memory_bytes)
-    return True
 
 
 async def _refresh(leading: Leading, key: ObjectKey) -> None:
@@ -259,7 +295,7 @@ async def _refresh(leading: Leading, key: ObjectKey) -> None:
             return
         except (ApiError, Unreachable) as error:
             log.warning("process_not_read", process=str(key), error=str(error))
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(READ_AGAIN_SECONDS)
         else:
             leading.store.put(METAL_PROCESSES, found)
             return

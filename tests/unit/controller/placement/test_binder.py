@@ -1,7 +1,8 @@
 """Binding of MetalProcesses to hosts: order, memory, hosts to avoid, and answers that are lost or refused."""
 
+import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from controller.reconcile.plan import Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
 from kube.client import Client, Obj
-from kube.errors import Conflict, Forbidden, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, Unreachable
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
+from tests.support import virtual_time
 from tests.support.api_objects import GIB, as_host, as_process, condition, host, process, store
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -190,11 +192,13 @@ def test_unreadable_status_counts_as_none() -> None:
 
 
 class Api(Client):
-    """An API that binds as the API server does; it can lose answers, and refuse the first `refuse_reads` reads."""
+    """An API that binds as the API server does; it can lose answers, refuse, and fail `refuse_reads` reads."""
 
     def __init__(self, *objects: Obj) -> None:
-        self.forbidden: set[str] = set()
+        self.refuse: Callable[[str, str], ApiError | None] = lambda _name, _host: None
         self.objects = {each["metadata"]["name"]: each for each in objects}
+        self.tries: list[tuple[str, str]] = []
+        self.before_answer: Callable[[], None] = lambda: None
         self.lose_answers = False
         self.refuse_reads = 0
         self.reads = 0
@@ -209,9 +213,10 @@ class Api(Client):
         subresource: str = "",
     ) -> Obj:
         del resource, namespace, subresource
-        if name in self.forbidden:
-            raise Forbidden("patch: a policy has something against it", status=403)
         test, add = operations
+        self.tries.append((name, add["value"]))
+        if refusal := self.refuse(name, add["value"]):
+            raise refusal
         observed = self.objects[name]
         if test["value"] != observed["metadata"]["resourceVersion"]:
             raise Conflict("patch", status=409)
@@ -220,6 +225,7 @@ class Api(Client):
             "metadata": observed["metadata"] | {"resourceVersion": version},
             "spec": observed["spec"] | {"hostName": add["value"]},
         }
+        self.before_answer()
         if self.lose_answers:
             raise Unreachable("patch: cut")
         return self.objects[name]
@@ -231,17 +237,25 @@ class Api(Client):
             raise Unreachable("get: cut")
         return self.objects[name]
 
+    def host_of(self, name: str) -> str:
+        host: str = self.objects[name]["spec"].get("hostName", "none")
+        return host
+
 
 def leading(api: Api, known: Store) -> Leading:
     recorder: Any = None
     return Leading(api, known, recorder, lambda _resource, _key: None)
 
 
+def newer(obj: Obj, version: int) -> Obj:
+    return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(version)}}
+
+
 @pytest.mark.parametrize("refuse_reads", [0, 2])
 async def test_a_lost_answer_never_promises_the_same_memory_twice(
     refuse_reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binder, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(binder, "READ_AGAIN_SECONDS", 0)
     waits = [process(f"a-b-{number}", gib=6) for number in range(3)]
     api = Api(*waits)
     api.lose_answers, api.refuse_reads = True, refuse_reads
@@ -258,19 +272,92 @@ async def test_process_that_changed_in_between_is_read_again_and_bound() -> None
     api = Api(process("a-b-0") | {"metadata": process("a-b-0")["metadata"] | {"resourceVersion": "9"}})
     known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
     async with running(Binder(lambda _: True).run(leading(api, known))):
-        await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
+        await eventually(lambda: api.host_of("a-b-0") == "one")
 
 
-async def test_forbidden_binding_blocks_no_other_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binder, "REFUSED_SECONDS", 0.2)
-    first, second = process("a-b-0", creationTimestamp="2026-11-21T11:00:00Z"), process("a-b-1")
-    api = Api(first, second)
-    api.forbidden = {"a-b-0"}
-    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, first), (METAL_PROCESSES, second))
+REFUSALS = [
+    ApiError("patch", status=400, reason="BadRequest", message="admission webhook denied the request"),
+    Forbidden("patch", status=403, message="a policy has something against it"),
+    Invalid("patch", status=422, message="a policy has something against it"),
+    ApiError("patch", status=429, message="slow down"),
+    ApiError("patch", status=500, message="failed calling webhook"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: str(error.status))
+async def test_refused_binding_delays_no_other_and_is_retried_with_backoff(refusal: ApiError) -> None:
+    first = [process(f"a-b-{number}", creationTimestamp="2026-11-21T11:00:00Z") for number in range(8)]
+    second = process("z-b-0")
+    api = Api(*first, second)
+    api.refuse = lambda name, _host: refusal if name.startswith("a-") else None
+    known = store((METAL_HOSTS, host("one")), *((METAL_PROCESSES, each) for each in (*first, second)))
     async with running(Binder(lambda _: True).run(leading(api, known))):
-        await eventually(lambda: "hostName" in api.objects["a-b-1"]["spec"])
-        api.forbidden.clear()
-        await eventually(lambda: "hostName" in api.objects["a-b-0"]["spec"])
+        await eventually(lambda: api.host_of("z-b-0") == "one", 10)
+        assert len(api.tries) == 9, "each is tried once before any is tried again"
+        api.refuse = lambda _name, _host: None
+        await eventually(lambda: api.host_of("a-b-7") == "one")
+
+
+def test_a_refused_binding_is_retried_ever_more_rarely() -> None:
+    async def main() -> int:
+        api = Api(process("a-b-0"))
+        api.refuse = lambda _name, _host: ApiError("patch", status=500)
+        known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-b-0")))
+        async with running(Binder(lambda _: True).run(leading(api, known))):
+            await asyncio.sleep(1)
+            for number in range(100):
+                known.put(METAL_HOSTS, newer(host("one", 8 * GIB), number + 2))
+                await asyncio.sleep(36)
+        return len(api.tries)
+
+    assert 40 < virtual_time.run(main()) < 100, "an hour, with a change of the host every 36 s"
+
+
+async def test_process_that_one_host_refuses_is_bound_to_another() -> None:
+    api = Api(process("a-b-0"))
+    api.refuse = lambda _name, host: Forbidden("patch", status=403) if host == "large" else None
+    known = store(
+        (METAL_HOSTS, host("large", 9 * GIB)),
+        (METAL_HOSTS, host("small", 2 * GIB)),
+        (METAL_PROCESSES, process("a-b-0")),
+    )
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: api.host_of("a-b-0") == "small")
+    assert [host for _name, host in api.tries] == ["large", "small"]
+
+
+def test_host_that_refused_every_process_is_still_the_last_choice() -> None:
+    waits = wants("a", 1)._replace(refused_by=frozenset({"large"}))
+    assert placed([waits], [capacity("large", 9), capacity("small", 2)]) == {"a": "small"}
+    assert placed([waits], [capacity("large", 9)]) == {"a": "large"}
+
+
+async def test_host_that_expires_during_a_round_is_not_bound() -> None:
+    waits = [process(f"a-b-{number}") for number in range(3)]
+    api, alive = Api(*waits), {"one", "two"}
+    api.before_answer = lambda: alive.discard("one")
+    known = store(
+        (METAL_HOSTS, host("one")), (METAL_HOSTS, host("two", 9 * GIB)), *((METAL_PROCESSES, each) for each in waits)
+    )
+    async with running(Binder(alive.__contains__).run(leading(api, known))):
+        await eventually(lambda: api.host_of("a-b-2") != "none")
+    assert [api.host_of(f"a-b-{number}") for number in range(3)] == ["one", "two", "two"]
+
+
+async def test_host_that_loses_its_memory_during_a_round_is_not_bound() -> None:
+    waits = [process(f"a-b-{number}") for number in range(3)]
+    api = Api(*waits)
+    known = store(
+        (METAL_HOSTS, host("one")), (METAL_HOSTS, host("two", 9 * GIB)), *((METAL_PROCESSES, each) for each in waits)
+    )
+
+    def take_memory() -> None:
+        known.put(METAL_HOSTS, newer(host("one", GIB // 2), 2))
+
+    api.before_answer = take_memory
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: api.host_of("a-b-2") != "none")
+    assert [api.host_of(f"a-b-{number}") for number in range(3)] == ["one", "two", "two"]
 
 
 async def test_host_that_comes_alive_is_bound_when_the_binder_is_notified() -> None:
