@@ -136,6 +136,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
     endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
+    proof: Annotated[
+        str,
+        described(
+            "Digest of the generation, replicas and endpoints that have generated a token. A controller that becomes "
+            "leader probes the service again only if it differs."
+        ),
+    ] = ""
     conditions: Conditions = []
 
 

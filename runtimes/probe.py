@@ -19,6 +19,8 @@ from crds.serving import Mode
 _QUOTED_CHARACTERS = 300
 _READ_BYTES = 1 << 20
 """Most bytes that are read of an answer: an embedding takes less, and the server is not trusted."""
+TIMED_OUT: Final = "TimedOut"
+"""Reason of a probe without an answer in time: the server may be busy."""
 _DEAD = b"generation thread died"
 """Answer of an mlx_lm.server that could not load its model; its process stays alive."""
 _REASONS: dict[int, str] = {
@@ -167,7 +169,7 @@ async def generate_token(
             answer = await _read(response)
     except TimeoutError:
         message = f"no answer with {question.missing} from {base_url} within {timeout_seconds:g} s"
-        return ProbeResult(ok=False, reason="TimedOut", message=message)
+        return ProbeResult(ok=False, reason=TIMED_OUT, message=message)
     except aiohttp.ClientConnectorCertificateError as error:
         cause = error.certificate_error
         why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)

@@ -1,11 +1,13 @@
 """The readiness probe of a service: one generated token, requested with the service's bearer token from an endpoint.
 
 A question is a generation of the service with its current replicas and endpoints; the prober repeats it until a token
-is generated. A model may take long for that, so the prober has separate workers; a reconcile reads the last answer.
+is generated. A model may take long for that, so the prober has separate workers; a reconcile reads the last answer. A
+service that does not answer soon is probed again by other workers, so that services that hang delay no other.
 """
 
 import asyncio
 import base64
+import hashlib
 import random
 import ssl
 from collections.abc import Iterable
@@ -25,12 +27,15 @@ from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound, Unreachable
 from kube.queue import WorkQueue, run_workers
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey
-from runtimes.probe import ProbeResult, generate_token
+from runtimes.probe import TIMED_OUT, ProbeResult, generate_token
 
-WORKERS: Final = 8
+QUICK_WORKERS: Final = 64
+QUICK_SECONDS: Final = 10.0
+"""Time-out of a first probe; a service that exceeds it is probed by the patient workers."""
+PATIENT_WORKERS: Final = 128
 TOKEN_SECONDS: Final = 60.0
 """A large model on a slow processor takes long for its first token."""
-MOST_ASKED: Final = 8
+MOST_ASKED: Final = 4
 """Most endpoints of one service that are probed in one try."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
@@ -65,6 +70,11 @@ class Question(NamedTuple):
     """Sorted, never empty."""
     mode: Mode = "chat"
 
+    @property
+    def digest(self) -> str:
+        """A digest by which a later leader recognises the question."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
 
 def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     """Return the addresses that the EndpointSlices of one Service offer, sorted."""
@@ -83,6 +93,12 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     return tuple(sorted(found))
 
 
+def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
+    """Return the addresses of these pods and MetalHosts of a service; to no other one its token is sent."""
+    addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
+    return addresses | {each.get("status", {}).get("address", "") for each in hosts}
+
+
 class Prober:
     """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots."""
 
@@ -91,92 +107,126 @@ class Prober:
         self._questions: dict[ObjectKey, Question] = {}
         self._answers: dict[ObjectKey, tuple[Question, ProbeResult]] = {}
         self._failures: dict[ObjectKey, int] = {}
-        self._queue: WorkQueue[ObjectKey] = WorkQueue()
+        self._answered: dict[ObjectKey, frozenset[Endpoint]] = {}
+        """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
+        self._quick: WorkQueue[ObjectKey] = WorkQueue()
+        self._patient: WorkQueue[ObjectKey] = WorkQueue()
 
-    def answer(self, key: ObjectKey, question: Question | None) -> ProbeResult | None:
+    def answer(self, key: ObjectKey, question: Question | None, proof: ProbeResult | None = None) -> ProbeResult | None:
         """Return the answer to this question about a service, or None if there is none yet; enqueue a new question.
 
-        If `question` is None, the service is forgotten.
+        If `question` is None, the service is forgotten. `proof` is the answer that an earlier leader got.
         """
         if question is None:
-            for memory in (self._questions, self._answers, self._failures):
+            for memory in (self._questions, self._answers, self._failures, self._answered):
                 memory.pop(key, None)
             return None
         if self._questions.get(key) != question:
             self._questions[key] = question
             self._failures.pop(key, None)
-            self._queue.add(key)
+            if proof is None:
+                self._quick.add(key)
+            else:
+                self._answers[key] = question, proof
+                self._answered[key] = frozenset(question.endpoints)
         asked, answer = self._answers.get(key, (None, None))
         return answer if asked == question else None
 
     async def run(self, leading: Leading) -> None:
         """Probe for ever."""
         for key in self._questions:  # an earlier run may have been cancelled before their answers came
-            self._queue.add(key)
-        connector = aiohttp.TCPConnector(ssl=self._trust or True)
-        async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+            self._quick.add(key)
+        connector = aiohttp.TCPConnector(ssl=self._trust or True, limit=0)
+        async with (
+            aiohttp.ClientSession(connector=connector, trust_env=False) as session,
+            asyncio.TaskGroup() as lanes,
+        ):
 
-            async def ask(key: ObjectKey) -> float | None:
-                return await self._ask(session, leading, key)
+            async def ask_quickly(key: ObjectKey) -> None:
+                await self._ask(session, leading, key, QUICK_SECONDS)
 
-            await run_workers(self._queue, ask, WORKERS, 3 * TOKEN_SECONDS)
+            async def ask_patiently(key: ObjectKey) -> None:
+                await self._ask(session, leading, key, TOKEN_SECONDS)
 
-    async def _ask(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> float | None:
-        """Probe once; returns the seconds until the next probe, or None when no other is needed."""
+            lanes.create_task(run_workers(self._quick, ask_quickly, QUICK_WORKERS, 3 * QUICK_SECONDS))
+            lanes.create_task(run_workers(self._patient, ask_patiently, PATIENT_WORKERS, 3 * TOKEN_SECONDS))
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, timeout_seconds: float
+    ) -> None:
+        """Probe once; enqueue the next probe unless none is needed."""
         question = self._questions.get(key)
         asked, last = self._answers.get(key, (None, None))
         if question is None or (asked == question and last is not None and last.ok):
-            return None
-        probe = await _probe(session, leading.client, key, question)
+            return
+        endpoint, probe = await _probe(session, leading.client, key, question, timeout_seconds)
         if self._questions.get(key) != question:
-            return None  # the service is gone, or another question is queued already
-        self._answers[key] = question, probe
-        if probe != last or asked != question:
-            log.info("service_probed", service=str(key), ok=probe.ok, reason=probe.reason, message=probe.message)
-            leading.enqueue(INFERENCE_SERVICES, key)
-        if probe.ok:
-            return None
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
-        return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
+            return  # the service is gone, or another question is queued already
+        silent = probe.reason == TIMED_OUT
+        if silent and timeout_seconds < TOKEN_SECONDS:
+            self._patient.add(key)
+            return
+        answered = self._answered.get(key, frozenset()).intersection(question.endpoints)
+        if probe.ok and endpoint is not None:
+            self._answered[key] = answered | {endpoint}
+        if silent and answered:
+            log.info("probe_unanswered", service=str(key), message=probe.message)
+        else:
+            self._answers[key] = question, probe
+            if probe != last or asked != question:
+                log.info("service_probed", service=str(key), ok=probe.ok, reason=probe.reason, message=probe.message)
+                leading.enqueue(INFERENCE_SERVICES, key)
+        if not probe.ok:
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
+            (self._patient if silent else self._quick).add_after(key, pause)
 
 
-async def _probe(session: aiohttp.ClientSession, client: Client, key: ObjectKey, question: Question) -> ProbeResult:
-    name = token_name(key.name)
-    try:
-        secret = await client.get(SECRETS, name, key.namespace)
-        if not is_token_secret(secret, question.service_uid):
-            message = f"Secret {name} belongs to another owner: delete it, so that the controller can create it"
-            return ProbeResult(ok=False, reason="TokenNotFound", message=message)
-        token = base64.b64decode(secret["data"][TOKEN_KEY]).decode().strip()
-    except NotFound:
-        message = f"Secret {name} does not exist: waiting for the controller to create it"
-        return ProbeResult(ok=False, reason="TokenNotFound", message=message)
-    except (KeyError, UnicodeDecodeError):
-        message = f"Secret {name} has no text under key {TOKEN_KEY}: set it to the token that the replicas started with"
-        return ProbeResult(ok=False, reason="TokenNotFound", message=message)
-    except (ApiError, Unreachable) as error:
-        return ProbeResult(ok=False, reason="TokenNotRead", message=str(error))
+async def _probe(
+    session: aiohttp.ClientSession, client: Client, key: ObjectKey, question: Question, timeout_seconds: float
+) -> tuple[Endpoint | None, ProbeResult]:
+    """Probe the endpoints of a question; returns the endpoint that the result is of, if any was asked."""
+    token = await _read_token(client, key, question.service_uid)
+    if isinstance(token, ProbeResult):
+        return None, token
 
-    async def ask(endpoint: Endpoint) -> ProbeResult:
+    async def ask(endpoint: Endpoint) -> tuple[Endpoint, ProbeResult]:
         probe = await generate_token(
             session,
             endpoint.url,
             model=key.name,
             token=token,
-            timeout_seconds=TOKEN_SECONDS,
+            timeout_seconds=timeout_seconds,
             mode=question.mode,
         )
-        return _explained(probe, endpoint)
+        return endpoint, _explained(probe, endpoint)
 
     # One broken endpoint does not decide for all: the others are probed when it fails.
     first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))
-    failed = await ask(first)
+    endpoint, failed = await ask(first)
     if failed.ok:
-        return failed
-    for answer in await asyncio.gather(*map(ask, others)):
+        return endpoint, failed
+    for other, answer in await asyncio.gather(*map(ask, others)):
         if answer.ok:
-            return msgspec.structs.replace(answer, message=f"{answer.message}; {failed.message}")
-    return failed
+            return other, msgspec.structs.replace(answer, message=f"{answer.message}; {failed.message}")
+    return endpoint, failed
+
+
+async def _read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:
+    """Return the token of a service, or why it is not known."""
+    name = token_name(key.name)
+    try:
+        secret = await client.get(SECRETS, name, key.namespace)
+        if is_token_secret(secret, service_uid):
+            return base64.b64decode(secret["data"][TOKEN_KEY]).decode().strip()
+        message = f"Secret {name} belongs to another owner: delete it, so that the controller can create it"
+    except NotFound:
+        message = f"Secret {name} does not exist: waiting for the controller to create it"
+    except (KeyError, UnicodeDecodeError):
+        message = f"Secret {name} has no text under key {TOKEN_KEY}: set it to the token that the replicas started with"
+    except (ApiError, Unreachable) as error:
+        return ProbeResult(ok=False, reason="TokenNotRead", message=str(error))
+    return ProbeResult(ok=False, reason="TokenNotFound", message=message)
 
 
 def _explained(probe: ProbeResult, endpoint: Endpoint) -> ProbeResult:

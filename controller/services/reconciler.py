@@ -15,7 +15,7 @@ from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
 from controller.services.metal_processes import observe_hosts
-from controller.services.readiness_probe import Prober, Question, ready_endpoints
+from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import is_token_secret, token_name, token_secret
@@ -60,8 +60,9 @@ def service_reconciler(prober: Prober) -> Reconciler:
         if service is None:
             prober.answer(key, None)
             return None
-        question = build_view(snapshot, key, service).question
-        answer = prober.answer(key, question)
+        view = build_view(snapshot, key, service)
+        question = view.question
+        answer = prober.answer(key, question, view.proof)
         try:
             there = is_token_secret(
                 await client.get(SECRETS, token_name(key.name), key.namespace), service.metadata.uid
@@ -130,6 +131,8 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
         for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
         if obj["metadata"].get("labels", {}).get(LABEL_SERVICE_NAME) == key.name
     )
+    endpoints = ready_endpoints(slices)
+    addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
     return ServiceView(
         service=service,
         accelerator=accelerator,
@@ -137,8 +140,20 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
         blocker=checked.problem,
         wanted=wanted,
         replicas=_observe_replicas(snapshot, service, accelerator, checked.served, wanted),
-        endpoints=ready_endpoints(slices),
+        endpoints=endpoints,
+        own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
+
+
+def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
+    pods = (
+        pod
+        for pod in snapshot.store.list(PODS, key.namespace)
+        if pod["metadata"].get("labels", {}).get(LABEL_SERVICE) == key.name
+    )
+    names = {each["spec"].get("hostName") for each in snapshot.children(METAL_PROCESSES, service.metadata.uid)}
+    hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
+    return replica_addresses(pods, (host for host in hosts if host is not None))
 
 
 def _observe_replicas(

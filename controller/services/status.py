@@ -20,6 +20,7 @@ from crds.meta import LABEL_SERVICE, Accelerator
 from kube.client import Obj
 from runtimes.probe import ProbeResult
 
+_MOST_NAMED: Final = 3
 READY: Final = "Ready"
 MODEL_READY: Final = "ModelReady"
 REASONS_WITHOUT_EVENT: Final = {
@@ -30,6 +31,7 @@ REASONS_WITHOUT_EVENT: Final = {
     "Binding",
     "Downloading",
     "NoEndpoints",
+    "ForeignEndpoints",
     "ModelNotReady",
 }
 """Reasons of normal progress, for which no Event is sent."""
@@ -46,15 +48,25 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     replicas: Replicas
     endpoints: tuple[Endpoint, ...]
+    own_endpoints: tuple[Endpoint, ...]
+    """The endpoints that are at an address of a replica: only they are probed."""
 
     @property
     def question(self) -> Question | None:
         """The question whose answer makes the service Ready; None when there is nothing to probe yet."""
         ready = self.replicas.ready
-        if self.blocker or not self.wanted or not ready or not self.endpoints:
+        if self.blocker or not self.wanted or not ready or not self.own_endpoints:
             return None
         metadata = self.service.metadata
-        return Question(metadata.uid, metadata.generation, ready, self.endpoints, self.service.spec.mode)
+        return Question(metadata.uid, metadata.generation, ready, self.own_endpoints, self.service.spec.mode)
+
+    @property
+    def proof(self) -> ProbeResult | None:
+        """The answer to `question` by which the status already says that the service is Ready."""
+        ready, question = find(self.service.status.conditions, READY), self.question
+        if question is None or ready is None or ready.status != "True" or self.service.status.proof != question.digest:
+            return None
+        return ProbeResult(ok=True, reason="Generated", message=ready.message.partition("; ")[0])
 
 
 class ReadyInputs(NamedTuple):
@@ -70,6 +82,8 @@ class ReadyInputs(NamedTuple):
     probe: ProbeResult | None = None
     """The last result of the probe; None before the first, or if there is nothing to probe."""
     can_be_probed: bool = False
+    foreign: str = ""
+    """Addresses of endpoints, if none of them is that of a replica."""
     was_ready: bool = False
     """Ready is True already, and there still are endpoints: the replicas that answered still exist."""
     generation: int = 1
@@ -86,6 +100,7 @@ class ReadyInputs(NamedTuple):
             problem=self.problem.message if self.problem else "",
             problem_reason=self.problem.reason if self.problem else "",
             last=self.last_message,
+            foreign=self.foreign,
         )
 
 
@@ -185,6 +200,14 @@ READY_TABLE: Final = (
         message="replicas are ready; waiting for them to generate a first token",
     ),
     ReadyRow(
+        "foreign endpoints",
+        lambda it: bool(it.foreign),
+        is_true=False,
+        reason="ForeignEndpoints",
+        message="the EndpointSlices of the Service name {foreign}, which is the address of no replica and is not sent "
+        "the token: delete the slice, or wait until the replica reports this address",
+    ),
+    ReadyRow(
         "no endpoints",
         lambda _it: True,
         is_true=False,
@@ -238,6 +261,9 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     metadata = view.service.metadata
     inputs = _ready_inputs(view, probe)
     ready = build_ready_condition(inputs)
+    question = view.question if probe is not None and probe.ok else None
+    # While the service is still Ready by an earlier answer, the proof of that answer stays.
+    proof = question.digest if question else view.service.status.proof if _is_true(ready) else ""
     return {
         "observedGeneration": metadata.generation,
         "phase": _pick_phase(inputs, ready),
@@ -247,7 +273,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "accelerator": view.accelerator or "",
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{PORT}/v1",
         "conditions": [ready, _model_condition(view)],
-    }
+    } | ({"proof": proof} if proof else {})
 
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
@@ -278,7 +304,10 @@ def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
         problem=_find_problem(view),
         probe=probe,
         can_be_probed=view.question is not None,
-        was_ready=last is not None and last.status == "True" and bool(view.endpoints),
+        foreign=""
+        if view.own_endpoints
+        else ", ".join(sorted({each.address for each in view.endpoints})[:_MOST_NAMED]),
+        was_ready=last is not None and last.status == "True" and bool(view.own_endpoints),
         generation=view.service.metadata.generation,
         last_generation=(last.observed_generation or 0) if last else 0,
         last_reason=last.reason if last else "",

@@ -34,6 +34,8 @@ def secret(namespace: str, name: str, **more: Any) -> Obj:
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GIB = 2**30
 NAMESPACE = "team"
+ADDRESS = "10.77.0.100"
+"""Address of hosts and pods, and of the endpoints of slices."""
 
 
 def condition(kind: str, status: str, reason: str = "Because", message: str = "so it is", generation: int = 1) -> Obj:
@@ -97,7 +99,12 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
 
 def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: str = "True", **status: Any) -> Obj:
     reason = "LeaseRenewed" if ready == "True" else "LeaseExpired"
-    known = {"runtimes": ["llama.cpp"], "conditions": [condition("Ready", ready, reason)], "processes": []}
+    known: Obj = {
+        "address": ADDRESS,
+        "runtimes": ["llama.cpp"],
+        "conditions": [condition("Ready", ready, reason)],
+        "processes": [],
+    }
     if free_bytes is not None:
         known["availableBytes"] = free_bytes
     return {
@@ -149,7 +156,7 @@ def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: 
     return obj
 
 
-def slice_of(service: str, host: str, address: str = "10.77.0.100", *, ready: bool = True) -> Obj:
+def slice_of(service: str, host: str, address: str = ADDRESS, *, ready: bool = True) -> Obj:
     return {
         "metadata": {
             "name": slice_name(service, host),

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from controller.reconcile.plan import Leading
+from controller.services import readiness_probe
 from controller.services.readiness_probe import Endpoint, Prober, Question, ready_endpoints
 from kube.client import Client, Obj
 from kube.errors import NotFound
@@ -31,25 +33,31 @@ class Secrets(Client):
         self.owner = owner
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
-        assert (resource.plural, namespace) == ("secrets", "team")
+        assert resource.plural == "secrets"
         assert name in {"chat-token", "hung-token"}
         if self.token is None:
             raise NotFound("get secrets", status=404)
         return {
-            "metadata": {"name": name, "ownerReferences": [{"uid": self.owner, "controller": True}]},
+            "metadata": {"name": name, "ownerReferences": [{"uid": self.owner_in(namespace), "controller": True}]},
             "data": {"token": base64.b64encode(self.token.encode()).decode()} if self.token else {},
         }
 
+    def owner_in(self, namespace: str | None) -> str:
+        return f"uid-{namespace.removeprefix('team-')}" if namespace and namespace != "team" else self.owner
+
 
 class Engine:
-    """An engine that answers a completion if the token is right and `well` is set."""
+    """An engine that answers a completion if the token is right and `well` is set, and nothing while `busy` is set."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.well = True
+        self.busy = asyncio.Event()
 
     async def complete(self, request: web.Request) -> web.Response:
         self.asked += 1
+        if self.busy.is_set():
+            await asyncio.Event().wait()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if not self.well:
@@ -62,7 +70,7 @@ async def engine() -> AsyncIterator[tuple[Engine, Endpoint]]:
     served = Engine()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", served.complete)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -178,19 +186,89 @@ async def test_unneeded_probe_result_is_forgotten(engine: tuple[Engine, Endpoint
     assert served.asked == 2
 
 
-async def test_hanging_service_blocks_no_other(engine: tuple[Engine, Endpoint]) -> None:
-    _, endpoint = engine
+@contextlib.asynccontextmanager
+async def silent_endpoint() -> AsyncIterator[tuple[Endpoint, list[asyncio.StreamWriter]]]:
+    """An endpoint that accepts connections and never answers."""
     connections: list[asyncio.StreamWriter] = []
     hung = await asyncio.start_server(lambda _reader, writer: connections.append(writer), "127.0.0.1", 0)
-    prober = Prober()
-    silent = Endpoint("127.0.0.1", hung.sockets[0].getsockname()[1])
     async with hung:
-        async with running(prober.run(leading(Secrets(), []))):
-            prober.answer(ObjectKey("team", "hung"), Question("uid-chat", 1, ("b",), (silent,)))
-            assert await eventually(lambda: connections or None, 10)
-            await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
+        yield Endpoint("127.0.0.1", hung.sockets[0].getsockname()[1]), connections
         for connection in connections:
             connection.close()
+
+
+async def test_hanging_services_delay_no_other(engine: tuple[Engine, Endpoint]) -> None:
+    _, endpoint = engine
+    prober = Prober()
+    async with silent_endpoint() as (silent, connections), running(prober.run(leading(Secrets(), []))):
+        for number in range(30):
+            question = Question(f"uid-{number}", 1, ("b",), (silent,))
+            prober.answer(ObjectKey(f"team-{number}", "hung"), question)
+        await eventually(lambda: len(connections) == 30)
+        await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
+
+
+async def test_services_that_hang_on_are_probed_by_other_workers(
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness_probe, "QUICK_WORKERS", 2)
+    monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 0.1)
+    _, endpoint = engine
+    prober = Prober()
+    async with silent_endpoint() as (silent, connections), running(prober.run(leading(Secrets(), []))):
+        for number in range(6):
+            prober.answer(ObjectKey(f"team-{number}", "hung"), Question(f"uid-{number}", 1, ("b",), (silent,)))
+        await eventually(lambda: len(connections) == 12, 10)
+        await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 0.05)
+    monkeypatch.setattr(readiness_probe, "TOKEN_SECONDS", 0.2)
+    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(readiness_probe, "LAST_RETRY_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_silence_of_an_endpoint_that_has_answered_is_no_answer(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, first = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, first)
+        served.busy.set()
+        scaled = first._replace(generation=2)
+        assert prober.answer(KEY, scaled) is None
+        asked = served.asked
+        await eventually(lambda: served.asked > asked + 3)
+        assert prober.answer(KEY, scaled) is None, "it is busy, perhaps"
+        served.busy.clear()
+        await settled(prober, scaled)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_silence_of_an_endpoint_that_never_answered_is_reported(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    served.busy.set()
+    prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), []))):
+        assert (await settled(prober, question, ok=False)).reason == "TimedOut"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_answer_that_an_earlier_leader_got_is_not_requested_again(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
+    proof = ProbeResult(ok=True, reason="Generated", message="generated a token")
+    async with running(prober.run(leading(Secrets(), []))):
+        assert prober.answer(KEY, question, proof) == proof
+        served.busy.set()
+        scaled = question._replace(generation=2)
+        prober.answer(KEY, scaled)
+        await eventually(lambda: served.asked > 3)
+        assert prober.answer(KEY, scaled) is None, "its endpoints have answered the earlier leader"
+    assert question.digest == question._replace().digest
+    assert question.digest != scaled.digest
 
 
 def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:

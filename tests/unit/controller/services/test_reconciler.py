@@ -7,7 +7,7 @@ import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import service_reconciler
+from controller.services.reconciler import build_view, service_reconciler
 from crds.model import Layout
 from crds.serving import ServingOptions
 from fitness.memory import Workload, estimate
@@ -27,8 +27,10 @@ from kube.resources import (
 )
 from runtimes.probe import ProbeResult
 from tests.support.api_objects import (
+    ADDRESS,
     GIB,
     NOW,
+    as_service,
     condition,
     host,
     model,
@@ -61,7 +63,7 @@ def pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
             "resourceVersion": "1",
             "labels": {"inference.pomona.dev/service": "chat"},
         },
-        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], **status},
+        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], "podIPs": [{"ip": ADDRESS}], **status},
     }
 
 
@@ -254,6 +256,59 @@ def test_while_an_edit_rolls_out_the_old_answer_is_of_the_old_generation() -> No
     done = decide_chat(*edited, (DEPLOYMENTS, chat_deployment(*edited)), *there[1:], answer=OK)
     assert ready_outcome(done) == ("Ready", "True", "Serving")
     assert planned_condition(done, "Ready")["observedGeneration"] == 2
+
+
+def test_only_addresses_of_replicas_are_probed() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
+    thief = (ENDPOINT_SLICES, slice_of("chat", "thief", "10.6.6.6"))
+    plan = decide_chat(*there, thief)
+    assert ready_outcome(plan) == ("Progressing", "False", "ForeignEndpoints")
+    assert "10.6.6.6" in planned_condition(plan, "Ready")["message"]
+    assert plan.events == ()
+    assert asked(*there, thief, (ENDPOINT_SLICES, slice_of("chat", "x"))) == [ADDRESS]
+
+
+def test_only_hosts_with_a_process_of_the_service_are_probed() -> None:
+    metal = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()))
+    other = (METAL_HOSTS, host("studio-2", address="10.77.0.200"))
+    slices = (
+        (ENDPOINT_SLICES, slice_of("chat", "studio-1")),
+        (ENDPOINT_SLICES, slice_of("chat", "studio-2", "10.77.0.200")),
+    )
+    assert asked(*metal, other, bound_process(), *slices) == [ADDRESS]
+    assert asked(*metal, other, *slices) == []
+
+
+def asked(*objects: tuple[Resource, Obj]) -> list[str]:
+    """Return the addresses that are sent the token."""
+    snapshot = Snapshot(store(*objects), NOW)
+    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0])).question
+    return [endpoint.address for endpoint in question.endpoints] if question else []
+
+
+def test_service_keeps_the_proof_of_its_last_answer() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    first = decide_chat(*base, *there, answer=OK)
+    assert first.status is not None
+    proven = (INFERENCE_SERVICES, service(status=first.status | {"conditions": with_time(first)}))
+    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
+    assert view.proof == OK
+    again = decide_chat(proven, base[1], *there, answer=view.proof)
+    assert again.status == first.status, "a new leader writes nothing"
+    moved = (*there[:2], (ENDPOINT_SLICES, slice_of("chat", "y")))
+    waits = decide_chat(proven, base[1], *moved)
+    assert waits.status is not None
+    assert waits.status["proof"] == first.status["proof"], "it is Ready by the earlier answer"
+    failed = decide_chat(proven, base[1], *there, answer=ProbeResult(ok=False, reason="Unauthorized", message="401"))
+    assert failed.status is not None
+    assert "proof" not in failed.status
+
+
+def with_time(plan: Plan) -> list[Obj]:
+    assert plan.status is not None
+    return [each | {"lastTransitionTime": "2026-11-21T11:00:00Z"} for each in plan.status["conditions"]]
 
 
 def test_service_stays_ready_while_another_endpoint_is_probed() -> None:

@@ -25,6 +25,10 @@ WAS_READY: dict[str, Any] = {
     "last_message": "generated a token",
 }
 
+FOREIGN = (
+    "the EndpointSlices of the Service name 10.6.6.6, which is the address of no replica and is not sent the token: "
+    "delete the slice, or wait until the replica reports this address"
+)
 READY_ROWS = {
     "suspended": (
         ReadyInputs(suspended=True, wanted=0, probe=OK, problem=PROBLEM, generation=3, **WAS_READY),
@@ -79,6 +83,15 @@ READY_ROWS = {
     "being probed": (
         ReadyInputs(can_be_probed=True, generation=3),
         ("False", "Probing", "replicas are ready; waiting for them to generate a first token", 3),
+    ),
+    "foreign endpoints": (
+        ReadyInputs(foreign="10.6.6.6", generation=3),
+        (
+            "False",
+            "ForeignEndpoints",
+            FOREIGN,
+            3,
+        ),
     ),
     "no endpoints": (
         ReadyInputs(generation=3),
