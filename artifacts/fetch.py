@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from artifacts import local_files
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.http_source import Origin, RangeRefused, SourceResponse, connect
 from artifacts.partial_download import (
@@ -63,6 +64,7 @@ async def fetch(
     revision: str | None,
     on_progress: ReportProgress,
     patience: Patience = DEFAULT_PATIENCE,
+    allowed_networks: Networks = (),
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
     """Download the file of `source` to `destination_dir` and return it; a file:// source is not copied.
@@ -77,6 +79,7 @@ async def fetch(
         revision: resolved revision to fetch; None is the current one.
         on_progress: called often, in the event loop.
         patience: time-outs and attempts.
+        allowed_networks: private networks that the source may lead to.
         make_room: called once the size is known.
 
     Raises:
@@ -92,7 +95,12 @@ async def fetch(
             record = await _find_present(path, source, sha256, revision, on_progress)
             if not record:
                 async with connect(
-                    source, token=token, endpoint=endpoint, revision=revision, patience=patience
+                    source,
+                    token=token,
+                    endpoint=endpoint,
+                    allowed_networks=allowed_networks,
+                    revision=revision,
+                    patience=patience,
                 ) as origin:
                     download = _Download(
                         source, origin, sha256=sha256, revision=revision, on_progress=on_progress, make_room=make_room
@@ -108,10 +116,8 @@ async def _verify_local(
     path = local_files.locate(source, file_root)
     with storage_faults(path):
         revision, size = local_files.revision(path), path.stat().st_size
-        if sha256:
-            digest = await _hash_path(path, on_progress)
-            if digest != sha256:
-                raise _build_mismatch(source, sha256, digest, "the file")
+        if sha256 and await _hash_path(path, on_progress) != sha256:
+            raise _build_mismatch(source, sha256, "the file")
     return FetchedArtifact(path, size, sha256 or "", revision)
 
 
@@ -137,10 +143,11 @@ async def _hash_path(path: Path, on_progress: ReportProgress) -> str:
     return ""
 
 
-def _build_mismatch(source: Source, expected: str, got: str, holder: str, *, retryable: bool = False) -> ArtifactError:
+def _build_mismatch(source: Source, expected: str, holder: str, *, retryable: bool = False) -> ArtifactError:
+    # The digest that was found is not told: it would prove what a file of another system contains.
     return ArtifactError(
         "ChecksumMismatch",
-        f"{source.display}: expected sha256 {expected}, but {holder} has {got}: correct the sha256 or the source",
+        f"{source.display}: expected sha256 {expected}, but {holder} has another: correct the sha256 or the source",
         retryable=retryable,
     )
 
@@ -205,16 +212,16 @@ class _Download:
                 "SourceUnreachable", f"{self._source.display}: the server ended the response at {have}", retryable=True
             )
         if expected and partial.sha256 != expected:
-            got, inherited = partial.sha256, partial.inherited
+            inherited = partial.inherited
             partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            raise _build_mismatch(self._source, expected, got, "the fetched file", retryable=inherited)
+            raise _build_mismatch(self._source, expected, "the fetched file", retryable=inherited)
         return await partial.finish(response.revision)
 
     def _expected(self, response: SourceResponse) -> str | None:
         """Return the digest to verify, if any. Raises ArtifactError when the response already contradicts it."""
         if self._sha256 and response.sha256 and self._sha256 != response.sha256:
-            raise _build_mismatch(self._source, self._sha256, response.sha256, "the file on the hub")
+            raise _build_mismatch(self._source, self._sha256, "the file on the hub")
         expected = self._sha256 or response.sha256
         # The URL of a hub pins the revision; any other server sends its current file.
         pinned = expected or self._source.scheme == "hf"

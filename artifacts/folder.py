@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from artifacts import local_files
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch
 from artifacts.http_source import connect
@@ -98,6 +99,7 @@ class Folder:
     token: str | None
     endpoint: str
     file_root: Path | None
+    allowed_networks: Networks = ()
     patience: Patience = DEFAULT_PATIENCE
 
     async def listing(self, revision: str | None) -> FolderListing:
@@ -163,6 +165,7 @@ class Folder:
                 revision=listing.revision,
                 on_progress=advance,
                 make_room=make_room,
+                allowed_networks=self.allowed_networks,
                 patience=self.patience,
             )
             if each.size_bytes != file.size_bytes:
@@ -185,6 +188,7 @@ class Folder:
                     self.source,
                     token=self.token,
                     endpoint=self.endpoint,
+                    allowed_networks=self.allowed_networks,
                     revision=None,
                     patience=self.patience,
                     url=url,

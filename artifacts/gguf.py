@@ -125,7 +125,7 @@ def parse(data: bytes, file_bytes: int) -> GGUFHeader:
     """
     reader = _Reader(data, file_bytes)
     if not data.startswith(_MAGIC[: len(data)]):
-        raise _invalid(f"is no GGUF file: it begins with {data[:4]!r}")
+        raise _invalid("is no GGUF file: it does not begin with GGUF")
     reader.skip(len(_MAGIC), "the magic")
     version = reader.unsigned(_U32, "the version")
     if version not in _VERSIONS:

@@ -1,19 +1,32 @@
 """HTTP requests to a source: one ranged request with a checked response, used to fetch and to inspect.
 
-Every fault is raised as an ArtifactError that says whether a retry can help. The token is sent to the source's
-own origin only: aiohttp drops the Authorization header on a redirect to another origin, such as a hub's CDN.
+Every fault is raised as an ArtifactError that says whether a retry can help. Redirects are followed here, hop by hop:
+the token goes to the source's own origin only (a hub redirects to a CDN), and no hop may lead to a private address.
+Proxies of the environment are used; passwords of a netrc file are not, since a Model decides which host is asked.
 """
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from yarl import URL
 
+from artifacts.address_policy import (
+    NETWORKS_VARIABLE,
+    Networks,
+    PrivateAddressError,
+    is_address,
+    is_allowed,
+    open_socket,
+)
 from artifacts.errors import ArtifactError
 from artifacts.retry import Patience
-from artifacts.source import Source
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -27,6 +40,9 @@ _SERVER_ERROR = 500
 _FIRST_ERROR = 400
 _PARTIAL = 206
 _RANGE_REFUSED = 416
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 10
+_PROXY_SCHEMES = ("http://", "https://")
 
 
 class RangeRefused(Exception):  # noqa: N818  a signal between two modules, it never leaves the package
@@ -55,13 +71,48 @@ class SourceResponse:
     blocks: AsyncIterator[bytes]
 
 
-class Origin:
-    """A source on a server; made by `connect`."""
+class _Received(NamedTuple):
+    """A response after all redirects, and the headers of the hub's own response, which redirects to a CDN."""
 
-    def __init__(self, session: aiohttp.ClientSession, source: Source, url: str, revision: str | None) -> None:
-        self._session = session
+    response: aiohttp.ClientResponse
+    hub_headers: Mapping[str, str]
+
+
+class Origin:
+    """A source on a server; made by `connect`.
+
+    Args:
+        direct: session whose sockets reach allowed addresses only.
+        proxied: session for requests through a proxy, which resolves names by itself.
+        source: the file or folder.
+        url: the URL to request first.
+        token: bearer token for the origin of `url`.
+        networks: private networks that the source may lead to.
+        hub: URL of the hub, whose headers name commit and digest, and whose address the operator chose; None for
+            a source of another server.
+        revision: the requested revision.
+
+    """
+
+    def __init__(
+        self,
+        direct: aiohttp.ClientSession,
+        proxied: aiohttp.ClientSession,
+        source: Source,
+        url: URL,
+        *,
+        token: str | None,
+        networks: Networks,
+        hub: URL | None,
+        revision: str | None,
+    ) -> None:
+        self._direct = direct
+        self._proxied = proxied
         self._source = source
         self._url = url
+        self._token = token
+        self._networks = networks
+        self._hub = hub
         self._requested_revision = revision
 
     @contextlib.asynccontextmanager
@@ -78,15 +129,15 @@ class Origin:
             headers["Range"] = f"bytes={first}-{'' if last is None else last}"
             if first and validator:
                 headers["If-Range"] = validator
-        async with self._get(headers) as response:
-            yield self._build_response(response, first)
+        async with self._get(headers) as received:
+            yield self._build_response(received, first)
 
     async def read_whole(self, most_bytes: int) -> bytes:
         """Return the body of a short response. Raises ArtifactError, also when the body is longer than `most_bytes`."""
         text = bytearray()
         try:
-            async with self._get({}) as response:
-                async for block in response.content.iter_chunked(_BLOCK_BYTES):
+            async with self._get({}) as received:
+                async for block in received.response.content.iter_chunked(_BLOCK_BYTES):
                     text += block
                     if len(text) > most_bytes:
                         problem = f"the server's response is longer than {most_bytes} bytes"
@@ -97,15 +148,71 @@ class Origin:
         return bytes(text)
 
     @contextlib.asynccontextmanager
-    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[_Received]:
         try:
-            async with self._session.get(self._url, headers=headers) as response:
-                self._check(response.status)
-                yield response
+            received = await self._follow(headers)
+            async with received.response:
+                self._check(received.response.status)
+                yield received
         except TimeoutError as error:
             raise self._unreachable("did not answer in time") from error
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error.os_error, PrivateAddressError):
+                raise self._private() from error
+            raise self._unreachable(f"failed: {_without_url(error)}") from error
         except (aiohttp.ClientError, UnicodeError) as error:
             raise self._unreachable(f"failed: {_without_url(error)}") from error
+
+    async def _follow(self, headers: Mapping[str, str]) -> _Received:
+        """Request the source's URL and follow redirects."""
+        url = self._url
+        hub_headers: Mapping[str, str] = {}
+        for _ in range(_MOST_REDIRECTS + 1):
+            response = await self._request(url, headers)
+            if self._hub and url.origin() == self._hub.origin():
+                hub_headers = response.headers
+            if response.status not in _REDIRECTS:
+                return _Received(response, hub_headers)
+            location = response.headers.get("Location", "")
+            response.close()
+            url = self._redirect_target(url, location)
+        raise ArtifactError(
+            "SourceRefused", f"{self._source.display}: the server redirects more than {_MOST_REDIRECTS} times"
+        )
+
+    def _redirect_target(self, url: URL, location: str) -> URL:
+        try:
+            # Credentials in a redirect are the server's own, and would take the place of the token.
+            target = url.join(URL(location)).with_user(None).with_fragment(None)
+        except ValueError as error:
+            raise self._unusable_redirect() from error
+        if not location or target.scheme not in ("http", "https") or not target.host:
+            raise self._unusable_redirect()
+        return target
+
+    def _unusable_redirect(self) -> ArtifactError:
+        problem = "the server redirects to what is no http(s):// URL"
+        return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+
+    async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Send one request, with the token if `url` is of the source's own origin."""
+        if self._token and url.origin() == self._url.origin():
+            headers = {**headers, "Authorization": f"Bearer {self._token}"}
+        proxy = _find_proxy(url)
+        chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
+        host = url.raw_host or ""
+        # The proxy resolves names, and decides about their addresses.
+        if proxy and not chosen_by_operator and is_address(host) and not is_allowed(host, self._networks):
+            raise self._private()
+        session = self._proxied if proxy or chosen_by_operator else self._direct
+        return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
+
+    def _private(self) -> ArtifactError:
+        return ArtifactError(
+            "SourceForbidden",
+            f"{self._source.display}: it, or what it redirects to, is in a private network: if that is wanted, allow "
+            f"the network with --allow-private-sources CIDR or {NETWORKS_VARIABLE}",
+        )
 
     def _unreachable(self, problem: str) -> ArtifactError:
         return ArtifactError("SourceUnreachable", f"{self._source.display}: the server {problem}", retryable=True)
@@ -117,8 +224,9 @@ class Origin:
         if status in _UNAUTHORIZED:
             raise ArtifactError(
                 "SourceUnauthorized",
-                f"{name}: HTTP {status}: no access: set another token (spec.sourceSecretRef, HF_TOKEN in the "
-                "environment), accept the licence of the repository, or check that the source exists",
+                f"{name}: HTTP {status}: no access: set another token (spec.sourceSecretRef; in the environment "
+                f"{HUB_TOKEN_VARIABLE} for the hub, {TOKEN_VARIABLE} for another server), accept the licence of the "
+                "repository, or check that the source exists",
             )
         if status in _GONE:
             raise ArtifactError(
@@ -129,7 +237,8 @@ class Origin:
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
 
-    def _build_response(self, response: aiohttp.ClientResponse, requested_first: int) -> SourceResponse:
+    def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
+        response, hub = received
         first, size = 0, response.content_length
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -145,7 +254,6 @@ class Origin:
             )
         sha256, revision = None, _entity(response.headers)
         if self._source.scheme == "hf":
-            hub = _hub_headers(response)
             sha256 = _digest(_text(hub, "X-Linked-Etag"))
             revision = _text(hub, "X-Repo-Commit") or self._requested_revision or self._source.revision
         return SourceResponse(
@@ -160,24 +268,59 @@ class Origin:
 
 @contextlib.asynccontextmanager
 async def connect(
-    source: Source, *, token: str | None, endpoint: str, revision: str | None, patience: Patience, url: str = ""
+    source: Source,
+    *,
+    token: str | None,
+    endpoint: str,
+    allowed_networks: Networks,
+    revision: str | None,
+    patience: Patience,
+    url: str = "",
 ) -> AsyncIterator[Origin]:
     """Open the origin of an hf:// or http(s):// source, at `url` if given; use the proxies of the environment."""
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     timeout = aiohttp.ClientTimeout(total=None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
-    async with aiohttp.ClientSession(
-        headers=headers, timeout=timeout, trust_env=True, auto_decompress=False, read_bufsize=_BLOCK_BYTES
-    ) as session:
-        yield Origin(session, source, url or source.url(endpoint, revision), revision)
+
+    def open_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=headers,
+            timeout=timeout,
+            auto_decompress=False,
+            read_bufsize=_BLOCK_BYTES,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    checked = aiohttp.TCPConnector(socket_factory=functools.partial(open_socket, networks=allowed_networks))
+    async with open_session(checked) as direct, open_session(aiohttp.TCPConnector()) as proxied:
+        yield Origin(
+            direct,
+            proxied,
+            source,
+            _parse_url(source, url or source.url(endpoint, revision)),
+            token=token,
+            networks=allowed_networks,
+            hub=_parse_url(source, endpoint) if source.scheme == "hf" else None,
+            revision=revision,
+        )
 
 
-def _hub_headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    """Return the headers of the hub's own response: a CDN that it redirects to sends neither commit nor digest."""
-    hops = [*response.history, response]
-    return next((hop.headers for hop in hops if "X-Repo-Commit" in hop.headers), {})
+def _parse_url(source: Source, text: str) -> URL:
+    try:
+        url = URL(text)
+        url.origin()
+    except ValueError as error:
+        raise ArtifactError("SourceInvalid", f"{source.display}: its address is no http(s):// URL") from error
+    return url
+
+
+def _find_proxy(url: URL) -> str | None:
+    """Return the proxy that the environment (or macOS) sets for `url`, if any."""
+    proxy = getproxies().get(url.scheme)
+    if not proxy or not proxy.startswith(_PROXY_SCHEMES) or proxy_bypass(url.host or ""):
+        return None
+    return proxy
 
 
 def _text(headers: Mapping[str, str], name: str) -> str:

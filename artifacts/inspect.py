@@ -6,6 +6,7 @@ from pathlib import Path
 
 from artifacts import gguf, local_files
 from artifacts import mlx_config as configuration
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.folder import WEIGHTS, Folder, refuse_digest
 from artifacts.gguf_facts import layout_of, summarize
@@ -52,22 +53,52 @@ class _FoundHeader:
     header: gguf.GGUFHeader
 
 
-async def _inspect_folder(
-    source: Source, *, token: str | None, endpoint: str, file_root: Path | None, patience: Patience
-) -> Inspection:
-    folder = Folder(source=source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
-    listing = await folder.listing(None)
-    tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
-    config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
-    return Inspection(
-        size_bytes=listing.size_bytes,
-        revision=listing.revision,
-        file="",
-        sha256=None,
-        gguf=configuration.summarize(config) if config else GGUF(architecture="lora"),
-        layout=configuration.layout_of(config, tensor_bytes) if config else None,
-        tensor_bytes=tensor_bytes,
-    )
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """The settings of an inspection; they mean the same as in `inspect`."""
+
+    token: str | None
+    endpoint: str
+    file_root: Path | None
+    patience: Patience
+    allowed_networks: Networks
+
+    async def inspect_folder(self, source: Source) -> Inspection:
+        folder = Folder(
+            source=source,
+            token=self.token,
+            endpoint=self.endpoint,
+            file_root=self.file_root,
+            allowed_networks=self.allowed_networks,
+            patience=self.patience,
+        )
+        listing = await folder.listing(None)
+        tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
+        config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
+        return Inspection(
+            size_bytes=listing.size_bytes,
+            revision=listing.revision,
+            file="",
+            sha256=None,
+            gguf=configuration.summarize(config) if config else GGUF(architecture="lora"),
+            layout=configuration.layout_of(config, tensor_bytes) if config else None,
+            tensor_bytes=tensor_bytes,
+        )
+
+    async def find_header(self, source: Source) -> _FoundHeader:
+        if source.scheme == "file":
+            path = local_files.locate(source, self.file_root)
+            with storage_faults(path):
+                return await asyncio.to_thread(_read_local_header, path)
+        async with connect(
+            source,
+            token=self.token,
+            endpoint=self.endpoint,
+            allowed_networks=self.allowed_networks,
+            revision=None,
+            patience=self.patience,
+        ) as origin:
+            return await _read_remote_header(source, origin, self.patience)
 
 
 async def inspect(
@@ -78,6 +109,7 @@ async def inspect(
     file_root: Path | None,
     sha256: str | None,
     patience: Patience = DEFAULT_PATIENCE,
+    allowed_networks: Networks = (),
 ) -> Inspection:
     """Read the header of `source`, or a folder's config.json: at most 64 MiB of the file, in at most 5 minutes.
 
@@ -88,6 +120,7 @@ async def inspect(
         file_root: folder that file:// sources have to be in; None refuses them.
         sha256: expected digest; compared with the hub's digest if the hub states one.
         patience: time-outs and attempts.
+        allowed_networks: private networks that the source may lead to.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
@@ -96,12 +129,11 @@ async def inspect(
     refuse_library(source)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
+            reader = _Reader(token, endpoint, file_root, patience, allowed_networks)
             if source.is_folder:
                 refuse_digest(source, sha256)
-                return await _inspect_folder(
-                    source, token=token, endpoint=endpoint, file_root=file_root, patience=patience
-                )
-            found = await _find_header(source, token=token, endpoint=endpoint, file_root=file_root, patience=patience)
+                return await reader.inspect_folder(source)
+            found = await reader.find_header(source)
     except TimeoutError as error:
         raise ArtifactError(
             "SourceUnreachable",
@@ -115,8 +147,8 @@ async def inspect(
     if sha256 and found.sha256 and sha256 != found.sha256:
         raise ArtifactError(
             "ChecksumMismatch",
-            f"{source.display}: expected sha256 {sha256}, but the file on the hub has {found.sha256}: "
-            "correct the sha256 or the source",
+            f"{source.display}: expected sha256 {sha256}, but the file on the hub has another: correct the sha256 or "
+            "the source",
         )
     _refuse_split(source, found.header)
     return Inspection(
@@ -137,17 +169,6 @@ def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:
             "SplitUnsupported",
             f"{source.display}: is one of {parts} files of a split model: merge them with `llama-gguf-split --merge`",
         )
-
-
-async def _find_header(
-    source: Source, *, token: str | None, endpoint: str, file_root: Path | None, patience: Patience
-) -> _FoundHeader:
-    if source.scheme == "file":
-        path = local_files.locate(source, file_root)
-        with storage_faults(path):
-            return await asyncio.to_thread(_read_local_header, path)
-    async with connect(source, token=token, endpoint=endpoint, revision=None, patience=patience) as origin:
-        return await _read_remote_header(source, origin, patience)
 
 
 def _read_local_header(path: Path) -> _FoundHeader:

@@ -13,6 +13,11 @@ Scheme = Literal["hf", "http", "https", "file", "ollama"]
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
 
+HUB_TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - a name
+"""Environment variable with the token for the hub, which no other server gets."""
+TOKEN_VARIABLE = "POMONA_SOURCE_TOKEN"  # noqa: S105 - a name
+"""Environment variable with the token for an http(s):// source."""
+
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
@@ -82,6 +87,18 @@ def refuse_library(source: Source) -> None:
             f"{source.display}: only Ollama can fetch from its library: serve it with runtime ollama, on a host where "
             "Ollama runs",
         )
+
+
+def is_of_hub(source: Source, endpoint: str) -> bool:
+    """Return whether the hub at `endpoint` serves the source: only then may it get the hub's token."""
+    if source.scheme not in ("http", "https"):
+        return source.scheme == "hf"
+    return _origin(source.path) == _origin(endpoint)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def cache_key(text: str, revision: str) -> str:
@@ -154,7 +171,7 @@ def _web(text: str, parts: SplitResult, host: str | None) -> Source:
     if "@" in parts.netloc:
         raise SourceError(
             text,
-            "must not carry a password: use a token instead (spec.sourceSecretRef, HF_TOKEN)",
+            f"must not carry a password: use a token instead (spec.sourceSecretRef, {TOKEN_VARIABLE})",
         )
     url = text.partition("#")[0]
     scheme: Scheme = "https" if parts.scheme == "https" else "http"

@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from artifacts import durable, local_files
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
 from artifacts.folder import Folder, refuse_digest
@@ -112,11 +113,18 @@ class WeightsStore:
         folder: made when absent.
         endpoint: hub of hf:// sources.
         file_root: folder that file:// sources have to be in; None refuses them.
+        allowed_networks: private networks that sources may lead to.
         patience: time-outs and attempts.
     """
 
     def __init__(
-        self, folder: Path, *, endpoint: str, file_root: Path | None, patience: Patience = DEFAULT_PATIENCE
+        self,
+        folder: Path,
+        *,
+        endpoint: str,
+        file_root: Path | None,
+        allowed_networks: Networks = (),
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
@@ -124,6 +132,7 @@ class WeightsStore:
         self._local = folder / "local"
         self._endpoint = endpoint
         self._file_root = file_root
+        self._allowed_networks = allowed_networks
         self._patience = patience
         self._reserved_bytes: dict[Path, int] = {}
         """Bytes on disk that the folder of each running download may reach."""
@@ -295,10 +304,18 @@ class WeightsStore:
                 revision=revision,
                 on_progress=on_progress,
                 patience=self._patience,
+                allowed_networks=self._allowed_networks,
                 make_room=make_room,
             )
             return [one], one.revision
-        folder = Folder(source=source, token=token, endpoint=self._endpoint, file_root=None, patience=self._patience)
+        folder = Folder(
+            source=source,
+            token=token,
+            endpoint=self._endpoint,
+            file_root=None,
+            allowed_networks=self._allowed_networks,
+            patience=self._patience,
+        )
         listing = await folder.listing(revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import click
 
+from artifacts.address_policy import Networks
 from cli import log
 from cli.lazy import LazyGroup
-from cli.options import STATE_FOLDER_TEXT, ListenAddressParam, PortRange, Size, default_state_folder
+from cli.options import (
+    STATE_FOLDER_TEXT,
+    ListenAddressParam,
+    PortRange,
+    Size,
+    allow_private_sources,
+    default_state_folder,
+)
 from gateway.proxy.config import Tls
 from kube import credentials
 from kube.kubeconfig import CredentialsError
@@ -50,6 +58,7 @@ SUBCOMMANDS = {
     type=click.Path(path_type=Path),
     help="Folder for file:// sources. Without this option, file:// sources are refused.",
 )
+@allow_private_sources
 @click.option(
     "--tls-certificate",
     type=click.Path(path_type=Path),
@@ -78,6 +87,7 @@ def command(
     address: str | None,
     port_range: tuple[int, int],
     file_root: Path | None,
+    allowed_networks: Networks,
     tls_certificate: Path | None,
     tls_key: Path | None,
     memory_budget: int | None,
@@ -106,6 +116,7 @@ def command(
         first_port=port_range[0],
         last_port=port_range[1],
         file_root=file_root.absolute() if file_root else None,
+        allowed_networks=allowed_networks,
         memory_budget_bytes=memory_budget,
         metrics_place=metrics_address,
         tls=_read_tls(tls_certificate, tls_key),

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import click
 
+from artifacts.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
+from cli.options import allow_private_sources
 from controller.run import Controller, ControllerOptions
 from kube import credentials
 from kube.client import connect
@@ -37,8 +39,11 @@ INHERITED_VARIABLES = ("HF_ENDPOINT",)
     type=click.Path(path_type=Path),
     help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
 )
+@allow_private_sources
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
-def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbose: bool) -> None:
+def command(
+    kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, allowed_networks: Networks, verbose: bool
+) -> None:
     """Run the controller of Models and InferenceServices.
 
     \b
@@ -48,6 +53,8 @@ def command(kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, verbo
     """
     log.configure(verbose=verbose)
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    if allowed_networks:
+        environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     try:
         asyncio.run(_run(kubeconfig, ControllerOptions(image, environment, trust)))

@@ -10,7 +10,9 @@ from typing import Any
 import click
 import msgspec
 
+from artifacts.address_policy import Networks
 from cli import outcome
+from cli.options import allow_private_sources
 from crds.size import size_text
 
 _LINE_EVERY_SECONDS = 10.0
@@ -18,7 +20,12 @@ _LINE_EVERY_SECONDS = 10.0
 
 @click.command("fetch")
 @click.argument("source")
-@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder for the file.")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder for the file. Required, except for a file:// source, which is verified where it is.",
+)
 @click.option(
     "--sha256",
     callback=outcome.digest,
@@ -27,17 +34,19 @@ _LINE_EVERY_SECONDS = 10.0
 )
 @click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` prints it.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@allow_private_sources
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
 )
 def command(
     source: str,
-    folder: Path,
     *,
+    folder: Path | None,
     sha256: str | None,
     revision: str | None,
     file_root: Path | None,
+    allowed_networks: Networks,
     as_json: bool,
     result: Path | None,
 ) -> None:
@@ -46,8 +55,9 @@ def command(
     An interrupted download is resumed. The file gets its final name only when it is complete.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. A file that
-    is complete is not downloaded again. The environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT
-    is the URL of a mirror of the hub.
+    is complete is not downloaded again, and a file:// source is not copied. The environment variable HF_TOKEN is the
+    token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and HF_ENDPOINT is the URL of a mirror of
+    the hub.
 
     Exit code: 0 fetched, 1 failed but a retry may help, 2 failed and a retry does not help.
 
@@ -57,7 +67,11 @@ def command(
       HF_TOKEN=$(cat token) pomona fetch hf://acme/private@v2/model.gguf --to /models
       pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
     """
-    facts = outcome.run("fetch", _fetch(source, folder, sha256, revision, file_root), result)
+    facts = outcome.run(
+        "fetch",
+        _fetch(source, folder, sha256, revision, file_root=file_root, allowed_networks=allowed_networks),
+        result,
+    )
     outcome.write_result("fetch", facts, result)
     if as_json:
         print(msgspec.json.encode(facts).decode())
@@ -67,7 +81,13 @@ def command(
 
 
 async def _fetch(
-    text: str, folder: Path, sha256: str | None, revision: str | None, file_root: Path | None
+    text: str,
+    folder: Path | None,
+    sha256: str | None,
+    revision: str | None,
+    *,
+    file_root: Path | None,
+    allowed_networks: Networks,
 ) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
@@ -77,16 +97,20 @@ async def _fetch(
     source = parse(text)
     if source.is_folder:
         raise ArtifactError("SourceInvalid", f"{source.display}: is a folder: give the path of one file in it")
+    if (folder is None) != (source.scheme == "file"):
+        way_out = "give --to FOLDER" if folder is None else "it is verified where it is: leave out --to"
+        raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
     with _show_progress(source.file) as show:
         done = await fetch(
             source,
-            folder,
+            folder or Path(),
             sha256=sha256,
-            token=outcome.token(),
+            token=outcome.token(source),
             endpoint=outcome.endpoint(),
             file_root=file_root,
             revision=revision,
             on_progress=show,
+            allowed_networks=allowed_networks,
         )
     return {
         "file": done.path.name,

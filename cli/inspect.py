@@ -7,7 +7,9 @@ from typing import Any
 import click
 import msgspec
 
+from artifacts.address_policy import Networks
 from cli import outcome
+from cli.options import allow_private_sources
 from crds.size import size_text
 
 
@@ -19,16 +21,26 @@ from crds.size import size_text
     help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
 )
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@allow_private_sources
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
 )
-def command(source: str, *, sha256: str | None, file_root: Path | None, as_json: bool, result: Path | None) -> None:
+def command(
+    source: str,
+    *,
+    sha256: str | None,
+    file_root: Path | None,
+    allowed_networks: Networks,
+    as_json: bool,
+    result: Path | None,
+) -> None:
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
     MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header is downloaded. The
-    environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT is the URL of a mirror of the hub.
+    environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and
+    HF_ENDPOINT is the URL of a mirror of the hub.
 
     Exit code: 0 inspected, 1 failed but a retry may help, 2 failed and a retry does not help.
 
@@ -38,7 +50,7 @@ def command(source: str, *, sha256: str | None, file_root: Path | None, as_json:
       pomona inspect hf://mlx-community/Qwen3-8B-4bit
       pomona inspect file://$PWD/model.gguf --file-root . --json
     """
-    facts = outcome.run("inspect", _inspect(source, sha256, file_root), result)
+    facts = outcome.run("inspect", _inspect(source, sha256, file_root, allowed_networks), result)
     outcome.write_result("inspect", facts, result)
     if as_json:
         print(msgspec.json.encode(facts).decode())
@@ -49,13 +61,19 @@ def command(source: str, *, sha256: str | None, file_root: Path | None, as_json:
             print(f"{name}: {value}")
 
 
-async def _inspect(text: str, sha256: str | None, file_root: Path | None) -> dict[str, Any]:
+async def _inspect(text: str, sha256: str | None, file_root: Path | None, allowed_networks: Networks) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
+    source = parse(text)
     found = await inspect(
-        parse(text), token=outcome.token(), endpoint=outcome.endpoint(), file_root=file_root, sha256=sha256
+        source,
+        token=outcome.token(source),
+        endpoint=outcome.endpoint(),
+        file_root=file_root,
+        sha256=sha256,
+        allowed_networks=allowed_networks,
     )
     return {
         "file": found.file,

@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from artifacts.address_policy import NETWORKS_VARIABLE, Network, parse_network
+
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
 )
@@ -72,6 +74,31 @@ class Size(click.ParamType[int]):
         if not size_bytes:
             self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)
         return size_bytes
+
+
+class NetworkParam(click.ParamType[Network]):
+    """A network, as CIDR, or one address."""
+
+    name = "CIDR"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Network:
+        """Read the network."""
+        try:
+            return parse_network(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a network: give one such as 192.168.1.0/24", param, ctx)
+
+
+allow_private_sources: Final = click.option(
+    "--allow-private-sources",
+    "allowed_networks",
+    multiple=True,
+    type=NetworkParam(),
+    envvar=NETWORKS_VARIABLE,
+    show_envvar=True,
+    help="Private network that sources and their redirects may lead to. Without this option, private, loopback and "
+    "link-local addresses are refused. Repeatable.",
+)
 
 
 def default_state_folder() -> Path:

@@ -17,16 +17,26 @@ import click
 import msgspec
 
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
-from artifacts.source import DEFAULT_ENDPOINT
+from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
 
 T = TypeVar("T")
 
 RESULT_BYTES = 3500
 
 
-def token() -> str | None:
-    """Return the download token: from the environment, since other users can read a command line."""
-    return os.environ.get("HF_TOKEN") or None
+def token(source: Source) -> str | None:
+    """Return the token for `source`: from the environment, since other users can read a command line.
+
+    The hub's token goes to no other server, however the source is written.
+    """
+    if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
+        return own
+    return hub_token() if is_of_hub(source, endpoint()) else None
+
+
+def hub_token() -> str | None:
+    """Return the token for the hub."""
+    return os.environ.get(HUB_TOKEN_VARIABLE) or None
 
 
 def endpoint() -> str:

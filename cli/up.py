@@ -12,10 +12,11 @@ import aiohttp
 import click
 from rich.console import Console
 
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.options import STATE_FOLDER_TEXT, Size, default_state_folder
+from cli.options import STATE_FOLDER_TEXT, Size, allow_private_sources, default_state_folder
 from devices import host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
@@ -42,6 +43,7 @@ PORT: Final = 8080
     type=click.Path(path_type=Path),
     help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
 )
+@allow_private_sources
 @click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 def command(
@@ -50,6 +52,7 @@ def command(
     sources: tuple[str, ...],
     port: int,
     state_dir: Path | None,
+    allowed_networks: Networks,
     memory_budget: int | None,
     question: str | None,
 ) -> None:
@@ -58,7 +61,7 @@ def command(
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
     endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
     requests and stops everything; press it again to abort them. To load changes of FILES, restart the command.
-    The environment variable HF_TOKEN is the token for downloads, and HF_ENDPOINT is the URL of a mirror of the hub.
+    The environment variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
     the models again.
@@ -77,7 +80,8 @@ def command(
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
-            served = asyncio.run(_serve(found, sources, question, folder=folder, port=port, budget=memory_budget))
+            options = StandaloneOptions(folder, port, outcome.endpoint(), outcome.hub_token(), allowed_networks)
+            served = asyncio.run(_serve(found, sources, question, options, memory_budget))
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
@@ -90,7 +94,7 @@ def command(
 
 
 async def _serve(
-    found: Manifests, sources: tuple[str, ...], question: str | None, *, folder: Path, port: int, budget: int | None
+    found: Manifests, sources: tuple[str, ...], question: str | None, options: StandaloneOptions, budget: int | None
 ) -> bool:
     """Serve until a signal or until the question is answered; return whether the command succeeded."""
     signals = UserSignals()
@@ -99,13 +103,12 @@ async def _serve(
     allowed_bytes = budget_bytes(known, budget)
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
-    options = StandaloneOptions(folder, port, outcome.endpoint(), outcome.token())
     for source in sources:
         await single.add_source(found, source, options)
     for note in (*found.skipped, *desired.list_ignored_fields(found.services.values())):
         print(note, file=sys.stderr)
     async with aiohttp.ClientSession() as session:
-        with _report_unusable_files(folder):
+        with _report_unusable_files(options.folder):
             machine = Machine(found, options, session, Ledger(allowed_bytes, memory_bytes=known.memory_bytes), signals)
         console = Console(stderr=question is not None)
         on_terminal = console.is_terminal and question is None

@@ -167,6 +167,7 @@ class Agent:
             session=session,
             secret=self._tokens.read,
             file_root=options.file_root,
+            allowed_networks=options.allowed_networks,
             proxy=self._proxy,
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))

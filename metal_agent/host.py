@@ -12,6 +12,7 @@ from typing import Protocol
 
 import aiohttp
 
+from artifacts.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons
@@ -88,6 +89,7 @@ def build_host(
     session: aiohttp.ClientSession,
     secret: Callable[[str, str], str | None],
     file_root: Path | None,
+    allowed_networks: Networks = (),
     proxy: Proxy | None = None,
     shared_daemons: Daemons | None = None,
     read_pressure: Callable[[], PressureReading] = pressure.read,
@@ -103,6 +105,7 @@ def build_host(
         session: for requests to engines.
         secret: returns the token in a Secret by namespace and name; None if unknown.
         file_root: the folder below which file:// sources are allowed.
+        allowed_networks: private networks that sources may lead to.
         proxy: the proxy of this host; None if nothing is served.
         shared_daemons: the daemons to use; None: those of this machine.
         read_pressure: reads the memory pressure of the host; blocks for a moment.
@@ -120,7 +123,7 @@ def build_host(
     context = RunnerContext(
         folder=folder,
         records=Records(folder / "processes"),
-        weights=HostWeights(folder / "weights", file_root),
+        weights=HostWeights(folder / "weights", file_root, allowed_networks),
         ledger=ledger,
         session=session,
         exposure=exposure,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from artifacts.address_policy import Networks
 from gateway.proxy.config import Tls
 
 
@@ -20,6 +21,8 @@ class AgentOptions:
     first_port: int = 18000
     last_port: int = 18999
     file_root: Path | None = None
+    allowed_networks: Networks = ()
+    """Private networks that sources may lead to."""
     memory_budget_bytes: int | None = None
     metrics_place: tuple[str, int] | None = None
     """Address and port at which the agent serves its metrics; None: nowhere."""

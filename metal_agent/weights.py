@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from artifacts import inspect
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
@@ -53,12 +54,17 @@ class PinnedWeights:
 
 
 class HostWeights:
-    """The weights on this host, in `folder`; file:// sources are allowed only below `file_root`."""
+    """The weights on this host, in `folder`.
 
-    def __init__(self, folder: Path, file_root: Path | None) -> None:
+    Sources of file:// are allowed only below `file_root`, and private networks only if `allowed_networks` has them.
+    """
+
+    def __init__(self, folder: Path, file_root: Path | None, allowed_networks: Networks = ()) -> None:
         self._file_root = file_root
         self._endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        self.store = WeightsStore(folder, endpoint=self._endpoint, file_root=file_root)
+        self.store = WeightsStore(
+            folder, endpoint=self._endpoint, file_root=file_root, allowed_networks=allowed_networks
+        )
 
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
         """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.

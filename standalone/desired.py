@@ -13,6 +13,7 @@ from msgspec import structs
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
+from artifacts.source import SourceError, is_of_hub, parse
 from controller.models.jobs import JobResult
 from controller.models.served import read_companions
 from controller.models.volume import ModelFacts
@@ -73,6 +74,15 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
         if fields:
             found.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
     return found
+
+
+def keep_hub_token(model: Model, endpoint: str) -> Model:
+    """Return the Model without its Secret unless the hub serves it: this machine has a token for the hub only."""
+    try:
+        served_by_hub = is_of_hub(parse(model.spec.source), endpoint)
+    except SourceError:
+        served_by_hub = False  # its inspection reports the source
+    return model if served_by_hub else structs.replace(model, spec=structs.replace(model.spec, source_secret_ref=None))
 
 
 def with_inspection(model: Model, found: Inspection) -> Model:

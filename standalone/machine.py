@@ -13,6 +13,7 @@ from typing import Final
 import aiohttp
 import structlog
 
+from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
@@ -55,7 +56,9 @@ class StandaloneOptions:
     endpoint: str
     """URL of the hub for hf:// sources."""
     token: str | None = None
-    """Bearer token for downloads."""
+    """Bearer token for the hub."""
+    allowed_networks: Networks = ()
+    """Private networks that sources may lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ class Machine:
     ) -> None:
         self.manifests = manifests
         self._decisions: dict[ObjectKey, Decision] | None = None
-        self.models: dict[ObjectKey, Model] = dict(manifests.models)
+        self.models: dict[ObjectKey, Model] = {
+            key: desired.keep_hub_token(model, options.endpoint) for key, model in manifests.models.items()
+        }
         """The Models, each with the status that is known so far."""
         self.runners: dict[str, Runner] = {}
         self.ledger = ledger
@@ -122,6 +127,7 @@ class Machine:
             session=session,
             secret=lambda _namespace, _name: options.token,
             file_root=FILE_ROOT,
+            allowed_networks=options.allowed_networks,
             proxy=self._proxy,
         )
 
@@ -267,6 +273,7 @@ class Machine:
             endpoint=self._options.endpoint,
             file_root=FILE_ROOT,
             sha256=model.spec.sha256,
+            allowed_networks=self._options.allowed_networks,
         )
 
     async def _configure_proxy(self) -> None:

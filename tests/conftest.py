@@ -1,6 +1,14 @@
 """Settings of every test: a busy machine is slow, and slow is not wrong."""
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+from artifacts.address_policy import NETWORKS_VARIABLE, networks_text
+from tests.support.file_server import ALLOWED_NETWORKS
 
 settings.register_profile("pomona", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pomona")
+
+# The commands that tests start fetch weights from servers of this machine.
+os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
+from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
 from crds.model import GGUF, Layout, Revision
@@ -69,6 +70,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     environment: Mapping[str, str] = {}
     token_secret: str | None = None
+    token_variable: str = HUB_TOKEN_VARIABLE
+    """Environment variable of `pomona` for the token: that of the hub, or that of another server."""
     claim: str | None = None
     """PersistentVolumeClaim that is mounted at /models."""
     deadline_seconds: int | None = None
@@ -270,7 +273,7 @@ def _container(work: Work) -> Obj:
     environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
     if work.token_secret is not None:
         key = {"name": work.token_secret, "key": "token", "optional": False}
-        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+        environment.append({"name": work.token_variable, "valueFrom": {"secretKeyRef": key}})
     container: Obj = {
         "name": work.verb,
         "image": work.image,

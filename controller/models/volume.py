@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.source import parse
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse
 from controller.models.jobs import JobResult, Placement, Work
 from controller.models.served import claim_name, weights_path
 from controller.reconcile.plan import child
@@ -79,6 +79,7 @@ def inspection(model: Model, settings: JobSettings, known: ModelFacts | None = N
         image=settings.image,
         environment=settings.environment,
         token_secret=secret,
+        token_variable=_token_variable(model),
         deadline_seconds=INSPECT_SECONDS,
     )
 
@@ -112,6 +113,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         image=settings.image,
         environment=settings.environment,
         token_secret=secret,
+        token_variable=_token_variable(model),
         claim=claim["metadata"]["name"],
         placement=placement,
     )
@@ -138,3 +140,7 @@ def is_settling(claim: Obj, now: datetime) -> bool:
 
 def _secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
+
+
+def _token_variable(model: Model) -> str:
+    return HUB_TOKEN_VARIABLE if model.spec.source.startswith("hf://") else TOKEN_VARIABLE

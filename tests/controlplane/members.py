@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from artifacts.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
+from tests.support.file_server import ALLOWED_NETWORKS
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
+SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
+"""Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
 
 async def install(plane: ControlPlane) -> None:
@@ -82,7 +86,7 @@ async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Proc
     """Return the controller with its own ServiceAccount, not yet started."""
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
     argv = [sys.executable, "-m", "cli.main", "controller", f"--kubeconfig={kubeconfig}", *arguments]
-    return Process("controller", argv, folder / "controller.log")
+    return Process("controller", argv, folder / "controller.log", SOURCES)
 
 
 @dataclass(frozen=True)
@@ -141,4 +145,6 @@ async def metal_host(
         f"--file-root={file_root}",
         *arguments,
     ]
-    return MetalHost(host, Process(f"agent {name}", argv, folder / f"agent-{name}.log"), file_root, state_folder, level)
+    return MetalHost(
+        host, Process(f"agent {name}", argv, folder / f"agent-{name}.log", SOURCES), file_root, state_folder, level
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 from crds.metalprocess import Artifact, FurtherArtifact
 from metal_agent.native.process import identify_process
 from metal_agent.weights import HostWeights
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.local_host import Machine, MakeAssignment, phase, ready
 from tests.support.tiny_models import tiny_gguf
 
@@ -23,7 +23,7 @@ async def test_engine_pins_its_weights_while_no_agent_runs(
         machine.supervisor.assign([assignment(artifact=artifact), assignment("u2", artifact=artifact)])
         pids = [await ready(machine), await ready(machine, "u2")]
         assert len(server.seen("/tiny.gguf")) == 1, "fetched once for both"
-    store = HostWeights(machine.folder / "weights", None).store
+    store = HostWeights(machine.folder / "weights", None, ALLOWED_NETWORKS).store
     await machine.stop()
     assert [each.in_use for each in store.stored()] == [True]
     assert not store.remove(digest)
@@ -49,7 +49,7 @@ async def test_fetched_weights_are_pinned_while_others_cannot_be_fetched(
         wanted = assignment(artifact=Artifact(source=f"{server.url}/tiny.gguf"), further_artifacts=[draft])
         machine.supervisor.assign([wanted])
         await phase(machine, "Failed", "SourceNotFound")
-        store = HostWeights(machine.folder / "weights", None).store
+        store = HostWeights(machine.folder / "weights", None, ALLOWED_NETWORKS).store
         assert [each.in_use for each in store.stored()] == [True]
         machine.supervisor.assign([])
         await phase(machine, "Stopped")

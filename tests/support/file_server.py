@@ -16,11 +16,15 @@ from collections import deque
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 from urllib.parse import quote
 
 from aiohttp import web
 
+from artifacts.address_policy import parse_network
+
+ALLOWED_NETWORKS: Final = tuple(map(parse_network, ("127.0.0.0/8", "10.77.0.0/16")))
+"""Networks of the servers of tests: loopback, and the bridge of the sandbox. Sources may not lead there by default."""
 _CHUNK_BYTES = 65536
 _LARGE = (".gguf", ".safetensors")
 """Suffixes of the large files, for which a hub lists the digest."""
@@ -86,6 +90,8 @@ class FileServer:
         """The commit in listings."""
         self.sizes: dict[str, int] = {}
         """Wrong sizes for listings, by name of the file."""
+        self.redirects: dict[str, str] = {}
+        """Targets of redirects, by path."""
         self.statuses: deque[int] = deque()
         """Statuses for the next requests, one each."""
         self.faults: deque[TransferFault] = deque()
@@ -195,6 +201,9 @@ class FileServer:
         seen, refusal = await self._receive(request)
         if refusal:
             return refusal
+        if location := self.redirects.get(request.path):
+            seen.status = 302
+            return web.Response(status=302, headers={"Location": location})
         path = self._path(request.match_info["file"])
         if not path:
             seen.status = 404

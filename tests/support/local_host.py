@@ -21,6 +21,7 @@ from metal_agent.supervise.runner import Runner
 from runtimes.daemon import Daemon
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
+from tests.support.file_server import ALLOWED_NETWORKS
 from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
 
@@ -103,6 +104,7 @@ class Machine:
             session=self._session,
             secret=lambda namespace, name: self.secrets.get((namespace, name)),
             file_root=self.file_root,
+            allowed_networks=ALLOWED_NETWORKS,
             shared_daemons=self.known,
             read_pressure=lambda: PressureReading(self.level, None, None),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.weights_store import WeightsStore
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.unit.artifacts.stored_weights import HURRIED
 
 SIZE_BYTES = 5 << 20
@@ -40,4 +40,10 @@ def weights(server: FileServer) -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path, server: FileServer) -> WeightsStore:
-    return WeightsStore(tmp_path / "weights", endpoint=server.url, file_root=tmp_path / "files", patience=HURRIED)
+    return WeightsStore(
+        tmp_path / "weights",
+        endpoint=server.url,
+        file_root=tmp_path / "files",
+        allowed_networks=ALLOWED_NETWORKS,
+        patience=HURRIED,
+    )

@@ -10,7 +10,7 @@ from artifacts.errors import ArtifactError
 from artifacts.retry import Patience
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 
 HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
 SMALL = 64 << 10
@@ -24,7 +24,9 @@ class _Usage(NamedTuple):
 def again(store: WeightsStore, tmp_path: Path, server: FileServer) -> WeightsStore:
     """Return the same store as another process opens it."""
     del store
-    return WeightsStore(tmp_path / "weights", endpoint=server.url, file_root=None, patience=HURRIED)
+    return WeightsStore(
+        tmp_path / "weights", endpoint=server.url, file_root=None, allowed_networks=ALLOWED_NETWORKS, patience=HURRIED
+    )
 
 
 async def obtain(store: WeightsStore, source: str, **options: Any) -> HeldWeights:

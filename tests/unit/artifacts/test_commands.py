@@ -1,6 +1,7 @@
 """`pomona inspect` and `pomona fetch`: exit codes, the result file, and messages on the terminal."""
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
@@ -102,6 +103,46 @@ async def test_token_comes_from_the_environment(server: FileServer, model: Path)
     ran = await _pomona("inspect", source, HF_ENDPOINT=server.url, HF_TOKEN="hf_secret")
     assert ran.code == 0
     assert "with 4,096 tokens of context: " in ran.out
+
+
+async def test_token_of_the_hub_goes_to_no_other_server(server: FileServer, model: Path, tmp_path: Path) -> None:
+    source = f"{server.url}/acme/tiny/{model.name}"
+    for verb, *rest in (["inspect"], ["fetch", "--to", str(tmp_path)]):
+        ran = await _pomona(verb, source, *rest, HF_TOKEN="hf_secret")
+        assert ran.code == 0
+        assert {request.authorization for request in server.requests} == {None}
+
+        server.requests.clear()
+        ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", POMONA_SOURCE_TOKEN="own")
+        assert ran.code == 0
+        assert {request.authorization for request in server.requests} == {"Bearer own"}
+
+        server.requests.clear()
+        ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", HF_ENDPOINT=server.url)
+        assert ran.code == 0
+        assert {request.authorization for request in server.requests} == {"Bearer hf_secret"}
+        server.requests.clear()
+
+
+async def test_private_source_needs_the_option(server: FileServer, model: Path) -> None:
+    source = f"{server.url}/acme/tiny/{model.name}"
+    ran = await _pomona("inspect", source, POMONA_ALLOW_PRIVATE_SOURCES="")
+    assert (ran.code, server.requests) == (2, [])
+    assert "--allow-private-sources CIDR" in ran.err
+
+    ran = await _pomona("inspect", source, "--allow-private-sources", "127.0.0.0/8", POMONA_ALLOW_PRIVATE_SOURCES="")
+    assert ran.code == 0
+
+
+async def test_local_file_is_verified_in_place(model: Path, tmp_path: Path) -> None:
+    content = await asyncio.to_thread(model.read_bytes)
+    source, root = f"file://{model}", f"--file-root={model.parent}"
+    ran = await _pomona("fetch", source, root, "--sha256", hashlib.sha256(content).hexdigest())
+    assert (ran.code, ran.out.split()[0]) == (0, str(model))
+
+    ran = await _pomona("fetch", source, root, "--to", str(tmp_path / "to"))
+    assert ran.code == 2
+    assert "leave out --to" in ran.err
 
 
 async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(

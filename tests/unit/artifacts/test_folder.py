@@ -13,7 +13,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
 from crds.model import Layers
-from tests.support.file_server import COMMIT, FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
 from tests.support.tiny_models import tiny_mlx
 
 WEIGHTS_BYTES = 50_000
@@ -41,7 +41,14 @@ def write(folder: Path, settings: dict[str, Any]) -> Path:
 async def look(
     source: str, *, server: FileServer, file_root: Path | None = None, sha256: str | None = None
 ) -> Inspection:
-    return await inspect(parse(source), token=None, endpoint=server.url, file_root=file_root, sha256=sha256)
+    return await inspect(
+        parse(source),
+        token=None,
+        endpoint=server.url,
+        file_root=file_root,
+        sha256=sha256,
+        allowed_networks=ALLOWED_NETWORKS,
+    )
 
 
 async def test_a_repository_is_inspected_without_its_weights(server: FileServer) -> None:

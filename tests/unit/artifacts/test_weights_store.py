@@ -19,7 +19,7 @@ from artifacts.fetch import fetch
 from artifacts.partial_download import read_download_record
 from artifacts.weights_store import HeldWeights, StoredFile, WeightsStore
 from tests.support.eventually import eventually
-from tests.support.file_server import FileServer, TransferFault
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer, TransferFault
 from tests.unit.artifacts.stored_weights import HURRIED, SMALL, again, disk, obtain, publish, refused
 
 
@@ -117,6 +117,7 @@ async def test_a_cut_fetch_is_resumed_by_the_next_process(
         tmp_path / "weights",
         endpoint=server.url,
         file_root=None,
+        allowed_networks=ALLOWED_NETWORKS,
         patience=dataclasses.replace(HURRIED, attempts=1),
     )
     assert (await refused(impatient, source)).retryable

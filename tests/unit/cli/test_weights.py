@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from cli.weights import command
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 
 
 def run(state: Path, *arguments: str) -> Result:
@@ -25,7 +25,7 @@ def www(tmp_path: Path) -> Path:
 
 async def stored(state: Path, www: Path, name: str = "tiny.gguf?signature=secret") -> HeldWeights:
     async with FileServer(www) as server:
-        store = WeightsStore(state / "weights", endpoint=server.url, file_root=None)
+        store = WeightsStore(state / "weights", endpoint=server.url, file_root=None, allowed_networks=ALLOWED_NETWORKS)
         source = parse(f"{server.url}/{name}")
         return await store.obtain(source, sha256=None, revision=None, token=None, on_progress=lambda _a, _b: None)
 

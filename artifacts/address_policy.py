@@ -1,0 +1,88 @@
+"""Addresses that a source may lead to: public ones, and those in the private networks that the operator allows.
+
+Whoever may create a Model names the server that Jobs and hosts connect to, so without a limit a Model could read what
+only they reach: metadata services, the API server, the owner's router. The address itself is checked when the socket
+for it is opened, on every hop, so neither a redirect nor a name that resolves differently the second time helps.
+"""
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+NETWORKS_VARIABLE: Final = "POMONA_ALLOW_PRIVATE_SOURCES"
+"""Environment variable with the allowed networks, for `pomona` commands and for the Jobs of a controller."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Networks = tuple[Network, ...]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
+
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+"""Addresses of NAT64: the last 32 bits are the IPv4 address that is reached."""
+
+
+_RELAYS: Final = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))
+"""Addresses of protocols and relays, some of which `ipaddress` calls global."""
+
+
+class PrivateAddressError(OSError):
+    """The address is not public, and no allowed network contains it."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EACCES, "private address")
+
+
+def parse_network(text: str) -> Network:
+    """Return the network of a CIDR or of one address. Raises ValueError."""
+    return ipaddress.ip_network(text)
+
+
+def is_allowed(text: str, networks: Networks) -> bool:
+    """Return whether a source may lead to the IP address `text`; False if it is no address."""
+    try:
+        address = _unwrap(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return False
+    return _is_public(address) or any(address in network for network in networks)
+
+
+def open_socket(info: AddressInfo, networks: Networks) -> socket.socket:
+    """Return a socket for a resolved address. Raises PrivateAddressError."""
+    family, kind, protocol, _, address = info
+    if not is_allowed(str(address[0]), networks):
+        raise PrivateAddressError
+    return socket.socket(family, kind, protocol)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host of a URL is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def networks_text(networks: Iterable[Network]) -> str:
+    """Return the value of the environment variable for these networks."""
+    return " ".join(map(str, networks))
+
+
+def _unwrap(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address stands for, else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_public(address: Address) -> bool:
+    # `is_global` alone calls multicast and site-local addresses global.
+    special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
+    if isinstance(address, ipaddress.IPv6Address):
+        # Only 2000::/3 is assigned to hosts of the internet.
+        special = special or address.is_site_local or int(address) >> 125 != 1
+    return address.is_global and not special and not any(address in relays for relays in _RELAYS)
