@@ -8,8 +8,9 @@ The steps of a request, file by file; `handler` controls steps 2 to 7, the other
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends
-7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's form
+7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's form;
+   `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
-`control` is the process and the server of its control API, `control_client` the client, `config` the messages of both.
-Only `listeners`, `handler`, `upstream_request`, `control` and `control_client` use aiohttp.
+`control` is the process, `control_api` its control API, `control_client` the client, `config` the messages of both.
+Only `listeners`, `handler`, `upstream_request`, `control`, `control_api` and `control_client` use aiohttp.
 """

@@ -101,6 +101,17 @@ class BackendState(msgspec.Struct, frozen=True, rename="camel"):
     """Seconds since its last request ended, 0 while one is in flight; None: this proxy never sent it one."""
 
 
+class BackendHealth(msgspec.Struct, frozen=True, rename="camel"):
+    """One line of GET /backends/health: the health of a backend, as its answers to clients show it."""
+
+    uid: str
+    suspect: bool = False
+    reason: str = ""
+    """Failing: it failed the last requests; Silent: it stopped within a stream; Slow: it does not begin to answer."""
+    message: str = ""
+    """Statuses, counts and times; never content of a request or an answer."""
+
+
 class ServiceStats(msgspec.Struct, frozen=True, rename="camel"):
     """The counts of a service since the proxy was configured with it.
 

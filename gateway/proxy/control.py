@@ -12,23 +12,18 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
-from importlib import metadata
 from pathlib import Path
 
-import msgspec
 import structlog
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from devices import limits
 from gateway.proxy import upstream_request
-from gateway.proxy.config import BackendIdle, ControlRefusal, ProxyConfig, ProxyState
+from gateway.proxy.control_api import ControlApi
 from gateway.proxy.listeners import Listeners
 
 _GROUP_AND_OTHERS = 0o077
 _SOCKET_MASK = 0o177
-_CONTROL_BODY_BYTES = 16 << 20
 
 _log = structlog.get_logger()
 
@@ -79,7 +74,7 @@ async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
     async with upstream_request.open_session() as session, asyncio.TaskGroup() as tasks:
         listeners = Listeners(session, tasks)
         # Handlers are not cancelled when the agent hangs up or dies: half a change is worse than a late one.
-        runner = web.AppRunner(_create_application(listeners), access_log=None, shutdown_timeout=1)
+        runner = web.AppRunner(ControlApi(listeners).application(), access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.SockSite(runner, control).start()
         _log.info("proxy_started", socket=control.getsockname(), pid=os.getpid())
@@ -90,52 +85,3 @@ async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
         await listeners.drain(drain_seconds)
         await runner.cleanup()
     _log.info("proxy_stopped")
-
-
-def _create_application(listeners: Listeners) -> web.Application:
-    async def state(_: web.Request) -> web.Response:
-        return _json_response(_proxy_state(listeners))
-
-    async def configure(request: web.Request) -> web.Response:
-        try:
-            config = msgspec.json.decode(await request.read(), type=ProxyConfig)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return _json_response(ControlRefusal(f"configuration refused: {error}"), HTTPStatus.BAD_REQUEST)
-        await listeners.configure(config)
-        return _json_response(_proxy_state(listeners))
-
-    async def wait_idle(request: web.Request) -> web.Response:
-        uid = request.match_info["uid"]
-        try:
-            timeout_seconds = float(request.query["timeoutSeconds"])
-        except (KeyError, ValueError):
-            return _json_response(ControlRefusal("timeoutSeconds must be a number of seconds"), HTTPStatus.BAD_REQUEST)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await listeners.in_flight.wait_idle(uid)
-        except TimeoutError:
-            pass
-        return _json_response(BackendIdle(in_flight=listeners.in_flight.counts().get(uid, 0)))
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=listeners.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    application = web.Application(client_max_size=_CONTROL_BODY_BYTES)
-    application.router.add_get("/state", state)
-    application.router.add_put("/services", configure)
-    application.router.add_get("/metrics", metrics)
-    application.router.add_get("/backends/{uid}/idle", wait_idle)
-    return application
-
-
-def _proxy_state(listeners: Listeners) -> ProxyState:
-    return ProxyState(
-        version=metadata.version("pomona"),
-        pid=os.getpid(),
-        services=listeners.service_states(),
-        router=listeners.router_state(),
-    )
-
-
-def _json_response(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

@@ -1,6 +1,7 @@
 """The client of the proxy's control API, for the agent and for `pomona up`."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -8,9 +9,11 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from gateway.proxy.config import BackendIdle, ControlRefusal, ProxyConfig, ProxyState
+from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 
 _TIMEOUT_SECONDS = 5.0
+_WATCH_PAUSE_SECONDS = 15.0
+"""The longest pause in the stream of health, which has an empty line every 5 s."""
 
 T = TypeVar("T")
 
@@ -49,11 +52,39 @@ class ProxyClient:
         """Return the proxy's metrics in Prometheus' text form."""
         return await self._request("GET", "/metrics")
 
+    async def watch_health(self) -> AsyncIterator[BackendHealth]:
+        """Yield the health of every suspect backend, then each change of any backend at once, until the proxy ends.
+
+        Raises ProxyRefusedError if the proxy is of a version that does not report the health of backends.
+        """
+        # The pause is bounded here, so that a stuck proxy is noticed; the stream itself has no end.
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_PAUSE_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket)), timeout=timeout) as session,
+                session.get("http://proxy/backends/health") as response,
+            ):
+                if response.status != HTTPStatus.OK:
+                    raise ProxyRefusedError(f"proxy at {self.socket}: {_refusal_message(await response.read())}")
+                async for line in response.content:
+                    if not line.isspace():
+                        yield self._decode(line, BackendHealth)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or f"nothing for {_WATCH_PAUSE_SECONDS:g} s"
+            raise ProxyUnreachableError(f"proxy at {self.socket}: {reason}") from error
+        raise ProxyUnreachableError(f"proxy at {self.socket}: it has ended the stream of health")
+
+    async def clear_health(self, uid: str) -> BackendHealth:
+        """Forget the past of backend `uid`, which was looked at and works; return its health."""
+        return await self._call("POST", f"/backends/{uid}/health", BackendHealth)
+
     async def _call(
         self, method: str, path: str, response_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
     ) -> T:
         """Send a request and decode the response as `response_type`."""
-        content = await self._request(method, path, body=body, wait_seconds=wait_seconds)
+        return self._decode(await self._request(method, path, body=body, wait_seconds=wait_seconds), response_type)
+
+    def _decode(self, content: bytes, response_type: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=response_type)
         except msgspec.DecodeError as error:

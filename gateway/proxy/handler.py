@@ -25,6 +25,7 @@ from gateway.proxy.authorization import authorize
 from gateway.proxy.body_budget import BodyBudget, BodyReservation
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
+from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_queue import NoBackendError, QueueFullError
 from gateway.proxy.router import Router
@@ -45,6 +46,7 @@ class SharedResources(NamedTuple):
     in_flight: InFlight
     body_budget: BodyBudget
     session: aiohttp.ClientSession
+    health: HealthMonitor
 
 
 async def handle_request(request: web.BaseRequest, router: Router, shared: SharedResources) -> web.StreamResponse:
@@ -151,13 +153,16 @@ async def _serve(
     try:
         while backend is not None:
             tried.add(backend.uid)
+            observer = shared.health.begin(backend.uid, inference.body)
             try:
-                return await UpstreamRequest(request, inference, service, backend).send(shared.session)
+                return await UpstreamRequest(request, inference, service, backend, observer).send(shared.session)
             except NotAcceptedError as error:
+                observer.fail("it accepts no connection")
                 _log.warning(
                     "backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error)
                 )
             finally:
+                observer.abandon()
                 shared.in_flight.end(backend.uid)
             backend = service.take_other_backend(tried)
         raise _no_backend(inference, service)

@@ -21,6 +21,7 @@ from msgspec import structs
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
 from gateway.proxy.handler import SharedResources, handle_request
+from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
 from gateway.proxy.router import ModelRouter, Router, SingleServiceRouter
@@ -122,7 +123,8 @@ class Listeners:
 
     def __init__(self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         self.in_flight = InFlight()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), session)
+        self.health = HealthMonitor()
+        self._shared = SharedResources(self.in_flight, BodyBudget(), session, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
         self._tasks = tasks
         self._config = ProxyConfig()
@@ -180,7 +182,9 @@ class Listeners:
                 self._services[each.name].update(each)
             else:
                 self._services[each.name] = Service(each, self.in_flight, self.metrics)
-        self.in_flight.forget_others({backend.uid for each in config.services for backend in each.backends})
+        backends = [backend for each in config.services for backend in each.backends]
+        self.in_flight.forget_others({backend.uid for backend in backends})
+        self.health.configure(backends)
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
         try:

@@ -14,8 +14,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.proxy import errors, request_body, response_body
+from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
+from gateway.proxy.health_monitor import AnswerObserver
 from gateway.proxy.service import CLIENT_GONE, InferenceRequest, Service
 
 _CONNECT_SECONDS = 2.0
@@ -71,7 +73,12 @@ class UpstreamRequest:
     """A client's request on its way to one backend of `service`; the outcome is noted in `inference`."""
 
     def __init__(
-        self, request: web.BaseRequest, inference: InferenceRequest, service: Service, backend: Backend
+        self,
+        request: web.BaseRequest,
+        inference: InferenceRequest,
+        service: Service,
+        backend: Backend,
+        observer: AnswerObserver,
     ) -> None:
         self._request = request
         body = inference.body
@@ -79,6 +86,7 @@ class UpstreamRequest:
         self._service = service
         self._inference = inference
         self._backend = backend
+        self._observer = observer
         self._text_events = 0
         self._last_token_at = 0.0
         self._response: web.StreamResponse | None = None
@@ -100,15 +108,14 @@ class UpstreamRequest:
                 self._inference.status = upstream.status
                 self._body = b""
                 self._inference.free_body()
+                if is_failure(upstream.status):
+                    self._observer.fail(str(upstream.status))
                 if upstream.status >= _FIRST_ERROR_STATUS:
                     raise await self._translate_error(upstream)
-                if "Content-Encoding" in upstream.headers:
-                    return await self._relay_unchanged(upstream, b"")
-                if upstream.content_type == "text/event-stream":
-                    return await self._relay_stream(upstream)
-                if upstream.content_type == "application/json":
-                    return await self._relay_json(upstream)
-                return await self._relay_unchanged(upstream, b"")
+                self._observer.note_begin()
+                response = await self._relay(upstream)
+                self._observer.succeed()
+                return response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotAcceptedError(str(error)) from error
         except ClientGoneError:
@@ -116,6 +123,16 @@ class UpstreamRequest:
             return self._response or web.Response()
         except (aiohttp.ClientError, ConnectionError) as error:
             return self._break_off(error)
+
+    async def _relay(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass the response on as its content type requires."""
+        if "Content-Encoding" in upstream.headers:
+            return await self._relay_unchanged(upstream, b"")
+        if upstream.content_type == "text/event-stream":
+            return await self._relay_stream(upstream)
+        if upstream.content_type == "application/json":
+            return await self._relay_json(upstream)
+        return await self._relay_unchanged(upstream, b"")
 
     async def _relay_stream(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass a stream of events on, line by line, as they come."""
@@ -132,8 +149,11 @@ class UpstreamRequest:
                     await _send(response, lines + stream.finish(), last=True)
                     return response
                 if lines:
+                    self._observer.wait_for_client()
                     await _send(response, lines)
+                    self._observer.note_data(time.monotonic())
                 chunk = await content.readany()
+                self._observer.note_data(time.monotonic())
         finally:
             self._inference.tokens = stream.tokens
 
@@ -166,6 +186,7 @@ class UpstreamRequest:
         self._inference.tokens = rewritten.tokens
         if rewritten.failed:
             self._inference.error = "engine_error"
+            self._observer.fail("an error under status 200")
         if self._response is not None:
             await _send(self._response, rewritten.body, last=True)
             return self._response
@@ -219,6 +240,7 @@ class UpstreamRequest:
             error=str(error) if isinstance(error, OSError) else type(error).__name__,
         )
         self._inference.error = "engine_broke_off"
+        self._observer.fail("broken off")
         if self._response is None:
             raise errors.upstream_failed(self._service.config.name) from error
         _abort_connection(self._request)

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.proxy.config import (
     Backend,
+    BackendHealth,
     BackendIdle,
     BackendState,
     ControlRefusal,
@@ -105,6 +106,10 @@ FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port"
         (STATE, STATE_JSON),
         (BackendIdle(in_flight=1), {"inFlight": 1}),
         (ControlRefusal(error="no"), {"error": "no"}),
+        (
+            BackendHealth("u", suspect=True, reason="Failing", message="no"),
+            {"uid": "u", "suspect": True, "reason": "Failing", "message": "no"},
+        ),
     ],
 )
 def test_json_of_each_message_is_pinned(message: msgspec.Struct, json: dict[str, Any]) -> None:
@@ -133,6 +138,7 @@ def test_fields_of_a_later_version_are_ignored_and_absent_ones_have_defaults() -
         ("PUT /services", FEWEST_FIELDS, 200, {"version", "pid", "services", "router"}),
         ("PUT /services", {"services": 1}, 400, {"error"}),
         ("GET /backends/u/idle?timeoutSeconds=0", None, 200, {"inFlight"}),
+        ("POST /backends/none/health", None, 404, {"error"}),
         ("GET /backends/u/idle", None, 400, {"error"}),
         ("GET /backends/u/idle?timeoutSeconds=soon", None, 400, {"error"}),
     ],

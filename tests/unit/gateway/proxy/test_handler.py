@@ -8,6 +8,7 @@ from gateway.proxy import upstream_request
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
 from gateway.proxy.handler import SharedResources
+from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.listeners import ListenAddress, Listener
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
@@ -34,9 +35,8 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
         upstream_request.open_session() as session,
         aiohttp.ClientSession() as client,
     ):
-        listener = Listener(
-            ListenAddress("127.0.0.1", 0), SingleServiceRouter(tiny), SharedResources(in_flight, BodyBudget(), session)
-        )
+        shared = SharedResources(in_flight, BodyBudget(), session, HealthMonitor())
+        listener = Listener(ListenAddress("127.0.0.1", 0), SingleServiceRouter(tiny), shared)
         await listener.bind()
         try:
             async with post_chat(client, f"http://127.0.0.1:{listener.port}") as response:

@@ -1,0 +1,141 @@
+"""Decide from the traffic of one backend that it is sick: it only fails, falls silent within a stream, or is slow.
+
+The health page of an engine says little: an engine can answer an error to every request, or nothing at all, while its
+page says that all is well. Here an engine is measured by its answers, and its pauses by those that it made before. A
+suspicion is a reason to look at the engine, no proof: one client may send what an engine cannot digest, or a prompt
+that is longer than all before it.
+"""
+
+from collections import deque
+from http import HTTPStatus
+from typing import Final
+
+from gateway.proxy.config import BackendHealth
+
+_DISTINCT_FAILURES: Final = 3
+"""Different requests that failed in a row; one that a client repeats counts once."""
+_FAILURES: Final = 8
+"""Requests that failed in a row, even if they are all alike."""
+_SHORTEST_SILENCE_SECONDS: Final = 10.0
+_SHORTEST_WAIT_SECONDS: Final = 60.0
+_TIMES_THE_PAST: Final = 5.0
+_REMEMBERED_ANSWERS: Final = 20
+
+
+class AnswerProgress:
+    """One answer of a backend, from the moment when the request is sent. Times are of the monotonic clock, in seconds.
+
+    Args:
+        request_digest: the same number for the same request body.
+        size_bytes: the size of the request: a longer prompt needs more time before its first token.
+        now: the time at which the request is sent.
+    """
+
+    def __init__(self, request_digest: int, size_bytes: int, now: float) -> None:
+        self.request_digest = request_digest
+        self.size_bytes = size_bytes
+        self.began = self.last_data = now
+        self.longest_pause = 0.0
+        self.has_begun = False
+        self.waits_for_client = False
+        """The engine is not read, because its client does not read."""
+
+    def note_data(self, now: float) -> None:
+        """Note that data has come after the begin of the answer."""
+        pause = now - self.last_data
+        self.last_data = now
+        if pause > self.longest_pause and not self.waits_for_client:
+            self.longest_pause = pause
+        self.waits_for_client = False
+
+
+class BackendPast:
+    """The last answers of one backend, those under way, and the health that they show."""
+
+    def __init__(self, uid: str) -> None:
+        self.health = BackendHealth(uid)
+        self.under_way: set[AnswerProgress] = set()
+        self._failures = 0
+        self._failed_requests: set[int] = set()
+        self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
+        self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
+        self._waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
+
+    def note_begin(self, progress: AnswerProgress, now: float) -> None:
+        """Note the begin of an answer."""
+        progress.has_begun = True
+        progress.last_data = now
+        self._waits.append((now - progress.began, progress.size_bytes))
+
+    def note_data(self, progress: AnswerProgress, now: float) -> None:
+        """Note data of a stream."""
+        progress.note_data(now)
+        if self.health.suspect and self.health.reason != "Failing":
+            self._clear()
+
+    def succeed(self, progress: AnswerProgress) -> None:
+        """Note a complete answer: whatever was suspected, the backend works."""
+        self.under_way.discard(progress)
+        self._longest_pauses.append(progress.longest_pause)
+        self._failures = 0
+        self._failed_requests.clear()
+        self._last_outcomes.clear()
+        self._clear()
+
+    def fail(self, progress: AnswerProgress, outcome: str) -> None:
+        """Note a request that the backend failed; `outcome` names the failure without any content of the answer."""
+        self.under_way.discard(progress)
+        self._failures += 1
+        self._last_outcomes.append(outcome)
+        if len(self._failed_requests) < _DISTINCT_FAILURES:
+            self._failed_requests.add(progress.request_digest)
+        if len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES:
+            outcomes = ", ".join(self._last_outcomes)
+            self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
+
+    def abandon(self, progress: AnswerProgress) -> None:
+        """Forget an answer that shows nothing, such as one whose client hung up."""
+        self.under_way.discard(progress)
+
+    def check_pauses(self, now: float) -> None:
+        """Compare the pauses of the answers under way with those of the past."""
+        for progress in self.under_way:
+            if progress.has_begun:
+                self._check_silence(progress, now)
+            else:
+                self._check_wait(progress, now)
+
+    def _check_silence(self, progress: AnswerProgress, now: float) -> None:
+        seconds = now - progress.last_data
+        if seconds < _SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
+            return
+        longest = max((*self._longest_pauses, progress.longest_pause))
+        if seconds > _TIMES_THE_PAST * longest:
+            self._suspect(
+                "Silent", f"no data for {seconds:.0f} s within a stream; the longest pause before was {longest:.1f} s"
+            )
+
+    def _check_wait(self, progress: AnswerProgress, now: float) -> None:
+        seconds = now - progress.began
+        if seconds < _SHORTEST_WAIT_SECONDS or not self._waits:
+            return
+        # A request that is larger than a past one may take longer in proportion.
+        longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._waits)
+        if seconds > _TIMES_THE_PAST * longest:
+            self._suspect("Slow", f"no answer for {seconds:.0f} s; by those before, {longest:.1f} s was to be expected")
+
+    def _suspect(self, reason: str, message: str) -> None:
+        if not self.health.suspect or (reason == "Failing" != self.health.reason):
+            self.health = BackendHealth(self.health.uid, suspect=True, reason=reason, message=message)
+
+    def _clear(self) -> None:
+        if self.health.suspect:
+            self.health = BackendHealth(self.health.uid)
+
+
+def is_failure(status: int) -> bool:
+    """Decide whether an engine's status says that the engine failed, and not that the request was wrong.
+
+    501 is an engine's answer on a path that its mode does not serve.
+    """
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED

@@ -1,0 +1,277 @@
+"""The health of a backend as its traffic shows it: the decision, and what the running proxy reports."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from msgspec import structs
+
+from gateway.proxy.backend_health import AnswerProgress, BackendPast, is_failure
+from gateway.proxy.config import BackendHealth, ProxyConfig
+from gateway.proxy.control_client import ProxyRefusedError
+from tests.unit.gateway.proxy.running_proxy import (
+    AUTHORIZED,
+    CHAT,
+    GatedEngine,
+    ProxyProcess,
+    fake_engine,
+    make_service,
+    post_chat,
+)
+
+
+class Traffic:
+    """Requests to one backend, at times that the test gives."""
+
+    def __init__(self) -> None:
+        self.past = BackendPast("u")
+
+    def send(self, now: float, digest: int = 0, size_bytes: int = 100) -> AnswerProgress:
+        progress = AnswerProgress(digest, size_bytes, now)
+        self.past.under_way.add(progress)
+        return progress
+
+    def fail(self, *digests: int, outcome: str = "500") -> None:
+        for digest in digests:
+            self.past.fail(self.send(0, digest), outcome)
+
+    def stream(self, *times: float, size_bytes: int = 100) -> AnswerProgress:
+        """Send a request at the first time, answer it at the second, and send data at the others."""
+        sent, begun, *data = times
+        progress = self.send(sent, size_bytes=size_bytes)
+        self.past.note_begin(progress, begun)
+        for now in data:
+            self.past.note_data(progress, now)
+        return progress
+
+    def reason(self, now: float = 0) -> str:
+        self.past.check_pauses(now)
+        assert self.past.health.suspect == bool(self.past.health.reason)
+        return self.past.health.reason
+
+
+def test_backend_that_fails_three_requests_in_a_row_is_suspect_until_it_succeeds() -> None:
+    traffic = Traffic()
+    traffic.fail(1, 2)
+    assert traffic.reason() == ""
+    traffic.fail(3, outcome="it accepts no connection")
+    assert traffic.past.health == BackendHealth(
+        "u", suspect=True, reason="Failing", message="the last 3 requests failed: 500, 500, it accepts no connection"
+    )
+    traffic.past.succeed(traffic.send(0))
+    assert traffic.past.health == BackendHealth("u")
+
+
+def test_success_between_failures_starts_the_count_anew() -> None:
+    traffic = Traffic()
+    for digest in range(20):
+        traffic.fail(digest, digest + 100)
+        traffic.past.succeed(traffic.send(0))
+    assert traffic.reason() == ""
+
+
+def test_one_request_that_a_client_repeats_makes_no_backend_suspect() -> None:
+    traffic = Traffic()
+    traffic.fail(*[1] * 7)
+    assert traffic.reason() == ""
+    traffic.fail(1)
+    assert traffic.reason() == "Failing", "nothing but failures, however alike they are"
+
+
+def test_client_that_hangs_up_shows_nothing() -> None:
+    traffic = Traffic()
+    traffic.fail(1, 2)
+    for digest in range(10):
+        traffic.past.abandon(traffic.send(0, digest))
+    assert traffic.reason(1e6) == ""
+    traffic.fail(3)
+    assert traffic.reason() == "Failing"
+
+
+@pytest.mark.parametrize(("status", "failure"), [(200, False), (400, False), (429, False), (500, True), (503, True)])
+def test_only_a_status_of_the_server_is_a_failure(status: int, failure: bool) -> None:
+    assert is_failure(status) == failure
+    assert not is_failure(501), "a path that the engine's mode does not serve"
+
+
+def test_silence_within_a_stream_is_held_against_the_pauses_before() -> None:
+    traffic = Traffic()
+    progress = traffic.stream(0, 1, 2, 5)
+    assert traffic.reason(14) == "", "not yet 10 s"
+    assert traffic.reason(19.9) == "", "its longest pause was 3 s, so 15 s are no reason"
+    assert traffic.reason(20.1) == "Silent"
+    assert traffic.past.health.message == "no data for 15 s within a stream; the longest pause before was 3.0 s"
+    traffic.past.note_data(progress, 21)
+    assert traffic.reason(22) == ""
+
+
+def test_pauses_of_earlier_streams_count() -> None:
+    traffic = Traffic()
+    traffic.past.succeed(traffic.stream(0, 1, 9))
+    traffic.stream(10, 11, 12)
+    assert traffic.reason(51) == ""
+    assert traffic.reason(53) == "Silent"
+
+
+def test_pause_for_a_client_that_does_not_read_is_not_the_engines() -> None:
+    traffic = Traffic()
+    progress = traffic.stream(0, 1, 2)
+    progress.waits_for_client = True
+    assert traffic.reason(1000) == ""
+    traffic.past.note_data(progress, 1000)
+    assert progress.longest_pause == 1
+    assert traffic.reason(1011) == "Silent"
+
+
+def test_backend_without_a_past_is_not_slow() -> None:
+    traffic = Traffic()
+    traffic.send(0)
+    assert traffic.reason(1e6) == ""
+
+
+def test_wait_for_an_answer_is_held_against_the_waits_before() -> None:
+    traffic = Traffic()
+    traffic.past.succeed(traffic.stream(0, 14, 15))
+    late = traffic.send(20)
+    assert traffic.reason(20 + 69) == ""
+    assert traffic.reason(20 + 71) == "Slow"
+    assert traffic.past.health.message == "no answer for 71 s; by those before, 14.0 s was to be expected"
+    traffic.past.succeed(late)
+    assert traffic.reason(1000) == ""
+
+
+def test_larger_request_may_wait_longer_in_proportion() -> None:
+    traffic = Traffic()
+    traffic.past.succeed(traffic.stream(0, 2, 3, size_bytes=1000))
+    traffic.send(0, size_bytes=1_000_000)
+    assert traffic.reason(9_999) == ""
+    assert traffic.reason(10_001) == "Slow"
+
+
+# The running proxy
+
+
+@pytest.fixture
+async def reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue[BackendHealth]"]:
+    """Collect what the control API reports, from an empty configuration on."""
+    await proxy.client.configure(ProxyConfig())
+    queue: asyncio.Queue[BackendHealth] = asyncio.Queue()
+
+    async def collect() -> None:
+        async for health in proxy.client.watch_health():
+            queue.put_nowait(health)
+
+    task = asyncio.create_task(collect())
+    yield queue
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def next_report(reports: "asyncio.Queue[BackendHealth]") -> BackendHealth:
+    return await asyncio.wait_for(reports.get(), 20)
+
+
+class FailingEngine:
+    """An engine that answers 500 while it is poisoned."""
+
+    def __init__(self) -> None:
+        self.poisoned = True
+
+    async def __call__(self, _request: web.BaseRequest) -> web.StreamResponse:
+        if self.poisoned:
+            return web.json_response({"error": {"message": "Compute error: a-secret-prompt"}}, status=500)
+        return web.json_response({"choices": []})
+
+
+async def ask(http: aiohttp.ClientSession, url: str, *prompts: str) -> int:
+    status = 0
+    for prompt in prompts:
+        body = CHAT | {"prompt": prompt}
+        async with http.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+            status = response.status
+            await response.read()
+    return status
+
+
+async def test_poisoned_engine_is_reported_at_once_and_again_when_it_recovers(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    engine = FailingEngine()
+    async with fake_engine(engine, "sick") as backend:
+        url = await proxy.serve(backend)
+        await ask(http, url, "1", "2", "3")
+        suspect = await next_report(reports)
+        assert (suspect.uid, suspect.suspect, suspect.reason) == ("sick", True, "Failing")
+        assert suspect.message == "the last 3 requests failed: 500, 500, 500"
+        first = await anext(proxy.client.watch_health())
+        assert first == suspect, "a new watcher gets the suspects first"
+        engine.poisoned = False
+        await ask(http, url, "4")
+        assert await next_report(reports) == BackendHealth("sick")
+
+
+async def test_backend_that_breaks_off_and_accepts_no_connection_is_suspect(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    async def break_off(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport
+        request.transport.abort()
+        return web.Response()
+
+    async with fake_engine(break_off, "dying") as backend:
+        url = await proxy.serve(backend)
+        assert await ask(http, url, "1", "2") == 502
+    assert await ask(http, url, "3") == 503
+    message = (await next_report(reports)).message
+    assert message == "the last 3 requests failed: broken off, broken off, it accepts no connection"
+
+
+async def test_stream_that_is_broken_off_is_a_failure_and_a_client_that_hangs_up_is_none(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated, "cut") as backend:
+        url = await proxy.serve(backend)
+        for _ in range(10):
+            async with post_chat(http, url) as stream:
+                stream.close()
+        assert await proxy.client.wait_idle("cut", 10)
+        for number in range(3):
+            body = CHAT | {"prompt": str(number)}
+            gated.release(b"CUT")
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+                    await response.read()
+        assert (await next_report(reports)).message == "the last 3 requests failed: broken off, broken off, broken off"
+
+
+async def test_agent_clears_a_suspicion_and_a_changed_backend_begins_anew(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    async with fake_engine(FailingEngine(), "sick") as backend:
+        url = await proxy.serve(backend)
+        await ask(http, url, "1", "2", "3")
+        assert (await next_report(reports)).suspect
+        assert await proxy.client.clear_health("sick") == BackendHealth("sick")
+        assert await next_report(reports) == BackendHealth("sick")
+        await ask(http, url, "1", "2")
+        assert reports.empty()
+        await ask(http, url, "3")
+        assert (await next_report(reports)).suspect
+        await proxy.serve(structs.replace(backend, draining=True))
+        assert reports.empty(), "drained by the agent that looks at it: nothing is proved"
+        await proxy.serve(backend)
+        assert await next_report(reports) == BackendHealth("sick")
+        await ask(http, url, "1", "2", "3")
+        assert (await next_report(reports)).suspect
+        await proxy.client.configure(ProxyConfig((make_service(),)))
+        assert await next_report(reports) == BackendHealth("sick")
+
+
+async def test_health_of_an_unknown_backend_cannot_be_cleared(proxy: ProxyProcess) -> None:
+    with pytest.raises(ProxyRefusedError, match="no backend unknown is configured"):
+        await proxy.client.clear_health("unknown")
