@@ -20,7 +20,7 @@ from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
 from controller.reconcile.executor import Executor
-from controller.reconcile.indexes import controller_of, index_by_owner
+from controller.reconcile.indexes import controller_of, declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.services.metal_processes import release_reconciler
@@ -117,7 +117,7 @@ class Controller:
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
         self.store = Store()
-        index_by_owner(self.store, (resource for resource, _selector in WATCHED))
+        declare_indexes(self.store)
         self.store.subscribe(self._enqueue_concerned)
         self._executor = Executor(client, self.store, self._recorder, lambda: datetime.now(UTC))
 

@@ -2,38 +2,57 @@
 
 Sources put objects into it (kopf, kube/watch.py, answers to our own writes), reconcilers read from it. The sources race
 each other, so the store never goes back in time: an older version of an object does not replace a newer one, and does
-not bring back a deleted one.
+not bring back a deleted one. A stored object never changes, so what is derived from it (a decoded struct, a sum over an
+index) is kept as long as it is the same object.
 """
 
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource, object_key
 
 Listener = Callable[[Resource, Obj | None, Obj | None], None]
+IndexKeys = Callable[[Obj], Iterable[str]]
+"""A pure function that returns the values under which an index finds an object."""
 Objects = list[Obj]
 Snapshot = Mapping[ObjectKey, tuple[str, str]]
 """(uid, resourceVersion) of each object at one moment."""
 
 _REMEMBERED_DELETIONS = 4096
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class _Index:
-    keys: Callable[[Obj], Iterable[str]]
+    keys: IndexKeys
     found: defaultdict[str, dict[ObjectKey, Obj]] = field(default_factory=lambda: defaultdict(dict))
+    answers: dict[str, tuple[Obj, ...]] = field(default_factory=dict)
+    """The last answer for a value, until an object under that value changes."""
 
     def change(self, key: ObjectKey, old: Obj | None, new: Obj | None) -> None:
         if old:
             for value in self.keys(old):
+                self.answers.pop(value, None)
                 self.found[value].pop(key, None)
                 if not self.found[value]:
                     del self.found[value]
         if new:
             for value in self.keys(new):
+                self.answers.pop(value, None)
                 self.found[value][key] = new
+
+    def get(self, value: str) -> tuple[Obj, ...]:
+        if value not in self.found:
+            return ()
+        answer = self.answers.get(value)
+        if answer is None:
+            answer = self.answers[value] = tuple(self.found[value].values())
+        return answer
 
 
 class Store:
@@ -42,16 +61,24 @@ class Store:
     def __init__(self) -> None:
         self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
+        self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
+        self._derived = defaultdict(dict)
         self._listeners: list[Listener] = []
         self._deleted: dict[str, str] = {}
+        self.revision = 0
+        """Number of changes so far: while it is the same, so is everything that can be read."""
 
     def put(self, resource: Resource, obj: Obj) -> bool:
-        """Put an observed object; return whether it is new. An older version of the same uid is ignored."""
+        """Put an observed object; return whether it is new.
+
+        An older version is ignored, also one of a predecessor with the same name, whose last event may come late.
+        """
         uid, version = _version(obj)
         old = self._objects[resource].get(object_key(obj))
-        known = _version(old) if old else ("", "")
-        if old and known[0] == uid and not _is_newer(version, known[1]):
-            return False
+        if old:
+            known_uid, known = _version(old)
+            if not _is_newer(version, known) if known_uid == uid else _is_newer(known, version):
+                return False
         if uid in self._deleted and not _is_newer(version, self._deleted[uid]):
             return False
         self._set(resource, object_key(obj), obj)
@@ -93,17 +120,39 @@ class Store:
         objects = self._objects[resource]
         return [obj for key, obj in objects.items() if not namespace or key[0] == namespace]
 
-    def index(self, resource: Resource, name: str, keys: Callable[[Obj], Iterable[str]]) -> None:
-        """Keep an index under `name`: `keys`, a pure function, gives the values under which an object is found."""
+    def index(self, resource: Resource, name: str, keys: IndexKeys) -> None:
+        """Keep an index under `name`."""
         index = _Index(keys)
         for key, obj in self._objects[resource].items():
             index.change(key, None, obj)
         self._indexes[resource][name] = index
 
-    def by_index(self, resource: Resource, name: str, value: str) -> Objects:
-        """Return the objects that the index has under `value`. Raises KeyError for an index that was never declared."""
-        found = self._indexes[resource][name].found
-        return [*found.get(value, {}).values()]
+    def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
+        """Return the objects that the index has under `value`: the same sequence until one of them changes.
+
+        Raises KeyError for an index that was never declared.
+        """
+        return self._indexes[resource][name].get(value)
+
+    def index_values(self, resource: Resource, name: str) -> Iterable[str]:
+        """Return the values under which the index has any object. Raises KeyError as `by_index`."""
+        return self._indexes[resource][name].found.keys()
+
+    def derive(self, resource: Resource, obj: Obj, name: str, compute: Callable[[], T], *inputs: object) -> T:
+        """Return `compute()`, which is kept under `name` until `obj` or one of the `inputs` is another object.
+
+        `compute` reads nothing but `obj` and `inputs`.
+        """
+        key = object_key(obj)
+        parts = (obj, *inputs)
+        kept = self._derived[resource].setdefault(key, {}) if self._objects[resource].get(key) is obj else {}
+        known = kept.get(name)
+        if known is not None and len(known[0]) == len(parts) and all(map(operator.is_, known[0], parts)):
+            found: T = known[1]
+            return found
+        value = compute()
+        kept[name] = parts, value
+        return value
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener(resource, old or None, new or None)` after each change, in the order of changes."""
@@ -166,6 +215,8 @@ class Store:
     def _set(self, resource: Resource, key: ObjectKey, new: Obj | None) -> None:
         objects = self._objects[resource]
         old = objects.get(key)
+        self.revision += 1
+        self._derived[resource].pop(key, None)
         if new is None:
             objects.pop(key, None)
         else:

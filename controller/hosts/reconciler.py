@@ -15,9 +15,10 @@ import structlog
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
 from controller.hosts.secrets import host_secret, read_secret, read_tokens
 from controller.reconcile.conditions import condition, find, transitions
+from controller.reconcile.indexes import HOST_INDEX, host_of_slice
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, ref
 from controller.services.rollout import LEASE_EXPIRED
-from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
+from crds.meta import HOSTS_NAMESPACE
 from crds.metalhost import MetalHost
 from kube.apply import is_applied
 from kube.client import Client, Obj
@@ -73,7 +74,7 @@ class LeaseReader:
         found = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
-        names |= {key.name for obj in store.list(ENDPOINT_SLICES) for key in _host_of_slice(store, obj)}
+        names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), datetime.now(UTC))
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
@@ -103,7 +104,7 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         if liveness == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)
-        tokens = await read_tokens(client, key.name, snapshot.store.list(METAL_PROCESSES))
+        tokens = await read_tokens(client, snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name))
         return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name))
 
     return Reconciler(
@@ -120,10 +121,7 @@ def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
 
 
 def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:
-    metadata = obj["metadata"]
-    if metadata.get("labels", {}).get(LABEL_SLICE_MANAGED_BY) != SLICE_MANAGED_BY:
-        return []
-    _service, host = split_slice_name(metadata["name"])
+    host = host_of_slice(obj)
     return [ObjectKey("", host)] if host else []
 
 
@@ -132,7 +130,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     host = snapshot.read(METAL_HOSTS, key, MetalHost)
     inputs: HostInputs = snapshot.inputs
     expired = inputs.liveness == "Expired"
-    slices = [obj for obj in snapshot.store.list(ENDPOINT_SLICES) if _host_of_slice(snapshot.store, obj) == [key]]
+    slices = snapshot.store.by_index(ENDPOINT_SLICES, HOST_INDEX, key.name)
     # A host that is not registered any more cannot withdraw its endpoints either.
     delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if expired else ()
     if host is None or host.metadata.deletion_timestamp is not None:

@@ -24,24 +24,23 @@ class NeededSecret(NamedTuple):
     """Uid of the service that must own the Secret; empty for a Secret that the user created."""
 
 
-def list_needed_secrets(host: str, processes: Iterable[Obj]) -> list[NeededSecret]:
-    """Return the Secrets that the processes of a host need, sorted."""
+def list_needed_secrets(processes: Iterable[Obj]) -> list[NeededSecret]:
+    """Return the Secrets that the processes of one host need, sorted."""
     found = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
-        if spec.get("hostName") == host:
-            if owner := controller_of(obj):
-                found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"]))
-            for each in (spec, *spec.get("furtherArtifacts", ())):
-                if "sourceSecret" in each:
-                    found.add(NeededSecret(namespace, each["sourceSecret"], ""))
+        if owner := controller_of(obj):
+            found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"]))
+        for each in (spec, *spec.get("furtherArtifacts", ())):
+            if "sourceSecret" in each:
+                found.add(NeededSecret(namespace, each["sourceSecret"], ""))
     return sorted(found)
 
 
-async def read_tokens(client: Client, host: str, processes: Iterable[Obj]) -> dict[str, str]:
+async def read_tokens(client: Client, processes: Iterable[Obj]) -> dict[str, str]:
     """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
     tokens: dict[str, str] = {}
-    for needed in list_needed_secrets(host, processes):
+    for needed in list_needed_secrets(processes):
         secret = await read_secret(client, needed.namespace, needed.name)
         if token := secret and _token(secret, needed.service_uid):
             tokens[host_secret_key(needed.namespace, needed.name)] = token

@@ -14,10 +14,11 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import jobs, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, claim_name, companion_names, format_of, model_names, weights_path
+from controller.models.served import accelerator_of, claim_name, format_of, weights_path
 from controller.models.volume import INSPECTION, MODELS_PATH, JobSettings, ModelFacts
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune, readable
+from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
+from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
 from crds.inferenceservice import InferenceService, ServiceHardware
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
@@ -41,8 +42,8 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     pods: Mapping[str, Sequence[Obj]] = {}
     """Pods by the uid of their Job."""
     claim: Obj | None = None
-    consumers: Sequence[InferenceService] = ()
-    """Services that serve this Model as pods, the oldest first."""
+    consumer: InferenceService | None = None
+    """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
 
 
 class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,26 +81,27 @@ def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
 def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     owned = snapshot.children(JOBS, model.metadata.uid)
-    services = (
-        obj
-        for obj in snapshot.store.list(INFERENCE_SERVICES, key.namespace)
-        if key.name in model_names(obj) and "deletionTimestamp" not in obj["metadata"]
-    )
-    placed = (
-        _with_accelerator(each, _served_model(snapshot, each) or model) for each in readable(services, InferenceService)
-    )
-    pods = (
-        each
-        for each in placed
-        if not each.spec.suspend and VENDORS[accelerator_of(each, model)].in_pods and format_of(model) != "mlx"
-    )
     claims = snapshot.children(PVCS, model.metadata.uid)
     return ObservedModel(
         jobs=owned,
         pods={job["metadata"]["uid"]: snapshot.children(PODS, job["metadata"]["uid"]) for job in owned},
         claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
-        consumers=sorted(pods, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)),
+        consumer=_find_consumer(snapshot, key, model),
     )
+
+
+def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model) -> InferenceService | None:
+    """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
+    if format_of(model) == "mlx":
+        return None
+    objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
+    services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
+    for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
+        if service.metadata.deletion_timestamp is None and not service.spec.suspend:
+            placed = _with_accelerator(service, _served_model(snapshot, service) or model)
+            if VENDORS[accelerator_of(placed, model)].in_pods:
+                return placed
+    return None
 
 
 def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
@@ -202,7 +204,7 @@ def _decide_cache(
         )
 
     if observed.claim is not None:
-        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumers), settings)
+        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer), settings)
         there = Cached(
             claim=observed.claim["metadata"]["uid"],
             path=weights_path(model.spec.source, facts.revision, facts.file),
@@ -212,7 +214,7 @@ def _decide_cache(
         if model.status.cached == there:
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
             return decision("Ready", held, fetched, cached=there)
-        if observed.consumers and not volume.is_settling(observed.claim, now):
+        if observed.consumer is not None and not volume.is_settling(observed.claim, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
                 return decision("Ready", held, fetched, cached=there)
@@ -220,7 +222,7 @@ def _decide_cache(
             reason, message = _explain_progress(model, fetched, doing="Fetching", what=what)
             phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
             return decision(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
-    if observed.consumers:
+    if observed.consumer is not None:
         message = f"waiting for PersistentVolumeClaim {claim_name(model.metadata.name)}"
         waits = _condition(model, CACHED, true=False, reason="Fetching", message=message)
         if observed.claim is not None:
@@ -271,12 +273,12 @@ def _cached_message(cached: Cached) -> str:
     return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
 
 
-def _placement(model: Model, consumers: Sequence[InferenceService]) -> Placement:
-    """Return the placement of the first consumer: the fetch must tolerate the same taints and reach the same volume."""
-    if not consumers:
+def _placement(model: Model, consumer: InferenceService | None) -> Placement:
+    """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
+    if consumer is None:
         return Placement()
-    spec = consumers[0].spec
-    tolerations = (*VENDORS[accelerator_of(consumers[0], model)].tolerations, *spec.tolerations)
+    spec = consumer.spec
+    tolerations = (*VENDORS[accelerator_of(consumer, model)].tolerations, *spec.tolerations)
     return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 
@@ -320,5 +322,6 @@ def _models_of_service(_store: Store, service: Obj) -> list[ObjectKey]:
 def _models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
     """Return the companions that are served together with this Model, on the same hardware."""
     namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
-    services = (obj for obj in store.list(INFERENCE_SERVICES, namespace) if obj["spec"]["modelRef"] == name)
-    return [ObjectKey(namespace, companion) for obj in services for companion in sorted(companion_names(obj))]
+    services = store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, name))
+    beside = {each for obj in services if obj["spec"]["modelRef"] == name for each in companion_names(obj)}
+    return [ObjectKey(namespace, companion) for companion in sorted(beside)]

@@ -11,7 +11,6 @@ from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.serving import Role, RuntimeName
-from kube.client import Obj
 from kube.resources import ObjectKey
 from runtimes.serving import Format, default_runtime
 
@@ -53,19 +52,6 @@ def read_companions(find: Callable[[ObjectKey], Model | None], service: Inferenc
         companion._replace(model=find(ObjectKey(namespace, companion.name)))
         for companion in list_companions(service.spec)
     )
-
-
-def companion_names(service: Obj) -> set[str]:
-    """Return the names of the companions of a service as the API server sent it."""
-    spec = service["spec"]
-    names = {each["modelRef"] for each in spec.get("adapters") or []}
-    names |= {spec.get("projectorModelRef"), (spec.get("speculative") or {}).get("draftModelRef")}
-    return {name for name in names if name}
-
-
-def model_names(service: Obj) -> set[str]:
-    """Return the names of all Models of a service as the API server sent it."""
-    return {service["spec"]["modelRef"], *companion_names(service)}
 
 
 def format_of(model: Model) -> Format:

@@ -6,6 +6,7 @@ the bound processes that are not in that report yet. So nothing is lost when the
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +15,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.reconcile.conditions import find
-from controller.reconcile.plan import Leading, readable
+from controller.reconcile.indexes import HOST_INDEX, UNBOUND
+from controller.reconcile.plan import Leading, decode_stored
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
@@ -81,16 +83,41 @@ def host_capacities(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> lis
     """
     bound: dict[str, list[Obj]] = {}
     for process in processes:
-        if process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY:
-            bound.setdefault(process["spec"].get("hostName"), []).append(process)
+        bound.setdefault(process["spec"].get("hostName"), []).append(process)
+    return [_host_capacity(host, bound.get(host.metadata.name, ())) for host in hosts]
+
+
+def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
+    listed = {process.uid for process in host.status.processes}
+    promised_bytes = sum(
+        process["spec"]["memoryBytes"]
+        for process in bound
+        if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
+    )
+    free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
+    pressure = find(host.status.conditions, MEMORY_PRESSURE)
+    short = pressure is not None and pressure.status == "True"
+    return HostCapacity(host.metadata.name, frozenset(host.status.runtimes), free_bytes, short)
+
+
+def _stored(store: Store, host: str) -> Obj:
+    found = store.get(METAL_HOSTS, host)
+    if found is None:
+        raise KeyError(host)
+    return found
+
+
+def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
+    """Return the capacity of hosts of the store; each is computed once until the host or a process bound to it changes.
+
+    Raises KeyError for a host that is not in the store.
+    """
     found = []
     for host in hosts:
-        listed = {process.uid for process in host.status.processes}
-        promised = (each for each in bound.get(host.metadata.name, ()) if each["metadata"]["uid"] not in listed)
-        free = (host.status.available_bytes or 0) - sum(each["spec"]["memoryBytes"] for each in promised)
-        pressure = find(host.status.conditions, MEMORY_PRESSURE)
-        short = pressure is not None and pressure.status == "True"
-        found.append(HostCapacity(host.metadata.name, frozenset(host.status.runtimes), max(0, free), short))
+        name = host.metadata.name
+        bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
+        compute = functools.partial(_host_capacity, host, bound)
+        found.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
     return found
 
 
@@ -179,9 +206,8 @@ def decide_bindings(
     store: Store, bindable: Callable[[str], bool], failures: Mapping[str, BindFailures] = _NONE, now: float = 0.0
 ) -> list[Binding]:
     """Return all bindings that are possible now; `failures` are those of processes, by uid."""
-    processes = store.list(METAL_PROCESSES)
     waits = []
-    for process in list_waiting(readable(processes, MetalProcess)):
+    for process in list_waiting(decode_stored(store, METAL_PROCESSES, store.list(METAL_PROCESSES), MetalProcess)):
         failed = failures.get(process.uid)
         if failed is None:
             waits.append(process)
@@ -189,8 +215,8 @@ def decide_bindings(
             waits.append(process._replace(refused_by=failed.refused_by))
     if not waits:
         return []
-    hosts = readable(store.list(METAL_HOSTS), MetalHost)
-    return bind(waits, host_capacities(filter_live(hosts, bindable), processes))
+    hosts = decode_stored(store, METAL_HOSTS, store.list(METAL_HOSTS), MetalHost)
+    return bind(waits, stored_capacities(store, filter_live(hosts, bindable)))
 
 
 def filter_live(hosts: Iterable[MetalHost], bindable: Callable[[str], bool]) -> list[MetalHost]:
@@ -201,9 +227,8 @@ def filter_live(hosts: Iterable[MetalHost], bindable: Callable[[str], bool]) -> 
 def still_fits(store: Store, bindable: Callable[[str], bool], binding: Binding) -> bool:
     """Return whether the host of a binding that was decided before still lives and has the memory."""
     found = store.get(METAL_HOSTS, binding.host)
-    hosts = filter_live(readable([found] if found else [], MetalHost), bindable)
-    bound = (each for each in store.list(METAL_PROCESSES) if each["spec"].get("hostName") == binding.host)
-    left = eligible_hosts(binding.process.runtime, binding.process.avoid, host_capacities(hosts, bound))
+    hosts = filter_live(decode_stored(store, METAL_HOSTS, [found] if found else [], MetalHost), bindable)
+    left = eligible_hosts(binding.process.runtime, binding.process.avoid, stored_capacities(store, hosts))
     return any(capacity.free_bytes >= binding.process.memory_bytes for capacity in left)
 
 
@@ -246,7 +271,7 @@ class Binder:
             except (ApiError, Unreachable) as error:
                 self._back_off(binding, error)
                 await _refresh(leading, binding.process.key)
-        waiting = {each["metadata"]["uid"] for each in store.list(METAL_PROCESSES) if "hostName" not in each["spec"]}
+        waiting = {each["metadata"]["uid"] for each in store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)}
         self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
 
     def _back_off(self, binding: Binding, error: ApiError | Unreachable) -> None:

@@ -1,20 +1,42 @@
-"""The indexes of the controller's store, so that a decision finds an owner's children without a look at all objects."""
+"""The indexes of the controller's store: a decision finds what it needs without a look at all objects.
 
-from collections.abc import Iterable
+Each index is declared here, once, and is kept for its whole resource. A test compares them with a search of everything.
+"""
+
+from collections.abc import Mapping
 from typing import Final
 
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
 from kube.client import Obj
-from kube.resources import Resource
-from kube.store import Store
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_PROCESSES,
+    PODS,
+    PVCS,
+    SERVICES,
+    Resource,
+)
+from kube.store import IndexKeys, Store
 
 OWNER_INDEX: Final = "owner"
-"""Name of the store index from the uid of the controlling owner to its children."""
+"""From the uid of the controlling owner to its children."""
+SERVICE_INDEX: Final = "service"
+"""From namespace/name of an InferenceService to its pods and EndpointSlices."""
+MODEL_INDEX: Final = "model"
+"""From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
+HOST_INDEX: Final = "host"
+"""From a host's name to the MetalProcesses bound to it, and to its EndpointSlices; the empty name: bound to none."""
+UNBOUND: Final = ""
 
 
-def index_by_owner(store: Store, resources: Iterable[Resource]) -> None:
-    """Keep `OWNER_INDEX` for these resources."""
-    for resource in resources:
-        store.index(resource, OWNER_INDEX, _owner_uids)
+def declare_indexes(store: Store) -> None:
+    """Keep all indexes of the controller."""
+    for resource, indexes in INDEXES.items():
+        for name, keys in indexes.items():
+            store.index(resource, name, keys)
 
 
 def controller_of(obj: Obj) -> Obj | None:
@@ -23,6 +45,67 @@ def controller_of(obj: Obj) -> Obj | None:
     return next((reference for reference in references if reference.get("controller")), None)
 
 
-def _owner_uids(obj: Obj) -> list[str]:
+def companion_names(service: Obj) -> set[str]:
+    """Return the names of the companions of a service as the API server sent it."""
+    spec = service["spec"]
+    names = {each["modelRef"] for each in spec.get("adapters") or []}
+    names |= {spec.get("projectorModelRef"), (spec.get("speculative") or {}).get("draftModelRef")}
+    return {name for name in names if name}
+
+
+def model_names(service: Obj) -> set[str]:
+    """Return the names of all Models of a service as the API server sent it."""
+    return {service["spec"]["modelRef"], *companion_names(service)}
+
+
+def namespaced(namespace: str, name: str) -> str:
+    """Return the value under which an index has an object of a namespace."""
+    return f"{namespace}/{name}"
+
+
+def host_of_slice(obj: Obj) -> str:
+    """Return the host whose agent wrote an EndpointSlice; empty if no agent did."""
+    metadata = obj["metadata"]
+    if metadata.get("labels", {}).get(LABEL_SLICE_MANAGED_BY) != SLICE_MANAGED_BY:
+        return ""
+    _service, host = split_slice_name(metadata["name"])
+    return host
+
+
+def _owners(obj: Obj) -> list[str]:
     owner = controller_of(obj)
     return [owner["uid"]] if owner else []
+
+
+def _labelled(label: str) -> IndexKeys:
+    def keys(obj: Obj) -> list[str]:
+        metadata = obj["metadata"]
+        name = metadata.get("labels", {}).get(label)
+        return [namespaced(metadata["namespace"], name)] if name else []
+
+    return keys
+
+
+def _models(obj: Obj) -> list[str]:
+    return [namespaced(obj["metadata"]["namespace"], name) for name in model_names(obj)]
+
+
+def _host_of_process(obj: Obj) -> list[str]:
+    return [obj["spec"].get("hostName") or UNBOUND]
+
+
+def _host_of_slice(obj: Obj) -> list[str]:
+    host = host_of_slice(obj)
+    return [host] if host else []
+
+
+INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
+    DEPLOYMENTS: {OWNER_INDEX: _owners},
+    SERVICES: {OWNER_INDEX: _owners},
+    JOBS: {OWNER_INDEX: _owners},
+    PVCS: {OWNER_INDEX: _owners},
+    PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE)},
+    METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
+    ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
+    INFERENCE_SERVICES: {MODEL_INDEX: _models},
+}

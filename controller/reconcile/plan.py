@@ -5,6 +5,7 @@ without either, be tried on a hypothetical state, and be repeated after a crash 
 harmless, and a plan for a state that is already reached is empty.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -80,11 +81,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.store.get(resource, key.name, key.namespace or None)
 
     def read(self, resource: Resource, key: ObjectKey, struct: type[T]) -> T | None:
-        """Return the object as `struct`, or None."""
+        """Return the object as `struct`, or None if it does not exist or cannot be decoded."""
         found = self.get(resource, key)
-        return None if found is None else msgspec.convert(found, struct)
+        return None if found is None else next(iter(decode_stored(self.store, resource, [found], struct)), None)
 
-    def children(self, resource: Resource, owner_uid: str) -> list[Obj]:
+    def children(self, resource: Resource, owner_uid: str) -> Sequence[Obj]:
         """Return the objects whose controlling owner has this uid."""
         return self.store.by_index(resource, OWNER_INDEX, owner_uid)
 
@@ -121,15 +122,22 @@ def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
 
     A status with values that only a newer agent writes counts as empty, so that running replicas keep running.
     """
-    found = []
-    for obj in objects:
-        for known in (obj, {**obj, "status": {}}):
-            try:
-                found.append(msgspec.convert(known, struct))
-                break
-            except msgspec.ValidationError as error:
-                log.warning("object_not_decoded", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
-    return found
+    return [found for obj in objects if (found := _decode(obj, struct)) is not None]
+
+
+def decode_stored(store: Store, resource: Resource, objects: Iterable[Obj], struct: type[T]) -> list[T]:
+    """Return objects of the store as `readable` does; each version of an object is decoded once."""
+    found = (store.derive(resource, obj, struct.__name__, functools.partial(_decode, obj, struct)) for obj in objects)
+    return [each for each in found if each is not None]
+
+
+def _decode(obj: Obj, struct: type[T]) -> T | None:
+    for known in (obj, {**obj, "status": {}}):
+        try:
+            return msgspec.convert(known, struct)
+        except msgspec.ValidationError as error:
+            log.warning("object_not_decoded", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
+    return None
 
 
 def owned_by(resource: Resource, owner: ObjectMeta) -> Obj:

@@ -13,6 +13,7 @@ import msgspec
 from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
 from controller.models.served import Companion, Served, cache_path, claim_name
 from controller.models.volume import MODELS_PATH
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import FIELD_MANAGER, Patch, Snapshot, child, ref
 from controller.services import diagnosis, preconditions
 from controller.services.replicas import Replicas
@@ -62,11 +63,9 @@ def observe_pods(
             desired = (_with_what_is_requested(made, observed) if is_estimate and observed else made,)
     if observed is None:
         return Replicas(total=0, apply=desired)
-    labels = (LABEL_SERVICE, service.metadata.name)
+    named = namespaced(service.metadata.namespace, service.metadata.name)
     pods = [
-        pod
-        for pod in snapshot.store.list(PODS, service.metadata.namespace)
-        if labels in pod["metadata"].get("labels", {}).items() and "deletionTimestamp" not in pod["metadata"]
+        pod for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named) if "deletionTimestamp" not in pod["metadata"]
     ]
     ready = sorted(pod["metadata"]["uid"] for pod in pods if _is_ready(pod))
     current = _current_ready(observed, desired, len(ready)) if desired or served is None else 0

@@ -3,11 +3,12 @@
 A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from controller.models.served import Served, runtime_of
 from controller.placement import binder
-from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, readable
+from controller.reconcile.indexes import HOST_INDEX
+from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.services import diagnosis, preconditions
 from controller.services.preconditions import Advice
 from controller.services.replicas import Replicas
@@ -20,7 +21,7 @@ from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProc
 from crds.model import Model
 from crds.serving import stated_options
 from kube.client import Client, Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
 from kube.store import Store
 
 
@@ -31,16 +32,15 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
         return Replicas(total=0)
-    hosts = {
-        host.metadata.name: host
-        for host in readable(snapshot.store.list(METAL_HOSTS), MetalHost)
-        if host.metadata.deletion_timestamp is None
-    }
-    alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)]
-    capacities = binder.host_capacities(alive, snapshot.store.list(METAL_PROCESSES))
+    processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
+    # The hosts are looked at one by one only for a replica that waits for one of them.
+    waits = len(processes) < wanted or any(each.spec.host_name is None for each in processes)
+    hosts = _registered_hosts(snapshot, None if waits else {each.spec.host_name for each in processes})
+    alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)] if waits else []
+    capacities = binder.stored_capacities(snapshot.store, alive)
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not preconditions.is_memory_stated(served) else None
-    standing = sort_processes(name, wanted, readable(children, MetalProcess), hosts, estimated=estimated)
+    standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(service, spec, wanted, standing, taken=taken, capacities=capacities, now=snapshot.now)
 
@@ -56,6 +56,18 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
         problem=diagnosis.most_severe(problems),
         steps=steps,
     )
+
+
+def _registered_hosts(snapshot: Snapshot, names: Collection[str | None] | None) -> dict[str, MetalHost]:
+    """Return the hosts with these names that are registered and stay; all hosts if `names` is None."""
+    store = snapshot.store
+    found = (
+        store.list(METAL_HOSTS)
+        if names is None
+        else [host for name in names if name and (host := store.get(METAL_HOSTS, name)) is not None]
+    )
+    decoded = decode_stored(store, METAL_HOSTS, found, MetalHost)
+    return {host.metadata.name: host for host in decoded if host.metadata.deletion_timestamp is None}
 
 
 def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
@@ -116,11 +128,8 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
 
 def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
     name = host["metadata"]["name"]
-    return [
-        ObjectKey(obj["metadata"]["namespace"], obj["metadata"]["name"])
-        for obj in store.list(METAL_PROCESSES)
-        if "deletionTimestamp" in obj["metadata"] and obj["spec"].get("hostName") == name
-    ]
+    bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
+    return [object_key(obj) for obj in bound if "deletionTimestamp" in obj["metadata"]]
 
 
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:

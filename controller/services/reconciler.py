@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.models.served import Served, model_names, read_companions
+from controller.models.served import Served, read_companions
+from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
@@ -36,6 +37,7 @@ from kube.resources import (
     SECRETS,
     SERVICES,
     ObjectKey,
+    object_key,
 )
 from kube.store import Store
 from runtimes.probe import ProbeResult
@@ -126,11 +128,7 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
     checked = preconditions.check_service(service, model, companions)
-    slices = (
-        obj
-        for obj in snapshot.store.list(ENDPOINT_SLICES, key.namespace)
-        if obj["metadata"].get("labels", {}).get(LABEL_SERVICE_NAME) == key.name
-    )
+    slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
     return ServiceView(
@@ -146,11 +144,7 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
-    pods = (
-        pod
-        for pod in snapshot.store.list(PODS, key.namespace)
-        if pod["metadata"].get("labels", {}).get(LABEL_SERVICE) == key.name
-    )
+    pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     names = {each["spec"].get("hostName") for each in snapshot.children(METAL_PROCESSES, service.metadata.uid)}
     hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
     return replica_addresses(pods, (host for host in hosts if host is not None))
@@ -169,12 +163,8 @@ def _observe_replicas(
 
 
 def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
-    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
-    return [
-        ObjectKey(namespace, obj["metadata"]["name"])
-        for obj in store.list(INFERENCE_SERVICES, namespace)
-        if name in model_names(obj)
-    ]
+    named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
@@ -182,8 +172,8 @@ def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
     name = host["metadata"]["name"]
     return [
         ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"])
-        for obj in store.list(METAL_PROCESSES)
-        if obj["spec"].get("hostName") in {None, name}
+        for host_name in (name, UNBOUND)
+        for obj in store.by_index(METAL_PROCESSES, HOST_INDEX, host_name)
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from controller.models.volume import INSPECTION
-from controller.reconcile.indexes import index_by_owner
+from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Plan
 from crds.inferenceservice import InferenceService
 from crds.meta import (
@@ -23,7 +23,7 @@ from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, JOBS, METAL_PROCESSES, PVCS, Resource
+from kube.resources import Resource
 from kube.store import Store
 
 
@@ -197,9 +197,9 @@ def as_process(obj: Obj) -> MetalProcess:
 
 
 def store(*objects: tuple[Resource, Obj]) -> Store:
-    """Return a store of these objects with the controller's index by owner."""
+    """Return a store of these objects with the controller's indexes."""
     known = Store()
-    index_by_owner(known, (DEPLOYMENTS, JOBS, METAL_PROCESSES, PVCS))
+    declare_indexes(known)
     for resource, obj in objects:
         known.put(resource, obj)
     return known

@@ -44,7 +44,7 @@ class SimulatedModel:
 
     def decide(self) -> Plan:
         observed = ObservedModel(
-            jobs=list(self.jobs.values()), pods=self.pods, claim=self.claim, consumers=tuple(self.consumers)
+            jobs=list(self.jobs.values()), pods=self.pods, claim=self.claim, consumer=next(iter(self.consumers), None)
         )
         return desired(self.model, observed, SETTINGS, self.now)
 

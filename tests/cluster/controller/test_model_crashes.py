@@ -10,7 +10,7 @@ import pytest
 
 from controller.models.reconciler import model_reconciler
 from controller.reconcile.executor import Executor
-from controller.reconcile.indexes import index_by_owner
+from controller.reconcile.indexes import declare_indexes
 from crds.model import Model
 from kube import credentials
 from kube.client import Client, Obj
@@ -62,7 +62,7 @@ class ControllerLife:
 
     async def _load(self) -> Store:
         store = Store()
-        index_by_owner(store, (JOBS, PODS, PVCS))
+        declare_indexes(store)
         client = Client(self.transport)
         for resource in (MODELS, INFERENCE_SERVICES, JOBS, PVCS):
             store.replace(resource, (await client.list(resource, self.key.namespace)).items)

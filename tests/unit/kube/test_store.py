@@ -1,5 +1,6 @@
 """The watch cache never goes back in time, and its listeners get exactly the differences."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -42,9 +43,15 @@ def test_an_older_version_never_replaces_a_newer_one(store: Store, heard: list[A
     assert len(heard) == 1
 
 
-def test_new_object_of_the_same_name_replaces_the_old_one_at_any_version(store: Store) -> None:
+def test_new_object_of_the_same_name_replaces_the_old_one(store: Store) -> None:
     store.put(PODS, pod("a", 10))
-    assert store.put(PODS, pod("a", 5, uid="another"))
+    assert store.put(PODS, pod("a", 11, uid="another"))
+
+
+def test_a_late_event_of_a_predecessor_does_not_replace_its_successor(store: Store) -> None:
+    store.put(PODS, pod("a", 10, uid="new"))
+    assert not store.put(PODS, pod("a", 9, uid="old"))
+    assert store.get(PODS, "a", "ns") == pod("a", 10, uid="new")
 
 
 def test_answer_to_a_write_that_arrives_after_the_deletion_is_ignored(store: Store) -> None:
@@ -83,8 +90,39 @@ def test_index_follows_every_change(store: Store) -> None:
     assert [obj["metadata"]["name"] for obj in store.by_index(PODS, "app", "x")] == ["a", "b"]
     store.put(PODS, pod("a", 2, app="y"))
     store.remove(PODS, "ns", "b")
-    assert store.by_index(PODS, "app", "x") == []
-    assert store.by_index(PODS, "app", "y") == [pod("a", 2, app="y")]
+    assert store.by_index(PODS, "app", "x") == ()
+    assert store.by_index(PODS, "app", "y") == (pod("a", 2, app="y"),)
+    assert list(store.index_values(PODS, "app")) == ["y"]
+
+
+def test_index_gives_the_same_sequence_until_an_object_of_it_changes(store: Store) -> None:
+    store.index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
+    store.put(PODS, pod("a", 1, app="x"))
+    first = store.by_index(PODS, "app", "x")
+    store.put(PODS, pod("b", 2, app="y"))
+    assert store.by_index(PODS, "app", "x") is first
+    store.put(PODS, pod("a", 3, app="x"))
+    assert store.by_index(PODS, "app", "x") == (pod("a", 3, app="x"),)
+
+
+def test_derived_value_is_kept_until_one_of_its_objects_changes(store: Store) -> None:
+    computed = count()
+
+    def derive(*inputs: object) -> int:
+        return store.derive(PODS, store.list(PODS)[0], "number", lambda: next(computed), *inputs)
+
+    store.put(PODS, pod("a", 1))
+    assert (derive(), derive()) == (0, 0)
+    store.put(PODS, pod("a", 2))
+    assert (derive(), derive()) == (1, 1)
+    inputs = [(), ("another",)]
+    assert (derive(inputs[0]), derive(inputs[0]), derive(inputs[1])) == (2, 2, 3)
+
+
+def test_value_derived_from_an_object_that_is_not_stored_is_not_kept(store: Store) -> None:
+    store.put(PODS, pod("a", 1))
+    assert store.derive(PODS, pod("a", 1), "number", lambda: 1) == 1
+    assert store.derive(PODS, pod("a", 1), "number", lambda: 2) == 2
 
 
 def test_an_undeclared_index_is_an_error(store: Store) -> None:
@@ -144,4 +182,4 @@ def test_replace_reports_exactly_the_differences(
     assert sorted(obj["metadata"]["name"] for obj in store.list(PODS)) == sorted(second)
     for obj in listed(first) + listed(second):
         uid = obj["metadata"]["uid"]
-        assert store.by_index(PODS, "uid", uid) == [o for o in store.list(PODS) if o["metadata"]["uid"] == uid]
+        assert [*store.by_index(PODS, "uid", uid)] == [o for o in store.list(PODS) if o["metadata"]["uid"] == uid]

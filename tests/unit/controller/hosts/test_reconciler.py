@@ -10,6 +10,7 @@ from controller.hosts import reconciler
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import NeededSecret, list_needed_secrets
+from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
@@ -88,7 +89,8 @@ def test_host_needs_the_tokens_of_processes_bound_to_it() -> None:
         process("c-d-0", host="studio-2", tokenSecret="other-token"),
         process("e-f-0", tokenSecret="unbound-token"),
     ]
-    found = list_needed_secrets("studio-1", processes)
+    known = store(*((METAL_PROCESSES, each) for each in processes))
+    found = list_needed_secrets(known.by_index(METAL_PROCESSES, HOST_INDEX, "studio-1"))
     assert found == [NeededSecret("team", "chat-token", "uid-chat"), NeededSecret("team", "hub", "")]
 
 

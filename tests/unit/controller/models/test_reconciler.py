@@ -13,12 +13,12 @@ from controller.models.jobs import ANNOTATION_ATTEMPT, LAST_RETRY_SECONDS, LOST_
 from controller.models.reconciler import observe_model
 from controller.models.served import cache_path, claim_name
 from controller.models.volume import SETTLING_SECONDS
-from controller.reconcile.indexes import index_by_owner
+from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from crds.meta import SecretReference, Toleration
 from crds.model import GGUF, Cache, ModelHardware
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, PVCS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, ObjectKey
 from kube.store import Store
 from tests.support.simulated_model import HTTP, INSPECTED, SHA, START, SimulatedModel, make_cached, make_inspected, pod
 
@@ -157,12 +157,13 @@ def test_recreated_volume_is_filled_even_if_the_status_is_cached() -> None:
 
 def test_unreadable_service_blocks_no_model() -> None:
     store = Store()
-    index_by_owner(store, (JOBS, PVCS))
+    declare_indexes(store)
     for name, spec in {"odd": {"hardware": {"accelerator": "of-tomorrow"}}, "plain": {}}.items():
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
         store.put(INFERENCE_SERVICES, {"metadata": metadata, "spec": {"modelRef": "tiny", **spec}})
     found = observe_model(Snapshot(store, START), ObjectKey("team", "tiny"), SimulatedModel().model)
-    assert [each.metadata.name for each in found.consumers] == ["plain"]
+    assert found.consumer is not None
+    assert found.consumer.metadata.name == "plain"
 
 
 def test_edit_that_keeps_the_weights_fetches_nothing() -> None:

@@ -161,8 +161,8 @@ def test_service_and_companion_enqueue_each_other() -> None:
     assert _models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
 
 
-@pytest.mark.parametrize(("accelerator", "consumers"), [("cpu", 1), ("metal", 0)])
-def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, consumers: int) -> None:
+@pytest.mark.parametrize(("accelerator", "consumer"), [("cpu", "cpu"), ("metal", None)])
+def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, consumer: str | None) -> None:
     small = named("small", hardware={"accelerator": "nvidia"})
     served = model(hardware={"accelerator": accelerator})
     known = store(
@@ -171,13 +171,13 @@ def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, cons
     key = ObjectKey("team", "small")
     read = Snapshot(known, NOW).read(MODELS, key, Model)
     assert read is not None
-    found = observe_model(Snapshot(known, NOW), key, read).consumers
-    assert [each.spec.hardware.accelerator for each in found] == ["cpu"] * consumers
+    found = observe_model(Snapshot(known, NOW), key, read).consumer
+    assert (found and found.spec.hardware.accelerator) == consumer
 
 
 def test_host_gets_the_download_tokens_of_companions() -> None:
     ((_, process),) = decide("metal", *others(), **PARTS).create
     process["spec"]["hostName"] = "studio-1"
     process["metadata"].setdefault("namespace", "team")
-    needed = list_needed_secrets("studio-1", [process])
+    needed = list_needed_secrets([process])
     assert {each.name for each in needed} == {"chat-token", "hub"}

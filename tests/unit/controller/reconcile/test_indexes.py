@@ -1,0 +1,94 @@
+"""The indexes find exactly what a search of all objects finds, after any sequence of changes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.reconcile.indexes import (
+    HOST_INDEX,
+    INDEXES,
+    MODEL_INDEX,
+    OWNER_INDEX,
+    SERVICE_INDEX,
+    controller_of,
+    declare_indexes,
+)
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
+from kube.client import Obj
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
+from kube.store import Store
+from tests.support.api_objects import process, service, slice_of
+
+NAMES = st.sampled_from(["one", "two", "three"])
+
+
+def pod(name: str, owner: str, served: str) -> Obj:
+    references = [{"uid": f"uid-{owner}", "controller": True}]
+    labels = {LABEL_SERVICE: served} if served != "three" else {}
+    return {"metadata": {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}}
+
+
+def chat(name: str, model: str, adapter: str) -> Obj:
+    return service(name, modelRef=model, adapters=[{"modelRef": adapter}])
+
+
+def bound(name: str, host: str, _: str) -> Obj:
+    return process(name, host=None if host == "three" else host)
+
+
+def offered(_: str, served: str, host: str) -> Obj:
+    return slice_of(served, host)
+
+
+KINDS: dict[Resource, Callable[[str, str, str], Obj]] = {
+    PODS: pod,
+    INFERENCE_SERVICES: chat,
+    METAL_PROCESSES: bound,
+    ENDPOINT_SLICES: offered,
+}
+CHANGES = st.lists(st.tuples(st.sampled_from(list(KINDS)), NAMES, NAMES, NAMES, st.booleans()), max_size=40)
+
+
+def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj]:
+    """Return what the index is for, by a look at each object."""
+
+    def is_found(obj: Obj) -> bool:
+        metadata: dict[str, Any] = obj["metadata"]
+        labels, spec, namespace = metadata.get("labels", {}), obj.get("spec", {}), metadata["namespace"]
+        if index == OWNER_INDEX:
+            owner = controller_of(obj)
+            return owner is not None and owner["uid"] == value
+        if index == SERVICE_INDEX:
+            label = LABEL_SERVICE if resource == PODS else LABEL_SERVICE_NAME
+            return label in labels and f"{namespace}/{labels[label]}" == value
+        if index == MODEL_INDEX:
+            named = [spec["modelRef"], *(each["modelRef"] for each in spec["adapters"])]
+            return any(f"{namespace}/{name}" == value for name in named)
+        assert index == HOST_INDEX
+        host = spec.get("hostName", "") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
+        return bool(host == value)
+
+    return [obj for obj in store.list(resource) if is_found(obj)]
+
+
+@given(CHANGES)
+def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str, str, str, bool]]) -> None:
+    store = Store()
+    declare_indexes(store)
+    for version, (resource, name, first, second, goes) in enumerate(changes):
+        obj = KINDS[resource](name, first, second)
+        obj["metadata"] |= {"uid": f"uid-{obj['metadata']['name']}", "resourceVersion": str(version + 1)}
+        if goes:
+            store.remove(resource, "team", obj["metadata"]["name"])
+        else:
+            store.put(resource, obj)
+    names = ["one", "two", "three"]
+    values = ["", *names, *(f"team/{name}" for name in names), *(f"uid-{name}" for name in names), "uid-chat"]
+    for resource in KINDS:
+        for index in INDEXES[resource]:
+            for value in values:
+                found = store.by_index(resource, index, value)
+                assert sorted(map(str, found)) == sorted(map(str, search(store, resource, index, value)))
+                assert (value in store.index_values(resource, index)) == bool(found)
