@@ -6,6 +6,7 @@ system, or if the library fails, the result is None, or an empty list of childre
 """
 
 import ctypes
+import errno
 import os
 import struct
 from functools import cache
@@ -16,8 +17,10 @@ _INT_BYTES: Final = 4
 _RUSAGE_INFO_V4: Final = 4
 _RUSAGE_BYTES: Final = 16 + 35 * 8  # a UUID, then 35 numbers
 _FOOTPRINT_OFFSET: Final = 16 + 7 * 8  # ri_phys_footprint
+_START_OFFSET: Final = 16 + 8 * 8  # ri_proc_start_abstime, and after it ri_proc_exit_abstime
 _PPID_ONLY: Final = 6  # PROC_PPID_ONLY
 _MOST_CHILDREN: Final = 256
+_MOST_TEXT_BYTES: Final = 256
 _VM_STATISTICS: Final = struct.Struct("=4I9Q2I4Q4IQ")
 """vm_statistics64: free, active, inactive and wired pages; nine counters; purgeable and speculative pages; four
 counters; pages of the compressor, throttled, file-backed and anonymous pages; pages inside the compressor."""
@@ -53,14 +56,47 @@ def sysctl_int(name: str) -> int | None:
     return None if failed or size.value != _INT_BYTES else int(struct.unpack("=i", buffer.raw)[0])
 
 
-def footprint_bytes(pid: int) -> int | None:
-    """Read the physical footprint of `pid`, GPU memory included; only of our own processes, or as root."""
+def sysctl_text(name: str) -> str | None:
+    """Read the text of sysctl `name`."""
     library = _library()
     if library is None:
         return None
+    buffer = ctypes.create_string_buffer(_MOST_TEXT_BYTES)
+    size = ctypes.c_size_t(_MOST_TEXT_BYTES)
+    failed = library.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return None if failed else buffer.value.decode(errors="replace") or None
+
+
+def footprint_bytes(pid: int) -> int | None:
+    """Read the physical footprint of `pid`, GPU memory included; only of our own processes, or as root."""
+    try:
+        return parse_footprint(_rusage(pid))
+    except OSError:
+        return None
+
+
+def start_abstime(pid: int) -> int | None:
+    """Read the start of `pid` in ticks since the boot; None when it does not run or is a zombie.
+
+    Raises:
+        OSError: it cannot be read; PermissionError for a process of another user.
+    """
+    try:
+        return parse_start(_rusage(pid))
+    except ProcessLookupError:
+        return None
+
+
+def _rusage(pid: int) -> bytes:
+    """Read the rusage_info_v4 of `pid`. Raises OSError; ProcessLookupError if there is no such process."""
+    library = _library()
+    if library is None:
+        raise OSError(errno.ENOSYS, f"{_PATH} is missing")
     buffer = ctypes.create_string_buffer(_RUSAGE_BYTES)
-    failed = library.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(_RUSAGE_INFO_V4), buffer)
-    return None if failed else parse_footprint(buffer.raw)
+    if library.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(_RUSAGE_INFO_V4), buffer):
+        number = ctypes.get_errno()
+        raise OSError(number, f"proc_pid_rusage of process {pid}: {os.strerror(number)}")
+    return buffer.raw
 
 
 def parse_footprint(rusage: bytes) -> int | None:
@@ -68,6 +104,14 @@ def parse_footprint(rusage: bytes) -> int | None:
     if len(rusage) < _RUSAGE_BYTES:
         return None
     return int(struct.unpack_from("=Q", rusage, _FOOTPRINT_OFFSET)[0]) or None
+
+
+def parse_start(rusage: bytes) -> int | None:
+    """Read ri_proc_start_abstime of a rusage_info_v4; None for a zombie, which has ri_proc_exit_abstime."""
+    if len(rusage) < _RUSAGE_BYTES:
+        return None
+    started, ended = struct.unpack_from("=QQ", rusage, _START_OFFSET)
+    return None if ended else int(started) or None
 
 
 def memory_use() -> MemoryUse | None:
@@ -115,6 +159,6 @@ def _host_port() -> int:
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(_PATH)
+        return ctypes.CDLL(_PATH, use_errno=True)
     except OSError:
         return None

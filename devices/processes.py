@@ -7,20 +7,27 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import psutil
 
+from devices import libsystem
 from devices.footprint import descendants
 from devices.tools import output
 
 _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command name
+_ABSTIME: Final = "abstime "
+"""Prefix of a start time of macOS in ticks since the boot; Pomona 0.1 had the second that `ps` prints."""
 
 
 @cache
 def boot_id() -> str:
     """Return the id of this boot of the machine. Raises OSError when it cannot be read."""
     if sys.platform == "darwin":
-        return output("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid").strip()
+        found = libsystem.sysctl_text("kern.bootsessionuuid")
+        if found is None:
+            raise OSError("the sysctl kern.bootsessionuuid cannot be read")
+        return found
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -33,14 +40,32 @@ def start_time(pid: int) -> str | None:
         OSError: the start time cannot be read, so the process may be running.
     """
     if sys.platform == "darwin":
-        # lstart is the second in which the process began, stored at that time. Our own pid always has a line, so no
-        # line at all is a failure, and not the absence of `pid`.
-        ours = os.getpid()
-        return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{ours}"), pid)
+        try:
+            ticks = libsystem.start_abstime(pid)
+        except PermissionError:
+            return _start_by_ps(pid)  # a process of another user, of which only ps states the start
+        return None if ticks is None else f"{_ABSTIME}{ticks}"
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def started_at(pid: int, recorded: str) -> bool:
+    """Return whether process `pid` runs and started at `recorded`, a start time of this or an earlier version.
+
+    Raises:
+        OSError: the start time cannot be read.
+    """
+    if sys.platform == "darwin" and not recorded.startswith(_ABSTIME):
+        return _start_by_ps(pid) == recorded
+    return start_time(pid) == recorded
+
+
+def _start_by_ps(pid: int) -> str | None:
+    """Return the second in which `pid` began, as ps prints it. Blocks for some milliseconds. Raises OSError."""
+    # Our own pid always has a line, so no line at all is a failure, and not the absence of `pid`.
+    return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{os.getpid()}"), pid)
 
 
 def cpu_seconds(pid: int) -> float | None:

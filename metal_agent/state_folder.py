@@ -22,7 +22,7 @@ import structlog
 from artifacts import durable
 from kube.errors import ApiError, Unreachable
 from metal_agent.native.engine_handle import ProcessIdentity
-from metal_agent.native.process import identify_process
+from metal_agent.native.process import identify_process, is_running
 from metal_agent.options import StartError
 
 HAND_OVER: Final = signal.SIGUSR1
@@ -140,7 +140,7 @@ def _try_lock(lock: IO[bytes], folder: Path) -> bool:
 def _is_alive(owner: Owner) -> bool:
     """Return True if `owner` is certainly still alive: the file may name an earlier owner for a moment."""
     try:
-        return identify_process(owner.identity.pid) == owner.identity
+        return is_running(owner.identity)
     except OSError:
         return False
 

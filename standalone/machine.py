@@ -25,7 +25,7 @@ from kube.resources import ObjectKey
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import PressureAction
-from metal_agent.native.process import identify_process
+from metal_agent.native.process import is_running
 from metal_agent.options import StartError
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
@@ -212,7 +212,7 @@ class Machine:
         for record in records.values():
             if record.assignment.is_standalone or record.identity is None:
                 continue
-            if identify_process(record.identity.pid) == record.identity:
+            if is_running(record.identity):
                 raise StartError(
                     f"{record.namespace}/{record.name} runs here for a cluster: start `pomona agent` again and remove "
                     f"it there, or serve beside it with --state-dir DIR instead of {self._options.folder}"

@@ -43,6 +43,11 @@ def identify_process(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid, started, processes.boot_id()) if started is not None else None
 
 
+def is_running(identity: ProcessIdentity) -> bool:
+    """Return whether the process of `identity` runs, and not another one with its pid. Raises OSError if unknown."""
+    return identity.boot_id == processes.boot_id() and processes.started_at(identity.pid, identity.start_time)
+
+
 class NativeProcess:
     """A running process of this agent, started or adopted: an `EngineHandle`. Needs a running event loop.
 
@@ -197,10 +202,14 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
         if error.errno in _NO_PROCESS:
             return None
         raise
-    if process.identity == identity:
-        return process
-    process.release()
-    return None
+    is_same = False
+    try:
+        # Asked while the watch is open: it is of this very process.
+        is_same = is_running(identity)
+    finally:
+        if not is_same:
+            process.release()
+    return process if is_same else None
 
 
 async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:

@@ -1,5 +1,7 @@
 """The footprint of a process and its descendants, on Linux and with macOS's library."""
 
+import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices import footprint, libsystem
+from devices import footprint, libsystem, processes, tools
 from devices.footprint import footprint_bytes
+from tests.unit.devices.recordings import stand_in
 
 MIB = 2**20
 HOLD = r"""
@@ -55,10 +58,10 @@ def test_missing_facts_of_the_kernel_are_none(text: str) -> None:
     assert footprint.parse_statm(text) is None
 
 
-def rusage(footprint_bytes: int) -> bytes:
-    """Return a rusage_info_v4 with this footprint, in which every other number is different."""
+def rusage(footprint_bytes: int, ended: int = 0) -> bytes:
+    """Return a rusage_info_v4 with this footprint and time of its end, in which every other number is different."""
     numbers = [1000 + index for index in range(35)]
-    numbers[7] = footprint_bytes
+    numbers[7], numbers[9] = footprint_bytes, ended
     return bytes(16) + b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
 
 
@@ -68,16 +71,25 @@ def test_footprint_of_macos() -> None:
     assert libsystem.parse_footprint(rusage(19 * 2**30)[:-1]) is None
 
 
+def test_start_of_a_process_of_macos() -> None:
+    assert libsystem.parse_start(rusage(MIB)) == 1008
+    assert libsystem.parse_start(rusage(MIB, ended=7)) is None, "a zombie"
+
+
 @given(st.binary(max_size=295))
 def test_a_cut_answer_is_no_footprint(answer: bytes) -> None:
     assert libsystem.parse_footprint(answer) is None
+    assert libsystem.parse_start(answer) is None
 
 
 class Library:
     """A stand-in for macOS's library, with one process and its two children."""
 
     def sysctlbyname(self, name: bytes, buffer: Any, size: Any, new: object, new_size: object) -> int:
-        assert (new, buffer._length_, size._obj.value) == (None, 4, 4), new_size
+        assert (new, buffer._length_) == (None, size._obj.value), new_size
+        if name == b"kern.bootsessionuuid":
+            buffer.value = b"0E1B5B0A-6C5A-4A5E-9D2C-000000000001"
+            return 0
         if name != b"kern.memorystatus_vm_pressure_level":
             return -1
         buffer.raw = (4).to_bytes(4, sys.byteorder)
@@ -85,6 +97,7 @@ class Library:
 
     def proc_pid_rusage(self, pid: Any, flavor: Any, buffer: Any) -> int:
         if pid.value not in {42, 43, 44} or flavor.value != 4:
+            ctypes.set_errno(errno.EPERM if pid.value == 1 else errno.ESRCH)
             return -1
         buffer.raw = rusage(pid.value * MIB)
         return 0
@@ -107,6 +120,32 @@ def test_results_of_the_library_of_macos(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "platform", "darwin")
     assert footprint_bytes(42) == (42 + 43 + 44) * MIB
     assert footprint_bytes(1) is None
+
+
+def test_start_time_of_macos_is_in_ticks_and_an_earlier_record_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = {"ps": "   42 S    Sat Nov 21 13:16:40 2026\n    1 Ss   Sat Nov 21 08:00:00 2026\n"}
+    stand_in(monkeypatch, printed)
+    monkeypatch.setattr(processes, "output", tools.output)
+    monkeypatch.setattr(libsystem, "_library", Library)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert processes.start_time(42) == "abstime 1008"
+    assert processes.start_time(41) is None
+    assert processes.start_time(1) == "Sat Nov 21 08:00:00 2026", "of another user"
+    assert processes.started_at(42, "abstime 1008")
+    assert not processes.started_at(42, "abstime 1007")
+    assert processes.started_at(42, "Sat Nov 21 13:16:40 2026"), "recorded by the version before"
+    assert not processes.started_at(42, "Sat Nov 21 13:16:41 2026")
+    processes.boot_id.cache_clear()
+    try:
+        assert processes.boot_id() == "0E1B5B0A-6C5A-4A5E-9D2C-000000000001"
+    finally:
+        processes.boot_id.cache_clear()
+
+
+def test_unreadable_start_time_is_an_error_and_not_an_absent_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libsystem, "_library", lambda: None)
+    with pytest.raises(OSError, match="is missing"):
+        libsystem.start_abstime(42)
 
 
 def test_without_the_library_of_macos_facts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

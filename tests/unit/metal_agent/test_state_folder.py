@@ -143,11 +143,12 @@ async def test_pomona_up_of_another_user_is_named(tmp_path: Path, monkeypatch: p
 
 
 async def test_folder_is_owned_without_process_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def untold(_pid: int) -> None:
-        raise OSError("ps does not tell")
+    def untold(_: object) -> None:
+        raise OSError("the kernel does not tell")
 
     with own_folder(tmp_path / "other", standalone=True):
         monkeypatch.setattr(state_folder, "identify_process", untold)
+        monkeypatch.setattr(state_folder, "is_running", untold)
         with own_folder(tmp_path):
             pass
         await take_over(tmp_path / "other", can_serve)
