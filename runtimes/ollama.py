@@ -38,14 +38,28 @@ _LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
 _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
 _LIBRARY: Final = "ollama://"
+_REGISTRY: Final = "registry.ollama.ai"
+_MARK: Final = "pomona-"
+"""Beginning of the namespace of every agent's models."""
 _STAY: Final = -1
 _LEAVE: Final = 0
+
+
+class _Details(msgspec.Struct):
+    parent_model: str = ""
+    """The model that it was created from."""
 
 
 class _Listed(msgspec.Struct):
     name: str
     size: int | None = None
     """Bytes of memory in /api/ps, bytes of files in /api/tags."""
+    details: _Details | None = None
+
+    @property
+    def full_names(self) -> set[str]:
+        """Full names of the model and of the one that it was created from."""
+        return {full_name(each) for each in (self.name, self.details.parent_model if self.details else "") if each}
 
 
 class _List(msgspec.Struct):
@@ -90,19 +104,20 @@ class Ollama:
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if serving.model.startswith(_LIBRARY) else None
         with self._translate_errors(f"create {name}"):
-            known = {model.name for model in await self._listed("/api/tags")}
+            known = {full_name(model.name) for model in await self._listed("/api/tags")}
             if base is not None:
                 self._of_library[name] = base
-            if name in known:
+            if full_name(name) in known:
                 return
             if base is None:
                 files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
                 await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
-            if base not in known:
+            is_owners = full_name(base) in known
+            if not is_owners:
                 await self._pull(base, on_progress)
             await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
-            if base not in known:
+            if not is_owners:
                 await client.delete(base)
 
     async def load(self, name: str) -> None:
@@ -151,19 +166,32 @@ class Ollama:
 
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
-        for other, _ in await self.loaded():
-            if other == self._of_library.get(name):
+        bases = await self._base_names(name)
+        for model in await self._listed("/api/ps"):
+            other = model.name
+            if not other.startswith(_MARK) and model.full_names & bases:
                 raise DaemonError(
                     "OwnersModelLoaded",
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
                     f"once: unload it, for example by `ollama stop {other}`",
                 )
-            if other != name and other.startswith("pomona-") and _weights(other) == _weights(name):
+            if other != name and other.startswith(_MARK) and _weights(other) == _weights(name):
                 raise DaemonError(
                     "SameWeightsLoaded",
                     f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "
                     "the two: give both services the same contextLength, or set runtime of one to llama.cpp",
                 )
+
+    async def _base_names(self, name: str) -> set[str]:
+        """Return the full name of the library model that ours was created from, or nothing if there is none.
+
+        An agent that has restarted did not create the model; then Ollama states it.
+        """
+        if name in self._of_library:
+            return {full_name(self._of_library[name])}
+        own = full_name(name)
+        found = [model.full_names for model in await self._listed("/api/tags") if full_name(model.name) == own]
+        return set().union(*found) - {own}
 
     async def _listed(self, path: str) -> list[_Listed]:
         with self._translate_errors("list its models"):
@@ -228,6 +256,18 @@ class Ollama:
             if status == HTTPStatus.NOT_FOUND and absent_is_fine:
                 return
             raise DaemonError(_reason(status), f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+
+
+def full_name(name: str) -> str:
+    """Return a model's name as Ollama compares names: with namespace and tag, without its own registry, in lower case.
+
+    `llama3`, `library/llama3:latest` and `registry.ollama.ai/library/llama3` are one model.
+    """
+    parts = name.lower().split("/")
+    if len(parts) == len(("host", "namespace", "model")) and parts[0] == _REGISTRY:
+        del parts[0]
+    path = "/".join(parts if len(parts) > 1 else ["library", *parts])
+    return path if ":" in parts[-1] else f"{path}:latest"
 
 
 async def _finish(steps: AsyncIterator[object]) -> None:

@@ -39,7 +39,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def ollamas(unused_tcp_port: int) -> AsyncIterator[OllamaStandIn]:
     async with OllamaStandIn(unused_tcp_port) as daemon:
         daemon.own("qwen3:8b", size=1 << 30)
-        daemon.registry["tiny"] = b"weights"
+        daemon.registry["tiny:latest"] = b"weights"
         yield daemon
 
 
@@ -110,7 +110,7 @@ async def test_ollamas_own_client_reads_answers_of_the_stand_in(ollamas: OllamaS
     assert (loaded.name, loaded.size, loaded.context_length) == ("qwen3:8b", 1 << 30, 4096)
     steps = [step async for step in await client.pull("tiny", stream=True)]
     assert [(step.completed, step.total) for step in steps if step.digest] == [(3, 7), (7, 7)]
-    assert {model.model for model in (await client.list()).models} == {"qwen3:8b", "tiny"}
+    assert {model.model for model in (await client.list()).models} == {"qwen3:8b", "tiny:latest"}
     await client.delete("tiny")
     with pytest.raises(ollama.ResponseError) as refused:
         await client.generate("tiny", keep_alive=-1)

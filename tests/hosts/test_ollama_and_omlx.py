@@ -126,11 +126,12 @@ async def test_ollama_pulls_a_library_model_under_our_name_alone(ollama: Served)
     await eventually(lambda: daemon.blobs == {})
 
 
-async def test_model_that_the_owner_has_pulled_is_not_removed(ollama: Served) -> None:
+@pytest.mark.parametrize("source", ["qwen3:8b", "library/qwen3:8b", "registry.ollama.ai/library/qwen3:8b"])
+async def test_model_that_the_owner_has_pulled_is_not_removed(ollama: Served, source: str) -> None:
     machine, daemon, make = ollama
     assert isinstance(daemon, OllamaStandIn)
     daemon.own("qwen3:8b", size=GIB)
-    of_library = make(artifact=Artifact(source="ollama://qwen3:8b"), memory_bytes=GIB, context_length=8192)
+    of_library = make(artifact=Artifact(source=f"ollama://{source}"), memory_bytes=GIB, context_length=8192)
     machine.supervisor.assign([of_library])
     assert "ollama stop qwen3:8b" in await phase(machine, "Failed", "OwnersModelLoaded")
     assert daemon.names() == {"qwen3:8b"}
@@ -142,6 +143,21 @@ async def test_model_that_the_owner_has_pulled_is_not_removed(ollama: Served) ->
     machine.supervisor.assign([])
     await eventually(lambda: model not in daemon.stored)
     assert set(daemon.stored) == {"qwen3:8b"}
+
+
+async def test_model_and_its_base_do_not_evict_each_other_in_turn_after_a_restart(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.own("qwen3:8b", size=GIB)
+    daemon.evict("qwen3:8b")
+    artifact = Artifact(source="ollama://qwen3:8b")
+    machine.supervisor.assign([make(artifact=artifact, memory_bytes=GIB, context_length=8192)])
+    await ollama.ready()
+    await restart(machine)
+    assert machine.runners["u1"].state.phase == "Ready", "adopted: this agent did not create the model"
+    daemon.own("qwen3:8b", size=GIB)
+    assert "ollama stop qwen3:8b" in await phase(machine, "Failed", "OwnersModelLoaded")
+    assert daemon.names() == {"qwen3:8b"}
 
 
 async def test_name_missing_in_ollamas_library_is_reported(ollama: Served) -> None:

@@ -35,6 +35,8 @@ class Stored:
 
     blob: str
     parameters: dict[str, Any]
+    parent: str = ""
+    """The model that it was created from."""
 
 
 @dataclass
@@ -125,7 +127,7 @@ class OllamaStandIn(StandIn):
             "modified_at": "2026-11-20T10:00:00.123456+01:00",
             "size": len(self.blobs[stored.blob]),
             "digest": hashlib.sha256(f"{name}{stored}".encode()).hexdigest(),
-            "details": _DETAILS,
+            "details": _DETAILS | {"parent_model": stored.parent},
         }
 
     async def _ps(self, _: web.Request) -> web.Response:
@@ -168,7 +170,9 @@ class OllamaStandIn(StandIn):
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
-        if source := asked.get("from"):
+        source = ""
+        if asked.get("from"):
+            source = display_name(asked["from"])
             if source not in self.stored:
                 return _not_found(source)
             blob = self.stored[source].blob
@@ -176,12 +180,12 @@ class OllamaStandIn(StandIn):
             (blob,) = asked["files"].values()
             if blob not in self.blobs:
                 return web.json_response({"error": f"blob {blob} does not exist"}, status=400)
-        self.stored[asked["model"]] = Stored(blob, asked.get("parameters") or {})
+        self.stored[asked["model"]] = Stored(blob, asked.get("parameters") or {}, source)
         steps = ["parsing GGUF", f"using existing layer {blob}", "writing manifest", "success"]
         return await _stream(request, [{"status": step} for step in steps])
 
     async def _pull(self, request: web.Request) -> web.StreamResponse:
-        name = (await request.json())["model"]
+        name = display_name((await request.json())["model"])
         if self.pull_error or name not in self.registry:
             # After the first line the status 200 has been sent, so an error is another line.
             error = self.pull_error or "pull model manifest: file does not exist"
@@ -207,7 +211,7 @@ class OllamaStandIn(StandIn):
         return web.Response(status=201)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        name = (await request.json())["model"]
+        name = display_name((await request.json())["model"])
         stored = self.stored.pop(name, None)
         if stored is None:
             return _not_found(name)
@@ -223,6 +227,12 @@ class OllamaStandIn(StandIn):
             return web.json_response({"error": error}, status=404)
         await self._load(name, stored, stays=None)
         return web.json_response(completion(name) | {"system_fingerprint": "fp_ollama"})
+
+
+def display_name(name: str) -> str:
+    """Return the name that Ollama lists for `name` (types/model/name.go, DisplayShortest)."""
+    short = name.removeprefix("registry.ollama.ai/").removeprefix("library/")
+    return short if ":" in short else f"{short}:latest"
 
 
 def _done(name: str, reason: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from crds.serving import ServingOptions
 from metal_agent import daemons
 from metal_agent.daemons import SILENT_CHECKS, Daemons, SharedDaemon
 from runtimes import daemon, ollama, omlx
-from runtimes.ollama import Ollama
+from runtimes.ollama import Ollama, full_name
 from runtimes.omlx import Omlx
 from runtimes.registry import RUNTIMES
 from runtimes.serving import RuntimeDemand, refusal
@@ -239,3 +239,19 @@ async def test_requests_to_unload_back_off(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(daemons, "backoff_seconds", pause)
     await handle.end(1)
     assert pauses == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("llama3", "library/llama3:latest"),
+        ("llama3:8b", "library/llama3:8b"),
+        ("library/Llama3:8B", "library/llama3:8b"),
+        ("registry.ollama.ai/library/llama3", "library/llama3:latest"),
+        ("registry.ollama.ai/nobody/llama3", "nobody/llama3:latest"),
+        ("nobody/llama3:8b", "nobody/llama3:8b"),
+        ("hf.co/nobody/llama3-GGUF:Q4_K_M", "hf.co/nobody/llama3-gguf:q4_k_m"),
+    ],
+)
+def test_one_model_of_ollama_has_one_full_name(name: str, full: str) -> None:
+    assert full_name(name) == full
