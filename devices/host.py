@@ -22,6 +22,8 @@ class HostState(NamedTuple):
     gpu: Gpu = Gpu()
     uptime_seconds: int | None = None
     """Seconds since the system was started, sleep included."""
+    wired_limit_bytes: int | None = None
+    """The owner's iogpu.wired_limit_mb in bytes, which he may change at any time; None if the system decides."""
 
 
 def read() -> HostFacts:
@@ -38,6 +40,7 @@ def state() -> HostState:
         power=power.read(),
         gpu=gpu.read() if sys.platform == "darwin" else Gpu(),
         uptime_seconds=int(_since_boot_seconds()),
+        wired_limit_bytes=macos.read_wired_limit_bytes() if sys.platform == "darwin" else None,
     )
 
 

@@ -9,7 +9,7 @@ import platform
 import re
 from typing import Final
 
-from devices import chips, gpu, metal
+from devices import chips, gpu, libsystem, metal
 from devices.facts import CpuCluster, HostFacts
 from devices.libsystem import MemoryUse
 from devices.tools import output_or_empty
@@ -86,6 +86,12 @@ def wired_limit_bytes(values: dict[str, str]) -> int | None:
     """Return the limit that the owner set; None for 0, with which the system decides."""
     limits = [positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
     return next((limit * 2**20 for limit in limits if limit is not None), None)
+
+
+def read_wired_limit_bytes() -> int | None:
+    """Read the limit that the owner set at present, without a tool; None for 0, with which the system decides."""
+    limits = [libsystem.sysctl_int(key) for key in _WIRED_LIMIT_KEYS]
+    return next((limit * 2**20 for limit in limits if limit), None)
 
 
 def parse_displays(text: str) -> int | None:

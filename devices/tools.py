@@ -1,9 +1,19 @@
 """Output of the system's tools: the only place where this package starts a program."""
 
 import os
+import shutil
 import subprocess
+from collections.abc import Mapping
 
 _TIMEOUT_SECONDS = 5.0
+_HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
+"""Homebrew's folders on Apple Silicon and on Intel; the PATH of a service that launchd starts has neither."""
+
+
+def find_program(name: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of the program `name` on PATH or in Homebrew's folders, or None."""
+    folders = [environment.get("PATH", os.defpath), *_HOMEBREW]
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
 def output(*argv: str, with_errors: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:

@@ -8,6 +8,7 @@ if it has a deletion mark: an API server that is down, slow or wrong removes non
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -390,12 +391,22 @@ class Agent:
         for runner in self._runners.values():
             runner.write_record()
         state = await asyncio.to_thread(host.state)
+        if state.wired_limit_bytes != self._facts.wired_limit_bytes:
+            await self._apply_wired_limit(state.wired_limit_bytes)
         runtimes = [*await asyncio.to_thread(engine_command.list_installed), *self._host.daemons.usable()]
         # Read after the last pause: with the ledger of another moment, memory could be reported as free that is not.
         assigned = [runner.assignment for runner in self._runners.values()]
         address = self._exposed.address
         wanted = host_status.build_status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
         await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])
+
+    async def _apply_wired_limit(self, limit_bytes: int | None) -> None:
+        """Compute the budget anew: the owner has changed how much memory the GPU may use."""
+        self._facts = replace(await asyncio.to_thread(host.read), wired_limit_bytes=limit_bytes)
+        allowed_bytes = budget_bytes(self._facts, self._options.memory_budget_bytes)
+        if allowed_bytes is not None:
+            self._ledger.change_budget(allowed_bytes)
+        log.info("wired_limit_changed", limit_bytes=limit_bytes, budget_bytes=self._ledger.budget_bytes)
 
     async def _metrics_text(self) -> bytes:
         """Return the agent's metrics, and the proxy's metrics if the proxy answers."""

@@ -153,9 +153,11 @@ class SharedDaemon:
 
         If the daemon was too busy to answer, the model is adopted: the next checks find out whether it is loaded.
         """
-        if not self._unknown and model not in {name for name, _ in self._found}:
-            return None
-        return self._add_handle(DaemonModel(self, model, loaded=True))
+        return self._add_handle(DaemonModel(self, model, loaded=True)) if self.may_have(model) else None
+
+    def may_have(self, model: str) -> bool:
+        """Return whether `model` is loaded by the last check, or whether that is unknown."""
+        return self._unknown or model in {name for name, _ in self._found}
 
     async def bring(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights known to the daemon. Raises DaemonError."""

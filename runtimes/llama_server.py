@@ -8,7 +8,6 @@ version, and without explicit settings llama-server reduces the context until it
 import importlib.util
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -110,14 +109,15 @@ def _render_companions(serving: Serving) -> list[str]:
 def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the argv prefix that starts llama-server on this machine, or None.
 
-    In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH, unless it is known to be older than
-    the server in the wheel of `pomona[llama]`; that server, run by our launcher, which takes the same arguments.
+    In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH or of Homebrew, unless it is known to
+    be older than the server in the wheel of `pomona[llama]`; that server, run by our launcher, which takes the same
+    arguments.
     """
     stated = environment.get("LLAMA_SERVER_BIN")
     if stated:
         return [stated]
     wheel = [sys.executable, "-m", "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
-    found = shutil.which("llama-server", path=environment.get("PATH"))
+    found = tools.find_program("llama-server", environment)
     if found is None:
         return wheel
     if wheel is None:

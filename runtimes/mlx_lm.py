@@ -7,7 +7,6 @@ limits their number, and `fitness.mlx` counts them.
 """
 
 import importlib.util
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
+from devices.tools import find_program
 from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
@@ -54,7 +54,7 @@ def command() -> list[str] | None:
     """Return the argv prefix of the server: the package beside us, else the program on PATH; None if not installed."""
     if importlib.util.find_spec("mlx_lm"):
         return [sys.executable, "-m", "mlx_lm", "server"]
-    binary = shutil.which("mlx_lm.server")
+    binary = find_program("mlx_lm.server")
     return [binary] if binary else None
 
 

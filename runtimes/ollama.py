@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import importlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
+from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.serving import Runtime, Serving
 
@@ -37,6 +37,7 @@ _START: Final = "start it with `ollama serve`, or open the Ollama app"
 _LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
 _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
+_APP: Final = Path("/Applications/Ollama.app")
 _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
 _MARK: Final = "pomona-"
@@ -312,10 +313,7 @@ async def _blocks(path: Path, on_progress: OnProgress) -> AsyncIterator[bytes]:
 
 
 def _installed(environment: Mapping[str, str] = os.environ) -> bool:
-    # The PATH of a service that launchd starts has no Homebrew in it.
-    places = (Path("/opt/homebrew/bin/ollama"), Path("/Applications/Ollama.app"))
-    stated = "OLLAMA_HOST" in environment or shutil.which("ollama", path=environment.get("PATH")) is not None
-    return stated or any(place.exists() for place in places)
+    return "OLLAMA_HOST" in environment or find_program("ollama", environment) is not None or _APP.exists()
 
 
 RUNTIME: Final = Runtime(

@@ -8,7 +8,6 @@ until we unload them, and oMLX loads them again by itself when it restarts.
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 from crds.serving import RuntimeName
 from crds.size import size_text
 from devices.sockets import LOOPBACK
+from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.serving import Runtime, Serving
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
 _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_APP: Final = Path("/Applications/oMLX.app")
 _COOKIE: Final = "omlx_admin_session"
 _QUOTED_CHARACTERS: Final = 400
 _PINNED: Final = {"is_pinned": True, "ttl_seconds": None}
@@ -128,8 +129,8 @@ class Omlx:
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             known = await self._status()
             raise DaemonError("InsufficientMemory", _memory_message(name, said, known))
-        reasons = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
-        self._expect(status, said, f"load {name}", reasons.get(HTTPStatus(status), "DaemonRefused"))
+        reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
+        self._expect(status, said, f"load {name}", reasons.get(status, "DaemonRefused"))
 
     async def unload(self, name: str) -> None:
         """Unload the model at once; running requests are aborted, so drain first."""
@@ -302,7 +303,7 @@ def _base(environment: Mapping[str, str], home: Path) -> Path:
         return Path(stated).expanduser()
     try:
         told = (home / "Library" / "Application Support" / "oMLX" / "base-path").read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         told = ""
     return Path(told).expanduser() if told else home / ".omlx"
 
@@ -329,10 +330,7 @@ def _memory_message(name: str, said: bytes, known: _Status) -> str:
 
 
 def _installed(environment: Mapping[str, str] = os.environ) -> bool:
-    # The PATH of a service that launchd starts has no Homebrew in it.
-    places = (Path("/opt/homebrew/bin/omlx"), Path("/Applications/oMLX.app"))
-    stated = "OMLX_PORT" in environment or shutil.which("omlx", path=environment.get("PATH")) is not None
-    return stated or any(place.exists() for place in places)
+    return "OMLX_PORT" in environment or find_program("omlx", environment) is not None or _APP.exists()
 
 
 RUNTIME: Final = Runtime(

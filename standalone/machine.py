@@ -27,6 +27,7 @@ from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.native.process import is_running
 from metal_agent.options import StartError
+from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
 from metal_agent.traffic.proxy_process import Proxy
@@ -174,7 +175,7 @@ class Machine:
         Raises:
             StartError: engines of a cluster run from this state folder, or its records cannot be read.
         """
-        self._refuse_cluster_engines()
+        await self._refuse_cluster_engines()
         limits.raise_descriptor_limit()
         try:
             async with asyncio.TaskGroup() as group:
@@ -203,20 +204,31 @@ class Machine:
             await self._proxy.end()
         raise _ServingEnded
 
-    def _refuse_cluster_engines(self) -> None:
-        """Refuse to start beside engines of a cluster: the files do not list them, so they would be stopped."""
+    async def _refuse_cluster_engines(self) -> None:
+        """Refuse to start beside engines of a cluster: the files do not list them, so they would be stopped.
+
+        An engine without a process of its own is a model that its daemon has loaded.
+        """
         try:
             records = self._host.context.records.load()
         except OSError as error:
             raise self._unreadable_error(error) from error
         for record in records.values():
-            if record.assignment.is_standalone or record.identity is None:
-                continue
-            if is_running(record.identity):
+            if not record.assignment.is_standalone and await self._may_run(record):
                 raise StartError(
                     f"{record.namespace}/{record.name} runs here for a cluster: start `pomona agent` again and remove "
                     f"it there, or serve beside it with --state-dir DIR instead of {self._options.folder}"
                 )
+
+    async def _may_run(self, record: Record) -> bool:
+        """Return whether the engine of `record` runs, or whether that is unknown. Raises OSError."""
+        if record.identity is not None:
+            return is_running(record.identity)
+        daemon = self._host.context.daemons.get(record.spec.runtime)
+        if daemon is None:
+            return False
+        await daemon.look()
+        return daemon.may_have(record.model)
 
     def _unreadable_error(self, error: OSError) -> StartError:
         return StartError(f"cannot read which engines run from --state-dir {self._options.folder}: {error}")

@@ -153,8 +153,10 @@ class Endpoints:
         """
         found = await self.list_services()
         missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
-        for service in missed:
-            del self._applied[service]
+        # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
+        self._applied = {
+            service: left for service, left in self._applied.items() if left is not None and service not in missed
+        }
         return missed
 
     async def publish(self, service: ObjectKey) -> None:

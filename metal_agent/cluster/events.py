@@ -46,10 +46,12 @@ class PressureEvents:
     async def send(self) -> None:
         """Send the queued Events. Raises ApiError and Unreachable; the rest is then sent by the next call."""
         while self._unsent:
-            step, note = self._unsent[0]
+            oldest = self._unsent[0]
+            step, note = oldest
             kind, reason = _REASONS[type(step)]
             about = await self._find_object(step)
-            self._unsent.popleft()
+            if self._unsent and self._unsent[0] is oldest:  # a full queue may have dropped it meanwhile
+                self._unsent.popleft()
             if about:
                 await self._recorder.event(about, kind, reason, note, "RelievePressure")
 

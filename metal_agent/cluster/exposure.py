@@ -46,7 +46,7 @@ class ServicePorts:
         kept = durable.read(path, dict[str, int]) or {}
         self._given = {service: port for service, port in kept.items() if port in self._range}
         self._foreign: set[int] = set()
-        """Ports that were taken by other programs when the proxy tried them."""
+        """Ports that were taken by other programs when the proxy tried them; all are tried again when none is left."""
 
     def get(self, service: str) -> int | None:
         """Return the port of `service`, or None if it has none."""
@@ -55,8 +55,12 @@ class ServicePorts:
     def assign(self, service: str) -> int:
         """Return the port of `service`; a new one is written to disk first. Raises NoPortError and OSError."""
         if service not in self._given:
-            unavailable = self._foreign | set(self._given.values())
-            port = next((port for port in self._range if port not in unavailable), None)
+            given = set(self._given.values())
+            unassigned = [port for port in self._range if port not in given]
+            if self._foreign.issuperset(unassigned):
+                # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
+                self._foreign.clear()
+            port = next((port for port in unassigned if port not in self._foreign), None)
             if port is None:
                 ports = f"{self._range.start}-{self._range.stop - 1}"
                 raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")

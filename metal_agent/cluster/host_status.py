@@ -43,7 +43,7 @@ def build_status(
     assigned = [each for each in assignments if each.uid in ledger.reserved]
     # Engines that `pomona up` left running are stopped if the cluster needs their memory.
     unclaimed_bytes = sum(ledger.reserved[each.uid] for each in assigned if each.is_standalone)
-    available_bytes = min(ledger.budget_bytes, ledger.available_bytes + unclaimed_bytes)
+    available_bytes = ledger.available_without(unclaimed_bytes)
     return MetalHostStatus(
         address=address,
         chip=facts.chip or "",

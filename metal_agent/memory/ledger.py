@@ -58,7 +58,12 @@ class Ledger:
     @property
     def available_bytes(self) -> int:
         """Memory that can still be reserved; never below 0, even if measured use exceeds the budget."""
-        return max(0, self.budget_bytes - self.others_bytes - sum(self.reserved.values()))
+        return self.available_without(0)
+
+    def available_without(self, released_bytes: int) -> int:
+        """Return the memory that could be reserved if `released_bytes` of the reservations were released."""
+        reserved = sum(self.reserved.values()) - released_bytes
+        return max(0, self.budget_bytes - self.others_bytes - reserved)
 
     def reserve(self, uid: str, memory_bytes: int) -> str:
         """Reserve memory for `uid` once; returns a message if it does not fit, else an empty string."""
@@ -89,6 +94,12 @@ class Ledger:
         if abs(excess_bytes - before) >= _STEP_BYTES or not excess_bytes:
             self.others_bytes = excess_bytes
         if self.others_bytes < before:
+            self.freed()
+
+    def change_budget(self, new_bytes: int) -> None:
+        """Apply another budget: what is reserved stays, and of a larger budget more can be reserved."""
+        before, self.budget_bytes = self.budget_bytes, new_bytes
+        if new_bytes > before:
             self.freed()
 
     def release(self, uid: str) -> None:

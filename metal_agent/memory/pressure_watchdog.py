@@ -224,15 +224,20 @@ class PressureWatchdog:
                     if uid not in self.state.evicted:
                         runner.notify(events.Released())
             case Evict(uid):
-                self._runners[uid].notify(events.Evicted(MEMORY_PRESSURE, _EVICTED))
+                self._notify(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
             case Return(uid):
-                self._runners[uid].notify(events.Released())
+                self._notify(uid, events.Released())
             case Displace() | CancelDisplacement():
                 pass  # only the condition DisruptionTarget changes
         log.warning(
             "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
         )
         self._on_action(action, _MESSAGES[type(action)])
+
+    def _notify(self, uid: str, event: events.Evicted | events.Released) -> None:
+        """Send `event` to the process, unless it was removed after the decision, while the record was written."""
+        if runner := self._runners.get(uid):
+            runner.notify(event)
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:

@@ -20,8 +20,10 @@ import yaml
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS
 from metal_agent.native.process import OWNER_VARIABLE, kill_strays
+from runtimes.daemon import owner_mark
 from tests.controlplane.process import CHECKOUT, Process
-from tests.support.api_objects import GIB
+from tests.support.api_objects import GIB, process
+from tests.support.daemons.ollama import OllamaStandIn
 from tests.support.eventually import eventually
 from tests.support.file_server import COMMIT, FileServer
 from tests.support.refused_manifests import make_manifest
@@ -356,6 +358,28 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
     assert await up.ends() == 1
     assert "runs here for a cluster: start `pomona agent` again" in up.said
     assert psutil.pid_exists(known["identity"]["pid"])
+
+
+async def test_models_of_a_cluster_in_a_daemon_are_left_alone(
+    start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    async with OllamaStandIn(unused_tcp_port) as daemon:
+        monkeypatch.setenv("OLLAMA_HOST", daemon.url)
+        up = start("--model", str(weights))
+        name = f"{owner_mark(str(up.state))}/tiny:1-2"
+        daemon.own(name, size=GIB)
+        spec = process("chat-1", runtime="ollama")["spec"]
+        record = {"uid": "u1", "namespace": "team-a", "name": "chat-1", "spec": spec, "identity": None}
+        (up.state / "processes").mkdir(parents=True, mode=0o700)
+        up.state.chmod(0o700)
+        (up.state / "processes" / "u1.json").write_text(
+            json.dumps({**record, "model": name, "started_at": "2026-11-21T12:00:00Z"})
+        )
+        up.process.start()
+        assert await up.ends() == 1
+        assert "team-a/chat-1 runs here for a cluster" in up.said
+        assert daemon.names() == {name}
+        assert daemon.changes() == []
 
 
 @pytest.mark.parametrize(

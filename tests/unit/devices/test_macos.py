@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices import gpu, macos, metal, power, pressure, thermal
+from devices import gpu, libsystem, macos, metal, power, pressure, thermal
 from devices.chips import CHIPS, bandwidth_bytes_per_second
 from devices.facts import CpuCluster, HostFacts
 from devices.gpu import Gpu
@@ -326,3 +326,19 @@ def test_memory_in_use_as_vm_stat_prints_it() -> None:
     # A page size that is not known, or a line that was cut.
     assert macos.parse_vm_stat(said.partition("\n")[2]) is None
     assert macos.parse_vm_stat(said[: said.index("Anonymous pages") + 30]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        ({"iogpu.wired_limit_mb": 4096}, 4 * GIB),
+        ({"debug.iogpu.wired_limit": 4096}, 4 * GIB),
+        ({"iogpu.wired_limit_mb": 0}, None),
+        ({}, None),
+    ],
+)
+def test_limit_that_the_owner_sets_is_read_without_a_tool(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, int], limit: int | None
+) -> None:
+    monkeypatch.setattr(libsystem, "sysctl_int", values.get)
+    assert macos.read_wired_limit_bytes() == limit

@@ -64,8 +64,22 @@ def test_a_port_that_another_program_holds_is_not_given_again(tmp_path: Path) ->
     ports.assign("a/chat")
     ports.refuse("a/chat")
     assert ports.assign("a/chat") == 18001
+
+
+def test_range_in_which_every_port_is_assigned_is_exhausted(tmp_path: Path) -> None:
+    ports = ServicePorts(tmp_path / "ports.json", 18000, 18001)
+    ports.assign("a/chat")
+    ports.assign("c/chat")
     with pytest.raises(NoPortError, match=r"18000-18001.*b/chat"):
         ports.assign("b/chat")
+
+
+def test_a_port_that_was_taken_is_tried_again_when_no_other_is_left(tmp_path: Path) -> None:
+    ports = ServicePorts(tmp_path / "ports.json", 18000, 18001)
+    ports.assign("a/chat")
+    ports.refuse("a/chat")
+    ports.assign("b/chat")
+    assert ports.assign("a/chat") == 18000, "the other program may have left it"
 
 
 def test_the_last_known_state_is_kept_without_status(tmp_path: Path) -> None:

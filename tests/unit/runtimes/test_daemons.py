@@ -67,6 +67,25 @@ def test_invalid_settings_are_ignored(tmp_path: Path, text: bytes) -> None:
     assert (found.url, found.api_key, found._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
 
 
+def test_base_path_that_is_no_text_is_ignored(tmp_path: Path) -> None:
+    folder = tmp_path / "Library" / "Application Support" / "oMLX"
+    folder.mkdir(parents=True)
+    (folder / "base-path").write_bytes(b"/\xff/omlx")
+    assert Omlx({}, tmp_path)._folder() == tmp_path / ".omlx" / "models"
+
+
+async def test_status_that_http_does_not_name_is_an_error_of_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(*_: object, **__: object) -> tuple[int, bytes]:
+        return 520, b"web server returned an unknown error"
+
+    monkeypatch.setattr(Omlx, "_call", call)
+    with pytest.raises(daemon.DaemonError, match="520") as refused:
+        await Omlx({}, tmp_path).load("m")
+    assert refused.value.reason == "DaemonRefused"
+
+
 def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
     settings(tmp_path / ".omlx", auth={"api_key": "sk-1"})
     environment = {"OMLX_API_KEY": "sk-env", "OMLX_MODEL_DIR": "/a,/b", "OMLX_PORT": "9000"}

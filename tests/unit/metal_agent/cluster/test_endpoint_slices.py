@@ -140,3 +140,11 @@ async def test_deleted_slice_is_found_and_created_again() -> None:
     assert await endpoints.find_outdated() == {CHAT}
     await endpoints.publish(CHAT)
     assert list(api.there) == ["chat.studio-1"]
+
+
+async def test_removed_services_are_not_remembered() -> None:
+    endpoints = Endpoints(Slices(), "studio-1", lambda _: None)
+    for number in range(5):
+        await endpoints.publish(ObjectKey("team-a", f"gone-{number}"))
+    assert await endpoints.find_outdated() == set()
+    assert endpoints._applied == {}

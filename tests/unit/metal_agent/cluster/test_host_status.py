@@ -9,6 +9,7 @@ from devices.host import HostState
 from devices.power import Power
 from devices.pressure import PressureReading
 from kube.client import Obj
+from metal_agent.assignments import STANDALONE, Assignment
 from metal_agent.cluster.host_status import build_status, skip_small_changes
 from metal_agent.memory.ledger import Ledger
 
@@ -44,6 +45,21 @@ def test_unknown_facts_are_absent() -> None:
     assert found.keys() == {
         "address", "agentVersion", "availableBytes", "available", "budgetBytes",
     }  # fmt: skip
+
+
+def standalone(uid: str) -> Assignment:
+    return Assignment(f"{STANDALONE}{uid}", "default", uid, None)
+
+
+def test_over_committed_host_does_not_report_unclaimed_memory_as_free() -> None:
+    # Of a budget of 8 GiB, 11 are in use; `pomona up` left 2 of them, which the cluster could take.
+    left = standalone("left")
+    ledger = Ledger(8 * GIB, {"cluster": 9 * GIB, left.uid: 2 * GIB})
+    status = build_status(HostFacts(), HostState(), "10.0.0.7", ledger, [left])
+    assert status.available_bytes == 0
+    ledger.release("cluster")
+    status = build_status(HostFacts(), HostState(), "10.0.0.7", ledger, [left])
+    assert status.available_bytes == 8 * GIB
 
 
 @pytest.mark.parametrize(

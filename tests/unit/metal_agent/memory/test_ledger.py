@@ -46,6 +46,16 @@ def test_freed_is_called_when_more_is_available() -> None:
     assert told == [7 * GIB, 10 * GIB]
 
 
+def test_larger_budget_frees_memory_and_a_smaller_one_takes_none_back() -> None:
+    told: list[int] = []
+    ledger = Ledger(10 * GIB, {"a": 8 * GIB})
+    ledger.freed = lambda: told.append(ledger.available_bytes)
+    ledger.change_budget(6 * GIB)
+    assert (ledger.available_bytes, ledger.reserved, told) == (0, {"a": 8 * GIB}, [])
+    ledger.change_budget(12 * GIB)
+    assert told == [4 * GIB]
+
+
 def test_mac_of_64_gib_counts_the_weights_of_a_25_gib_file_once() -> None:
     # 64 GiB, of which Metal uses at most 48; its owner's programs take 8 GiB. A file of 25 GiB, with 2 GiB of KV cache.
     facts = HostFacts(memory_bytes=64 * GIB, working_set_bytes=48 * GIB, model_memory_bytes=48 * GIB)

@@ -1,0 +1,46 @@
+"""The watchdog performs the actions of the pressure policy; processes come and go while it writes its record."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from artifacts import durable
+from devices.pressure import PressureReading
+from metal_agent.lifecycle import ProcessState
+from metal_agent.memory import pressure_policy
+from metal_agent.memory.ledger import Ledger
+from metal_agent.memory.pressure_policy import Evict, PressureAction
+from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+
+
+async def no_idle_times() -> dict[str, float | None]:
+    return {}
+
+
+async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CRITICAL_SECONDS", "CRITICAL_DISPLACEMENT_SECONDS", "SETTLE_SECONDS"):
+        monkeypatch.setattr(pressure_policy, name, 0.0)
+    loading = SimpleNamespace(
+        assignment=SimpleNamespace(uid="u1", spec=None),
+        state=ProcessState("Starting", exists=True, pid=7),
+        notify=lambda _event: None,
+    )
+    runners: dict[str, Any] = {"u1": loading}
+    inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {"u1": 1}))
+    actions: list[PressureAction] = []
+    watchdog = PressureWatchdog(tmp_path / "p.json", runners, inputs, lambda action, _: actions.append(action))
+    written = durable.write
+
+    def remove_and_write(path: Path, record: Any) -> None:
+        if record.evicted:
+            runners.clear()
+        written(path, record)
+
+    monkeypatch.setattr(durable, "write", remove_and_write)
+    while Evict("u1") not in actions:
+        await watchdog.sample()
+    assert runners == {}
