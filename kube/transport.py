@@ -4,6 +4,7 @@ This module handles HTTP, time-outs and credentials, not Kubernetes objects. Eve
 Unreachable; every answer, whatever its status, is returned.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -20,6 +21,8 @@ CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
 CONNECTIONS = 32
 """Connections at once, watches included; more requests wait. Handshakes of a burst must fit into CONNECT_SECONDS."""
+
+_CLOSED = "all connections were closed to open new ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class AiohttpTransport:
         old, self._session = self._session, self._open()
         # Closing a session raises no error in the readers of its answers, and ends the time-outs of these answers.
         for answer in self._answers:
-            answer.content.set_exception(aiohttp.ClientConnectionError("all connections were closed to open new ones"))
+            answer.content.set_exception(aiohttp.ClientConnectionError(_CLOSED))
         await old.close()
 
     async def close(self) -> None:
@@ -134,17 +137,25 @@ class AiohttpTransport:
         async with _unreachable(request):
             if authorization := await credentials.authorization():
                 headers["Authorization"] = authorization
-            return await self._session.request(
-                request.method,
-                credentials.server + request.path,
-                params=request.query,
-                data=request.body,
-                headers=headers,
-                timeout=limits,
-                allow_redirects=False,
-                server_hostname=credentials.tls_server_name,
-                proxy=credentials.proxy,
-            )
+            session = self._session
+            try:
+                return await session.request(
+                    request.method,
+                    credentials.server + request.path,
+                    params=request.query,
+                    data=request.body,
+                    headers=headers,
+                    timeout=limits,
+                    allow_redirects=False,
+                    server_hostname=credentials.tls_server_name,
+                    proxy=credentials.proxy,
+                )
+            except asyncio.CancelledError as error:
+                # A session that is closed cancels the requests that wait for a connection, and not their tasks.
+                task = asyncio.current_task()
+                if session.closed and task is not None and not task.cancelling():
+                    raise aiohttp.ClientConnectionError(_CLOSED) from error
+                raise
 
 
 async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:

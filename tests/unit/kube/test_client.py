@@ -164,6 +164,41 @@ async def test_reconnecting_ends_running_watches(client_of: ClientOf) -> None:
     assert (await anext(client.watch(PODS, resource_version="2"))).object["metadata"]["name"] == "watch-2"
 
 
+async def test_reconnecting_ends_requests_that_wait_for_a_connection(
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kube.transport.CONNECTIONS", 1)
+    begun = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        begun.set()
+        return await hang(request)
+
+    client = await client_of(silent)
+    requests = [asyncio.ensure_future(client.get(PODS, name, "ns")) for name in ("first", "second")]
+    await begun.wait()
+    await client.reconnect()
+    async with asyncio.timeout(5):
+        for each in requests:
+            with pytest.raises(Unreachable):
+                await each
+
+
+async def test_cancelled_request_is_cancelled(client_of: ClientOf) -> None:
+    begun = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        begun.set()
+        return await hang(request)
+
+    client = await client_of(silent)
+    request = asyncio.ensure_future(client.get(PODS, "first", "ns"))
+    await begun.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+
+
 async def test_reconnecting_ends_running_requests(client_of: ClientOf) -> None:
     begun = asyncio.Event()
 
