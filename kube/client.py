@@ -132,7 +132,7 @@ class Client:
             async for line in _lines(stream.chunks):
                 event = _decode(call, line, WatchEvent)
                 if event.type == "ERROR":
-                    raise _status_error(call, msgspec.convert(event.object, _Status))
+                    raise _status_error(call, _read_status(event.object))
                 yield event
 
     async def create(self, resource: Resource, obj: Mapping[str, Any]) -> Obj:
@@ -307,6 +307,13 @@ def _refusal(call: str, response: Response) -> ApiError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         status = _Status(message=response.body[:200].decode(errors="replace"))
     return _status_error(call, status, response.status, response.retry_after_seconds)
+
+
+def _read_status(obj: Obj) -> _Status:
+    try:
+        return msgspec.convert(obj, _Status)
+    except msgspec.ValidationError as error:
+        return _Status(message=f"the server sent an error that cannot be decoded: {error}")
 
 
 def _status_error(call: str, status: _Status, http_status: int = 0, retry_after: float | None = None) -> ApiError:

@@ -139,6 +139,13 @@ async def test_an_error_event_is_followed_by_a_new_list(client_of: ClientOf) -> 
     await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
 
 
+@pytest.mark.parametrize("odd", ['{"code":"410"}', '{"details":{"causes":[{"field":1}]}}'])
+async def test_a_malformed_error_event_is_followed_by_a_new_list(client_of: ClientOf, odd: str) -> None:
+    error = f'{{"type":"ERROR","object":{odd}}}\n'
+    script = Script([listed(10, a=1), listed(30, c=3)], [[event("ADDED", "b", 11), error], ["hang"]])
+    await reflected(client_of, script, lambda store: known(store) == {"c": "3"})
+
+
 async def test_a_refused_list_is_repeated_and_nothing_is_forgotten(client_of: ClientOf) -> None:
     script = Script([listed(10, a=1), 500, 403, listed(30, a=1, c=3)], [410, ["hang"]])
     client, store = await client_of(script.answer), Store()
