@@ -108,7 +108,7 @@ class HostLiveness:
 def _is_fresh(lease: Lease, today: datetime) -> bool:
     try:
         age = today - datetime.fromisoformat(lease.renewed)
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: a time without a zone
         return False
     return -SKEW_SECONDS < age.total_seconds() < lease.duration_seconds
 

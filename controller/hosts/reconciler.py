@@ -41,6 +41,7 @@ class LeaseReader:
         self._listeners: list[Callable[[], None]] = []
         self._clock = clock
         self._leading: Leading | None = None
+        self._reading = asyncio.Lock()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` after the liveness of any host has changed."""
@@ -71,7 +72,8 @@ class LeaseReader:
         if self._leading is None:
             return
         client, store, _, enqueue, *_ = self._leading
-        found = await client.list(LEASES, HOSTS_NAMESPACE)
+        async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
+            found = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))

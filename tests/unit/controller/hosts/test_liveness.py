@@ -43,6 +43,16 @@ def test_host_that_renews_stays_alive() -> None:
     assert hosts.liveness.wait_seconds("one", hosts.clock) is None
 
 
+@pytest.mark.parametrize("renewed", ["", "soon", NOW.replace(tzinfo=None).isoformat()])
+def test_renewal_without_a_usable_time_proves_nothing_at_first(renewed: str) -> None:
+    hosts = SimulatedHosts()
+    hosts.leases["one"] = Lease("one", renewed, 40)
+    hosts.read()
+    assert hosts.liveness.state("one") == "Unproven"
+    hosts.pass_seconds(10, renewing=("one",))
+    assert hosts.liveness.state("one") == "Alive"
+
+
 def test_host_expires_after_its_lease_duration_and_not_earlier() -> None:
     hosts = SimulatedHosts()
     hosts.renew("one", "two")

@@ -1,5 +1,6 @@
 """Objects that the controller writes for a host: its Ready condition, its endpoints and the Secret with its tokens."""
 
+import asyncio
 import base64
 from itertools import count
 from typing import Any
@@ -106,6 +107,32 @@ def test_unchanged_secret_is_not_written_again() -> None:
     assert plan("Alive", secret=there).apply == ()
     changed = there | {"data": {"team_chat-token_token": "b3RoZXI="}}
     assert plan("Alive", secret=changed).apply != ()
+
+
+async def test_leases_are_read_one_answer_after_the_other() -> None:
+    reads = LateLeases()
+    leases = reconciler.LeaseReader()
+    recorder: Any = None
+    leases._leading = Leading(reads, store(), recorder, lambda _resource, _key: None)
+    first, second = asyncio.ensure_future(leases.read()), asyncio.ensure_future(leases.read())
+    await eventually(lambda: reads.asked)
+    assert len(reads.asked) == 1, "a late answer to an earlier request would count as a renewal"
+    reads.asked[0].set()
+    await eventually(lambda: len(reads.asked) == 2)
+    reads.asked[1].set()
+    await asyncio.gather(first, second)
+
+
+class LateLeases(Client):
+    """An API whose answers wait until a test lets them go."""
+
+    def __init__(self) -> None:
+        self.asked: list[asyncio.Event] = []
+
+    async def list(self, *_: Any, **__: Any) -> ObjectList:
+        self.asked.append(asyncio.Event())
+        await self.asked[-1].wait()
+        return ObjectList([], "1")
 
 
 class Api(Client):
