@@ -62,7 +62,7 @@ def diagnose_pod(pod: Obj) -> ServiceProblem | None:
 
 def _last_end(container: Obj) -> str:
     """Describe the last end of a container: exit code, reason and last output; empty if it has not ended."""
-    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
     words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]

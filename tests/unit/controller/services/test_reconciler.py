@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
+from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import build_view, service_reconciler
 from crds.model import Layout
@@ -285,6 +286,17 @@ def asked(*objects: tuple[Resource, Obj]) -> list[str]:
     snapshot = Snapshot(store(*objects), NOW)
     question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0])).question
     return [endpoint.address for endpoint in question.endpoints] if question else []
+
+
+def test_the_latest_end_of_a_container_is_quoted() -> None:
+    ended = {
+        "name": "engine",
+        "state": {"terminated": {"exitCode": 1, "message": "no such file"}},
+        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+    }
+    problem = diagnose_pod(pod(ready=False, containerStatuses=[ended]))
+    assert problem is not None
+    assert "no such file" in problem.message
 
 
 def test_service_keeps_the_proof_of_its_last_answer() -> None:
