@@ -107,14 +107,13 @@ class Elector:
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} is held by {holder}")
 
     async def _attempt(self, seconds: float, step: Callable[[], Awaitable[bool]]) -> bool:
-        """Try `step` within `seconds`; after a failure the lease is read again, since the write may have happened."""
+        """Try `step` within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 return await step()
         except Conflict:
-            self._version = ""
+            pass
         except (ApiError, Unreachable, TimeoutError) as error:
-            self._version = ""
             log.warning("lease_write_failed", lease=self._name, error=str(error) or f"no answer within {seconds} s")
         return False
 
@@ -135,18 +134,24 @@ class Elector:
 
     async def _release(self) -> bool:
         """Release the Lease if it is ours, so that the next leader need not wait for it to expire."""
-        if not self._version:
-            self._remember(await self._client.get(LEASES, self._name, self._namespace))
-        if self._spec.get("holderIdentity") != self._identity:
-            return False
-        await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})
-        return True
+        while True:
+            if not self._version:
+                self._remember(await self._client.get(LEASES, self._name, self._namespace))
+            if self._spec.get("holderIdentity") != self._identity:
+                return False
+            try:
+                await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+            except Conflict:
+                continue  # a renewal of ours that was cancelled has arrived only now
+            return True
 
     async def _write(self, spec: Obj) -> None:
         operations: list[Obj] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self._version},
             {"op": "add", "path": "/spec", "value": spec},
         ]
+        # Until the answer, and without one, it is not known whether the write happened: then the lease is read again.
+        self._version = ""
         self._remember(await self._client.patch_json(LEASES, self._name, self._namespace, operations))
 
     def _remember(self, lease: Obj) -> None:

@@ -22,6 +22,8 @@ class Fault(Enum):
     """Sent and executed, but the answer is lost: Unreachable. A stream is cut after its first chunk."""
     HANG = auto()
     """Not sent, and no answer until the caller gives up."""
+    MUTE = auto()
+    """Sent and executed, and no answer until the caller gives up. A stream is not affected."""
     TWICE = auto()
     """Sent twice, as a repeating proxy does; the second answer counts. A stream is not affected."""
     CRASH_BEFORE = auto()
@@ -68,6 +70,8 @@ class FaultyTransport:
         response = await self._send(request)
         if fault is Fault.TWICE:
             response = await self._send(request)
+        if fault is Fault.MUTE:
+            await asyncio.Event().wait()
         if fault is Fault.CUT:
             raise Unreachable(f"{request.method} {request.path}: answer lost by the test")
         if fault is Fault.CRASH_AFTER:

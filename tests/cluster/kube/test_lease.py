@@ -123,6 +123,31 @@ async def test_a_renewal_with_a_lost_answer_keeps_the_leadership(
         transport.plan = lambda _: None
 
 
+async def test_a_leader_that_stops_during_a_renewal_releases_the_lease(
+    faulty: Client, transport: FaultyTransport, client: Client, namespace: str
+) -> None:
+    work, renewing = Work(), asyncio.Event()
+    leading = asyncio.create_task(elector(faulty, namespace, "first", duration_seconds=600).run(work))
+    await eventually(lambda: work.going)
+    before = (await client.get(LEASES, "leader", namespace))["metadata"]["resourceVersion"]
+
+    async def renewed() -> bool:
+        return bool((await client.get(LEASES, "leader", namespace))["metadata"]["resourceVersion"] != before)
+
+    def unanswered(request: Request) -> Fault | None:
+        renewing.set()
+        return Fault.MUTE if request.method == "PATCH" else None
+
+    transport.plan = unanswered
+    await renewing.wait()
+    await eventually(renewed)
+    transport.plan = lambda _: None
+    leading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leading
+    assert await holder(client, namespace) == ""
+
+
 async def test_a_lease_taken_by_force_is_given_up(client: Client, namespace: str) -> None:
     first = elector(client, namespace, "first")
     work = Work()
