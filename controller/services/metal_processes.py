@@ -15,7 +15,7 @@ from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
-from crds.meta import PROCESS_FINALIZER
+from crds.meta import PROCESS_FINALIZER, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
 from crds.model import Model
@@ -110,6 +110,22 @@ def _secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 
+class _BoundSpec(ApiStruct, frozen=True):
+    host_name: str | None = None
+
+
+class _ReportedStatus(ApiStruct, frozen=True):
+    phase: str = ""
+
+
+class ReleasableProcess(ApiStruct, frozen=True):
+    """The fields of a MetalProcess that decide about its release; others may have values of a newer version."""
+
+    metadata: ObjectMeta
+    spec: _BoundSpec = _BoundSpec()
+    status: _ReportedStatus = _ReportedStatus()
+
+
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
     """Return the reconciler of MetalProcesses, which removes a finalizer once no host can be running the process.
 
@@ -134,7 +150,7 @@ def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     """Decide about one process, which may be gone. The input is the time for which its host must still be gone."""
-    process = snapshot.read(METAL_PROCESSES, key, MetalProcess)
+    process = snapshot.read(METAL_PROCESSES, key, ReleasableProcess)
     if process is None:
         return Plan()
     host = process.spec.host_name
@@ -142,7 +158,7 @@ def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     return release(process, host_exists=host_exists, wait_seconds=snapshot.inputs)
 
 
-def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
+def release(process: ReleasableProcess | MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
     """Return the plan for one process: remove the finalizer when it is being deleted and no host can be running it.
 
     Args:
@@ -164,4 +180,4 @@ def release(process: MetalProcess, *, host_exists: bool, wait_seconds: float | N
             "value": [each for each in metadata.finalizers if each != PROCESS_FINALIZER],
         },
     )
-    return Plan(patch=(Patch(process_ref(process), operations),))
+    return Plan(patch=(Patch(process_ref(metadata), operations),))

@@ -18,7 +18,7 @@ from controller.placement import binder
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
-from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess, MetalProcessSpec
 from kube.client import Obj
@@ -197,7 +197,9 @@ def plan_steps(
         names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
         places = itertools.chain(_inheritable_places(standing), itertools.repeat(None))
         create = tuple(_process(service, spec, name, place) for name, place in zip(names, places, strict=False))
-    return MetalProcessSteps(create, tuple(process_ref(process) for process in delete), min(waits, default=None))
+    return MetalProcessSteps(
+        create, tuple(process_ref(process.metadata) for process in delete), min(waits, default=None)
+    )
 
 
 def _blocking_processes(
@@ -256,7 +258,6 @@ def _process(
     return resource, obj
 
 
-def process_ref(process: MetalProcess) -> Ref:
+def process_ref(metadata: ObjectMeta) -> Ref:
     """Return the reference by which a process is deleted or patched, and not a successor of the same name."""
-    metadata = process.metadata
     return Ref(METAL_PROCESSES, metadata.namespace, metadata.name, metadata.uid)
