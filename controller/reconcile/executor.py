@@ -1,13 +1,15 @@
 """The execution of a plan: read the store, decide, then make one API call after the other.
 
 The process may die between any two calls: each call is harmless when repeated, and calls that were not made are
-decided again. Only differences from the store are written. A lasting refusal by the API server (a quota, a name that is
-taken) becomes a condition of the object, because its owner reads conditions and not the controller's log.
+decided again. Only differences from the store are written. A lasting refusal by the API server (a quota, a webhook, a
+name that is taken) becomes a condition of the object, because its owner reads conditions and not the controller's log.
 """
 
+import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from http import HTTPStatus
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -17,15 +19,30 @@ from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import FIELD_MANAGER, Event, Patch, Plan, Reconciler, Ref, Snapshot
 from kube.apply import apply_if_changed, apply_status, merge_conditions
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, NotOurs
+from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
 from kube.resources import SECRETS, ObjectKey, Resource
 from kube.store import Store
 
+FAILING_SECONDS: Final = 5.0
+"""A server error is reported when it lasts this long: a server that restarts refuses every write for a moment."""
+REPORT_SECONDS: Final = 60.0
+"""A refusal whose words change is reported at most this often: each report enqueues the object again."""
 UNWATCHED: Final = frozenset({SECRETS})
 """Resources that are not watched: a copy of an answer in the store would never be corrected."""
 
+_REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
+
 log = structlog.get_logger()
+
+
+class Refusal(NamedTuple):
+    """The refusal of the last plan of an object, and of all its plans since `since`."""
+
+    uid: str
+    reason: str
+    since: datetime
+    reported_at: datetime | None
 
 
 class Executor:
@@ -36,6 +53,7 @@ class Executor:
         self._store = store
         self._recorder = recorder
         self._now = now
+        self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
 
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
@@ -49,11 +67,32 @@ class Executor:
         plan = reconciler.decide(snapshot, key)
         try:
             await self._write_others(plan)
-        except (Invalid, Forbidden, NotOurs) as error:
-            await self._report(reconciler.resource, key, _refused(plan, error, snapshot.get(reconciler.resource, key)))
+        except (ApiError, NotOurs) as error:
+            await self._report_refusal(reconciler.resource, key, plan, error)
             raise
+        self._refusals.pop((reconciler.resource, key), None)
         await self._report(reconciler.resource, key, plan)
         return plan.again_seconds
+
+    async def _report_refusal(self, resource: Resource, key: ObjectKey, plan: Plan, error: ApiError | NotOurs) -> None:
+        """Report a lasting refusal: the status at most once in `REPORT_SECONDS`, the Event when its reason changes."""
+        observed = self._store.get(resource, key.name, key.namespace or None)
+        if observed is None or _is_passing(error):
+            return
+        now, reason, uid = self._now(), _refusal_reason(error), observed["metadata"]["uid"]
+        last = self._refusals.get((resource, key))
+        if last is None or (last.uid, last.reason) != (uid, reason):
+            last = Refusal(uid, reason, now, None)
+        self._refusals[resource, key] = last
+        lasts = not _is_server_error(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
+        due = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
+        if not lasts or not due:
+            return
+        refused = _refused(plan, reason, error, observed["metadata"]["generation"])
+        if last.reported_at is not None:
+            refused = msgspec.structs.replace(refused, events=())
+        self._refusals[resource, key] = last._replace(reported_at=now)
+        await self._report(resource, key, refused)
 
     async def _write_others(self, plan: Plan) -> None:
         for resource, obj in plan.create:
@@ -144,16 +183,34 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
 
 
-def _refused(plan: Plan, error: Exception, observed: Obj | None) -> Plan:
+def _is_passing(error: ApiError | NotOurs) -> bool:
+    """Return whether the next try may well succeed, or no try can succeed and our own credentials are the cause."""
+    return isinstance(error, Conflict | Gone | Unauthorized) or (
+        isinstance(error, ApiError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
+    )
+
+
+def _is_server_error(error: ApiError | NotOurs) -> bool:
+    return isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _refusal_reason(error: ApiError | NotOurs) -> str:
+    """Return the reason for a condition; a webhook may answer with any text for one."""
+    if isinstance(error, ApiError):
+        if _REASON.fullmatch(error.reason):
+            return error.reason
+        return "Refused" if type(error) is ApiError else type(error).__name__
+    return type(error).__name__
+
+
+def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan:
     """Return status and Events that report the refusal of a plan; the next plan that succeeds leaves them out.
 
     If the plan has no status, neither has the result: another writer may own it, as the agent owns a MetalProcess's.
     """
-    reason = error.reason if isinstance(error, ApiError) and error.reason else type(error).__name__
     report = Plan(events=(Event("Warning", reason, str(error)[:MESSAGE_LENGTH], "Reconcile"),))
     if plan.status is None:
         return report
-    generation = observed["metadata"]["generation"] if observed else 0
     status = plan.status
     conditions = {each["type"]: each for each in status.get("conditions", [])}
     kinds = ["Reconciled"]

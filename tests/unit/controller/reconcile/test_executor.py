@@ -1,7 +1,8 @@
 """Writes, cache updates and Events of the executor, with an API whose answers a test decides."""
 
+import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.plan import Event, Plan, Reconciler, child
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs
+from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, SECRETS, SERVICES, ObjectKey, Resource
 from kube.store import Store
@@ -49,7 +50,9 @@ class World(Client):
         del field_manager
         if subresource:
             self.status = obj["status"]
-            return {"metadata": {"uid": "chat-uid", "resourceVersion": "9", **obj["metadata"]}, **obj}
+            version = str(int(obj["metadata"]["resourceVersion"]) + 1)
+            metadata = obj["metadata"] | {"uid": "chat-uid", "resourceVersion": version, "generation": 3}
+            return {**obj, "metadata": metadata}
         if self.refusal:
             raise self.refusal
         if (resource, obj["metadata"]["name"]) in self.there and not force:
@@ -81,7 +84,8 @@ class Shell:
         metadata = {"name": "chat", "namespace": "team", "uid": "chat-uid", "resourceVersion": "1", "generation": 3}
         self.store.put(resource, {"apiVersion": "v1", "kind": resource.kind, "metadata": metadata})
         self._kind = Reconciler(resource=resource, decide=lambda _snapshot, _key: plan)
-        self._executor = Executor(world, self.store, self.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+        self.now = datetime(2026, 11, 21, tzinfo=UTC)
+        self._executor = Executor(world, self.store, self.told, lambda: self.now)
 
     async def run(self) -> None:
         await self._executor.reconcile(self._kind, KEY)
@@ -161,3 +165,68 @@ async def test_refusal_sets_no_condition_of_a_host() -> None:
         await shell.run()
     assert shell.condition("Ready")["reason"] == "LeaseExpired", "by which its processes are given up"
     assert "phase" not in shell.world.status
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (ApiError("create", status=400, reason="BadRequest", message="a webhook denied it"), "BadRequest"),
+        (ApiError("create", status=400, reason="no such colour!", message="a webhook denied it"), "Refused"),
+        (ApiError("create", status=402, message="a webhook denied it"), "Refused"),
+        (NotFound("create", status=404, message="a webhook denied it"), "NotFound"),
+    ],
+)
+async def test_any_refusal_is_reported(refusal: ApiError, reason: str) -> None:
+    shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
+    with pytest.raises(ApiError):
+        await shell.run()
+    assert (shell.condition("Ready")["reason"], shell.world.status["phase"]) == (reason, "Failed")
+    assert "a webhook denied it" in shell.condition("Reconciled")["message"]
+    assert shell.told.reasons == [reason]
+
+
+async def test_server_error_is_reported_when_it_lasts() -> None:
+    refusal = ApiError("create", status=500, reason="InternalError", message="failed calling webhook")
+    shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
+    for seconds, reported in ((0, []), (4.9, []), (5, ["InternalError"]), (6, ["InternalError"])):
+        shell.now = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=seconds)
+        with pytest.raises(ApiError):
+            await shell.run()
+        assert shell.told.reasons == reported
+    assert shell.condition("Ready")["reason"] == "InternalError"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [Conflict("apply", status=409), ApiError("apply", status=429), Unauthorized("apply", status=401)],
+    ids=lambda error: str(error.status),
+)
+async def test_passing_refusal_is_not_reported(refusal: ApiError) -> None:
+    shell = Shell(World((SERVICES, existing(SERVICE[1])), refusal=refusal), Plan(create=(SERVICE,), status=PLANNED))
+    with pytest.raises(ApiError):
+        await shell.run()
+    assert (shell.world.status, shell.told.reasons) == ({}, [])
+
+
+async def test_refusal_with_other_words_each_time_is_reported_once_a_minute() -> None:
+    shell = Shell(World(), Plan(apply=(SERVICE,), status=PLANNED))
+    messages = []
+    for number in range(120):
+        shell.now = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=number)
+        shell.world.refusal = Forbidden("create", status=403, reason="Forbidden", message=f"request {number} denied")
+        with pytest.raises(Forbidden):
+            await shell.run()
+        messages.append(shell.condition("Reconciled")["message"])
+    assert len(set(messages)) == 2
+    assert "request 60 denied" in messages[-1]
+    assert shell.told.reasons == ["Forbidden"]
+
+
+async def test_each_new_reason_and_each_new_refusal_is_reported() -> None:
+    shell = Shell(World(), Plan(apply=(SERVICE,), status=PLANNED))
+    for refusal in (REFUSAL, ApiError("create", status=400, reason="BadRequest"), None, REFUSAL):
+        shell.world.refusal = refusal
+        with contextlib.suppress(ApiError):
+            await shell.run()
+        shell.store.remove(SERVICES, "team", "chat")
+    assert shell.told.reasons == ["Forbidden", "BadRequest", "Forbidden"]
