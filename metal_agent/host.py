@@ -22,6 +22,7 @@ from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.records import Records
 from metal_agent.supervise.runner import Exposure, Runner, RunnerContext
 from metal_agent.supervise.supervisor import Supervisor
@@ -74,8 +75,8 @@ class Host:
         await self.supervisor.recover([self.proxy.process.pid] if self.proxy and self.proxy.process else [])
 
     def start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep the proxy running, and watch memory pressure and memory in use, until the tasks are cancelled."""
-        loops = [self.proxy.run()] if self.proxy else []
+        """Keep the proxy running and follow its reports, and watch the memory, until the tasks are cancelled."""
+        loops = [self.proxy.run(), follow_backend_health(self.proxy.client, self.runners)] if self.proxy else []
         return [group.create_task(each) for each in (*loops, self.watchdog.run(), self.monitor.run())]
 
 

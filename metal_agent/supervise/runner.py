@@ -68,6 +68,9 @@ class Exposure(Protocol):
     def requests(self, uid: str) -> int | None:
         """Return the number of requests in progress that the proxy last reported for the process; None if unknown."""
 
+    async def clear_suspicion(self, uid: str) -> None:
+        """Tell the proxy that the agent has checked the process and that it works; raises no error of the proxy."""
+
 
 async def _do_nothing() -> None:
     """Do nothing."""
@@ -460,6 +463,9 @@ class Runner:
         self._log.warning("engine_suspect", reason=suspicion.reason, problem=suspicion.message, pid=engine.pid)
         outcome = await engine_checks.check_suspect(engine, suspicion)
         self._log.info("suspect_checked", healthy=outcome == events.Trusted(), pid=engine.pid)
+        if outcome == events.Trusted():
+            # Otherwise the proxy would not report it if it failed again.
+            await self._host.exposure.clear_suspicion(self.assignment.uid)
         return outcome
 
     def _record_url(self, url: str) -> None:

@@ -95,6 +95,13 @@ class ProxyExposure(ABC):
         backends = [backend for service in state.services for backend in service.backends] if state else []
         return next((backend.in_flight for backend in backends if backend.uid == uid), None)
 
+    async def clear_suspicion(self, uid: str) -> None:
+        """Tell the proxy that the agent has checked the process and that it works; raises no error of the proxy."""
+        try:
+            await self._proxy.client.clear_health(uid)
+        except (ProxyUnreachableError, ProxyRefusedError) as error:
+            log.warning("suspicion_not_cleared", uid=uid, error=str(error))
+
     def _is_served(self, runner: Runner) -> bool:
         return runner.state.phase not in _NOT_SERVED
 
@@ -133,7 +140,7 @@ def proxy_config(
                     Backend(
                         runner.assignment.uid,
                         runner.url,
-                        draining=runner.assignment.uid in draining,
+                        draining=runner.assignment.uid in draining or runner.state.is_drained,
                         concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
                         model=runner.model,
                         api_key=runner.api_key,

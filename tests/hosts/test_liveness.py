@@ -154,3 +154,21 @@ async def test_doubted_engine_is_ready_again_once_it_has_answered(
 async def _unproven(doubted: Runner) -> bool:
     await doubted.check_liveness()
     return not doubted.is_answering
+
+
+async def test_engine_that_ends_during_a_check_is_no_crash(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    checked = machine.runners["u1"]
+    read_cpu_seconds = liveness.read_cpu_seconds
+
+    async def read_of_the_dead(pid: int) -> float | None:
+        os.kill(pid, signal.SIGKILL)
+        await phase(machine, "Failed", "EngineExited")
+        return await read_cpu_seconds(pid)
+
+    monkeypatch.setattr(runner, "read_cpu_seconds", read_of_the_dead)
+    await checked.check_liveness()
+    assert await ready(machine) != pid

@@ -45,6 +45,9 @@ class RecordingExposure:
         assert timeout_seconds > 0
         self._note("drain", uid)
 
+    async def clear_suspicion(self, uid: str) -> None:
+        self._note("clear", uid)
+
     def requests(self, uid: str) -> int | None:
         return self.in_flight.get(uid)
 

@@ -17,6 +17,8 @@ class StandIn:
         self.answering = asyncio.Event()
         """Every request waits for this event: while it is cleared, the daemon hangs."""
         self.answering.set()
+        self.sick: set[str] = set()
+        """Names of models that answer every request with an error until they are unloaded."""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -54,6 +56,10 @@ class StandIn:
     def changes(self) -> list[tuple[str, str]]:
         """Return the requests that change something, in order."""
         return [(method, path) for method, path in self.asked if method not in {"GET", "HEAD"}]
+
+
+SICK_ANSWER = {"error": {"message": "Compute error.", "type": "server_error", "code": 500}}
+"""llama.cpp's answer after a Metal out-of-memory error; both daemons pass on what their engine answers."""
 
 
 def completion(model: str) -> dict[str, object]:

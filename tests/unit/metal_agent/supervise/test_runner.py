@@ -32,6 +32,9 @@ class _Unreached:
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Do nothing, since no request is in progress."""
 
+    async def clear_suspicion(self, uid: str) -> None:
+        """Do nothing, since no proxy suspects it."""
+
     def requests(self, uid: str) -> int | None:
         """Return None, for unknown."""
 

@@ -1,0 +1,49 @@
+"""Follow the proxy's reports on the engines behind it, by one open stream: a sick engine is known at once."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final, get_args
+
+import structlog
+
+from gateway.proxy.config import BackendHealth
+from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from kube.backoff import backoff_seconds
+from metal_agent.engine_health import Suspicion, SuspicionReason
+from metal_agent.process_events import Suspected, Trusted
+from metal_agent.supervise.runner import Runner
+
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LAST_PAUSE_SECONDS: Final = 10.0
+_OLD_PROXY_SECONDS: Final = 60.0
+"""Pause after an answer of a proxy that reports nothing: an earlier version, which will be replaced."""
+
+log = structlog.get_logger()
+
+
+async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner]) -> None:
+    """Pass the proxy's reports on to the runners, by uid, until cancelled."""
+    failures = 0
+    while True:
+        try:
+            async for health in proxy.watch_health():
+                failures = 0
+                if runner := runners.get(health.uid):
+                    runner.notify(read_report(health))
+        except ProxyRefusedError as error:
+            log.info("backend_health_unknown", problem=str(error), retry_seconds=_OLD_PROXY_SECONDS)
+            await asyncio.sleep(_OLD_PROXY_SECONDS)
+        except ProxyUnreachableError:
+            failures += 1  # a proxy that does not answer is reported by the task that keeps it running
+        except Exception:  # a defect here must not end the agent
+            failures += 1
+            log.exception("backend_reports_failed")
+        await asyncio.sleep(backoff_seconds(failures, first=_FIRST_PAUSE_SECONDS, most=_LAST_PAUSE_SECONDS))
+
+
+def read_report(health: BackendHealth) -> Suspected | Trusted:
+    """Return the event of a report; a reason that this version does not know is checked as slowness is."""
+    if not health.suspect:
+        return Trusted()
+    reason: SuspicionReason = next((known for known in get_args(SuspicionReason) if known == health.reason), "Slow")
+    return Suspected(Suspicion(reason, health.message))

@@ -1,0 +1,120 @@
+"""An engine that only fails or hangs is started again, and its status says what it answered; a sound one is kept.
+
+The engine is a stand-in that gets sick on command; in the last test the real proxy suspects it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from metal_agent import engine_health
+from metal_agent.engine_health import Suspicion
+from metal_agent.native.process import kill_strays
+from metal_agent.process_events import Suspected
+from metal_agent.supervise import engine_checks, liveness
+from tests.hosts.test_up import Up, ask
+from tests.support.daemons.host_daemons import Served, ollama, omlx, served, watch_often
+from tests.support.eventually import eventually
+from tests.support.local_host import Machine, MakeAssignment, phase, ready
+from tests.support.sick_engine import make_sick, write_program
+
+__all__ = ["ollama", "omlx", "served", "watch_often"]
+
+FAILING = Suspicion("Failing", "the last 3 requests failed: 500, 500, 500")
+SILENT = Suspicion("Silent", "no data for 12 s within a stream; the longest pause before was 0.1 s")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(engine_checks, "CHECK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.3)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model of an engine that gets sick on command."""
+    monkeypatch.setenv("LLAMA_SERVER_BIN", str(write_program(tmp_path)))
+    return model
+
+
+async def test_poisoned_engine_is_started_again_and_its_answer_is_in_the_status(
+    machine: Machine, assignment: MakeAssignment, engine: Path
+) -> None:
+    machine.supervisor.assign([assignment()])
+    first = await ready(machine)
+    make_sick(engine, "failing")
+    machine.runners["u1"].notify(Suspected(FAILING))
+    message = await phase(machine, "Failed", "EngineFailing")
+    assert "answered 500: Compute error." in message
+    assert machine.exposure.calls == [("withdraw", True), ("drain", True)]
+    assert await ready(machine) != first
+    assert machine.runners["u1"].status(None).message == ""
+
+
+async def test_hung_engine_whose_health_page_answers_is_started_again(
+    machine: Machine, assignment: MakeAssignment, engine: Path
+) -> None:
+    machine.supervisor.assign([assignment()])
+    first = await ready(machine)
+    make_sick(engine, "hung")
+    machine.runners["u1"].notify(Suspected(SILENT))
+    assert "no answer with a token" in await phase(machine, "Failed", "EngineHung")
+    assert [call for call, _ in machine.exposure.calls] == ["withdraw"], "nothing that it was asked is answered"
+    assert await ready(machine) != first
+
+
+async def test_sound_engine_that_is_suspect_serves_on(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    runner = machine.runners["u1"]
+    runner.notify(Suspected(FAILING))
+    await eventually(lambda: [call for call, _ in machine.exposure.calls] == ["clear"])
+    await eventually(lambda: runner.state.suspicion is None)
+    assert (runner.state.phase, runner.state.reason, runner.state.pid) == ("Ready", "", pid)
+
+
+async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
+    machine: Machine, assignment: MakeAssignment, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_health, "START_FAILURE_SECONDS", 1.0)
+    make_sick(engine, "failing")
+    machine.supervisor.assign([assignment()])
+    runner = machine.runners["u1"]
+    await eventually(lambda: runner.state.phase == "Starting" and "500: Compute error." in runner.state.message)
+    assert "answered 500: Compute error." in await phase(machine, "Failed", "EngineBroken")
+    await ready(machine)
+
+
+async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(served: Served) -> None:
+    machine, daemon, make = served
+    machine.supervisor.assign([make("u1"), make("u2")])
+    model = await served.ready("u1")
+    assert await served.ready("u2") == model, "both share it"
+    daemon.sick.add(model)
+    machine.runners["u1"].notify(Suspected(FAILING))
+    assert "answered 500: Compute error." in await phase(machine, "Failed", "EngineFailing")
+    assert await served.ready("u1") == await served.ready("u2") == model
+    assert not daemon.sick, "it was unloaded"
+
+
+async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(
+    tmp_path: Path, model: Path, engine: Path
+) -> None:
+    up = Up(tmp_path, f"--model={model}", "--port=0")
+    try:
+        url = await up.url()
+        await up.says("tiny: Ready")
+        make_sick(engine, "failing")
+        asked = [await ask(url, "tiny", seed=number) for number in range(3)]
+        assert [status for status, _ in asked] == [500, 500, 500]
+        await up.says("answered 500: Compute error.")
+        await eventually(lambda: _answers(url))
+    finally:
+        if up.process.running:
+            await up.process.kill()
+        await kill_strays(tmp_path / "state", ())
+
+
+async def _answers(url: str) -> bool:
+    return (await ask(url, "tiny"))[0] == 200
