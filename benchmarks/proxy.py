@@ -1,39 +1,46 @@
-"""The latency that the proxy adds to a token, its memory with many streams, and its restart time.
+"""The cost of the proxy: short requests, added latency, memory, restart, idle connections, large bodies.
 
-Latency is measured over a direct call to the engine; its floor is a minimal aiohttp proxy (`servers/pass_through.py`).
-The floor of the memory is a proxy without a stream, and that of the restart is the imports of the proxy. Streams run
-at the pace of a model on a Mac. Each event carries the time at which the engine sent it, by the one clock of this
-machine; the time to the first token includes the request. The three ways take turns, so that other load on the machine
-affects all of them.
+The proxy runs as a process and is configured over its control socket, as the agent does it. The floor of speed and
+latency is a minimal proxy (`servers/raw_proxy.py`) in the same run; the ways to the engine take turns, so that other
+load on the machine affects all of them. The proxies run on one processor, the engine and the clients on another; what
+a request costs is counted in seconds of the proxy's processor time, which other load changes little.
+`python -m benchmarks.proxy short streams` measures only these.
 """
 
 import asyncio
-import json
 import os
-import random
+import resource
 import signal
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from operator import attrgetter
-from pathlib import Path
-from typing import Final, NamedTuple
+from random import random
+from typing import Final
 
 import psutil
-from msgspec import structs
+import uvloop
 
+from benchmarks.clients.http_load import (
+    UnexpectedResponseError,
+    open_probe,
+    open_stream,
+    send_body,
+    send_short_requests,
+)
 from benchmarks.report import Figure, print_figures
 from benchmarks.servers.stream_engine import PAUSE_SECONDS
-from devices import limits
-from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener
-from metal_agent.native.process import kill_strays
-from metal_agent.traffic.proxy_process import Proxy
+from benchmarks.servers.ways import SupervisedProxy, Way, open_ways, proxy_config, run_proxy, run_server
+from gateway.proxy.control_client import ProxyUnreachableError
+from tests.support.large_bodies import KINDS
 
+CONNECTIONS: Final = 32
+SHORT_SECONDS: Final = 2.0
 STREAMS: Final = 32
 TOKENS: Final = 10
 ROUNDS: Final = 6
@@ -41,164 +48,102 @@ ROUNDS: Final = 6
 PER_ROUND: Final = 4
 IDLE_STREAMS: Final = 1000
 KILLS: Final = 5
+FEW_IDLE_CONNECTIONS: Final = 256
+MANY_IDLE_CONNECTIONS: Final = 10_000
+DESCRIPTORS: Final = 10_240
+WATCHED_STREAMS: Final = 16
+WATCHED_TOKENS: Final = 60
+BODY_BYTES: Final = (64 << 20) - 4096
 MIB: Final = 2**20
-TOKEN: Final = "benchmark"  # noqa: S105 - of a service that lives for a minute
 
 
-class SupervisedProxy:
-    """The proxy as an agent runs it: restarted when it ends, and configured again after each start."""
-
-    def __init__(self, folder: Path) -> None:
-        self.proxy = Proxy(folder, self._changed)
-        self.config = ProxyConfig()
-        self.answers = asyncio.Event()
-        self._configuring: set[asyncio.Task[ProxyState]] = set()
-
-    async def configure(self, config: ProxyConfig) -> int:
-        """Configure the proxy with `config` and return the first service's port."""
-        self.config = config
-        return (await self.proxy.client.configure(config)).services[0].port
-
-    @property
-    def pid(self) -> int:
-        """The proxy's process id."""
-        assert self.proxy.process  # noqa: S101 - it answers
-        return self.proxy.process.pid
-
-    def _changed(self) -> None:
-        if self.proxy.answers:
-            self.answers.set()
-        if self.proxy.answers and self.config.services:
-            task = asyncio.create_task(self.proxy.client.configure(self.config))
-            self._configuring.add(task)
-            task.add_done_callback(self._configuring.discard)
+async def measure_short_requests() -> list[Figure]:
+    """Measure how many short requests the proxy answers in a second of its processor time."""
+    answered, seconds, began = [0, 0], [0.0, 0.0], [0.0, 0.0]
+    async with open_ways(CONNECTIONS) as ways:
+        for round_ in range(ROUNDS):
+            for number, way in enumerate((ways.bare, ways.ours)):
+                began[number] = _processor_seconds(way.pid)
+                count = await send_short_requests(way.port, CONNECTIONS, SHORT_SECONDS)
+                if round_:  # the first one warms up
+                    answered[number] += count
+                    seconds[number] += _processor_seconds(way.pid) - began[number]
+    floor, value = (count / spent for count, spent in zip(answered, seconds, strict=True))
+    least, wall = (count / SHORT_SECONDS / (ROUNDS - 1) for count in answered)
+    return [
+        Figure("short requests in a second of one core", value, floor, 12_000, "", at_least=True),
+        Figure("processor time of a short request", 1e6 / value, 1e6 / floor, None, "us"),
+        Figure("short requests in a second on this machine now", wall, least, None, ""),
+    ]
 
 
-@asynccontextmanager
-async def run_proxy() -> AsyncIterator[SupervisedProxy]:
-    """Run the proxy until the context ends."""
-    with tempfile.TemporaryDirectory() as name:
-        running = SupervisedProxy(Path(name))
-        task = asyncio.create_task(running.proxy.run())
-        try:
-            await running.answers.wait()
-            yield running
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await kill_strays(Path(name), ())
+def _processor_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
-class Way(NamedTuple):
-    """One way to the engine, and its latencies in milliseconds."""
+async def measure_way(way: Way) -> None:
+    """Send a few requests for streams as one client, and note the latency of each token."""
+    requested = 0
 
-    name: str
-    port: int
-    first_token_ms: list[float]
-    token_ms: list[float]
+    def note(sent: int, received: int) -> None:
+        nonlocal requested
+        if requested:
+            way.first_token_ms.append((received - requested) / 1e6)
+            requested = 0
+        else:
+            way.token_ms.append((received - sent) / 1e6)
 
-
-@contextmanager
-def run_server(module: str, *arguments: str) -> Iterator[int]:
-    """Run one of `benchmarks.servers` until the context ends; yields its port."""
-    command = [sys.executable, "-m", f"benchmarks.servers.{module}", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdin  # noqa: S101, PT018 - both are pipes
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.stdin.close()
-
-
-def proxy_config(engine: int, concurrency: int) -> ProxyConfig:
-    """Return a configuration with one service in front of the engine."""
-    backend = Backend("engine", f"http://127.0.0.1:{engine}", concurrency=concurrency)
-    return ProxyConfig((ServiceListener("bench/tiny", "127.0.0.1", 0, TOKEN, (backend,)),))
-
-
-async def request_stream(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, tokens: int, idle: bool = False
-) -> AsyncIterator[int]:
-    """Request a stream on an open connection; yields the time of sending of each token, in nanoseconds."""
-    body = json.dumps({"model": "tiny", "stream": True, "max_tokens": tokens, "idle": idle}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    while True:
-        line = await reader.readline()
-        if line.startswith(b"data: [DONE]"):
-            break
-        if b'"content":"' in line:
-            yield int(line.partition(b'"content":"')[2].partition(b'"')[0])
-        if line.startswith(b"HTTP/1.1 ") and not line.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(line.decode())
-    await reader.readuntil(b"0\r\n\r\n")
-
-
-async def measure_latency(way: Way) -> None:
-    """Send a few requests as one client, and note the latency of each token."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+    stream = await open_stream(way.port, note)
     for _ in range(PER_ROUND):
-        await asyncio.sleep(random.random() * TOKENS * PAUSE_SECONDS)  # noqa: S311 - so that the streams are not in step
+        await asyncio.sleep(random() * TOKENS * PAUSE_SECONDS)  # noqa: S311 - so that the streams are not in step
         requested = time.monotonic_ns()
-        first = True
-        async for sent in request_stream(reader, writer, tokens=TOKENS):
-            now = time.monotonic_ns()
-            if first:
-                way.first_token_ms.append((now - requested) / 1e6)
-            else:
-                way.token_ms.append((now - sent) / 1e6)
-            first = False
-    writer.close()
-    await writer.wait_closed()
+        stream.request(TOKENS)
+        await stream.done
+    stream.transport.close()
 
 
 async def measure_added_latency() -> list[Figure]:
     """Measure 32 streams on each way, in turns."""
-    with ExitStack() as stack:
-        engine = stack.enter_context(run_server("stream_engine"))
-        bare = stack.enter_context(run_server("pass_through", f"http://127.0.0.1:{engine}"))
-        async with run_proxy() as running:
-            port = await running.configure(proxy_config(engine, STREAMS))
-            ways = [Way("direct", engine, [], []), Way("bare", bare, [], []), Way("ours", port, [], [])]
-            for _ in range(ROUNDS):
-                for way in ways:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(STREAMS):
-                            group.create_task(measure_latency(way))
-    direct, least, ours = ways
+    async with open_ways(STREAMS) as ways:
+        for _ in range(ROUNDS):
+            for way in ways[:3]:
+                await asyncio.gather(*(measure_way(way) for _ in range(STREAMS)))
     figures = []
-    for name, of in (("to the first token", attrgetter("first_token_ms")), ("each token", attrgetter("token_ms"))):
-        base, floor, value = (statistics.median(of(way)) for way in (direct, least, ours))
-        figures.append(Figure(f"{name}, p50 over a direct call", value - base, floor - base, 0.5, "ms"))
+    for name, of, goal in (
+        ("to the first token", attrgetter("first_token_ms"), 0.3),
+        ("each token", attrgetter("token_ms"), 0.1),
+    ):
+        for percentile, limit in ((50, goal), (99, None)):
+            base, floor, value = (statistics.quantiles(of(way), n=100)[percentile - 1] for way in ways[:3])
+            text = f"{STREAMS} streams, {name}, p{percentile} over a direct call"
+            figures.append(Figure(text, value - base, floor - base, limit, "ms"))
     return figures
 
 
-async def measure_memory() -> Figure:
-    """Measure the resident memory of the proxy with many open, idle streams."""
-    with run_server("stream_engine") as engine:
-        async with run_proxy() as running:
-            empty = psutil.Process(running.pid).memory_info().rss
-            port = await running.configure(proxy_config(engine, IDLE_STREAMS))
-            streams = []
-            for _ in range(IDLE_STREAMS):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                events = request_stream(reader, writer, tokens=1, idle=True)
-                await anext(events)
-                streams.append((events, writer))
-            held = psutil.Process(running.pid).memory_info().rss
-            for _, writer in streams:
-                writer.close()
-    return Figure(f"{IDLE_STREAMS} idle streams, resident (floor: none)", held / MIB, empty / MIB, 100, "MiB")
+async def measure_memory() -> list[Figure]:
+    """Measure the resident memory of the proxies with many open, idle streams."""
+    held = []
+    async with open_ways(IDLE_STREAMS) as ways:
+        for way in (ways.bare, ways.ours):
+            streams = [await open_stream(way.port, lambda _sent, _received: None) for _ in range(IDLE_STREAMS)]
+            for stream in streams:
+                stream.request(1, idle=True)
+                await asyncio.wait((stream.started, stream.done), return_when=asyncio.FIRST_COMPLETED)
+            held.append(psutil.Process(way.pid).memory_info().rss / MIB)
+            for stream in streams:
+                stream.transport.close()
+    floor, value = held
+    return [Figure(f"{IDLE_STREAMS} idle streams, resident", value, floor, 60, "MiB")]
 
 
-async def measure_restart() -> Figure:
+async def measure_restart() -> list[Figure]:
     """Kill the proxy, and send requests until one is answered."""
-    with run_server("stream_engine") as engine, socket.create_server(("127.0.0.1", 0)) as free:
+    with run_server("stream_engine") as (engine, _), socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
         async with run_proxy() as running:
-            fixed = proxy_config(engine, STREAMS)
-            await running.configure(structs.replace(fixed, services=(structs.replace(fixed.services[0], port=port),)))
+            await running.configure(proxy_config(engine, STREAMS, port))
             seconds = []
             for _ in range(KILLS):
                 os.kill(running.pid, signal.SIGKILL)
@@ -206,22 +151,21 @@ async def measure_restart() -> Figure:
                 while not await is_answering(port):  # noqa: ASYNC110 - a client has no event to wait for
                     await asyncio.sleep(0.005)
                 seconds.append(time.monotonic() - began)
-    start = await asyncio.to_thread(measure_imports)
-    return Figure(
-        "killed, until it serves again, median (floor: its imports)", statistics.median(seconds), start, 1, "s"
-    )
+    floor = await asyncio.to_thread(measure_imports)
+    name = "killed, until it serves again, median (floor: its imports)"
+    return [Figure(name, statistics.median(seconds), floor, 0.6, "s")]
 
 
 async def is_answering(port: int) -> bool:
     """Decide whether a request for one token is answered."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        tokens = [token async for token in request_stream(reader, writer, tokens=1)]
-        writer.close()
-        await writer.wait_closed()
-    except OSError:
+        stream = await open_stream(port, lambda _sent, _received: None)
+        stream.request(1)
+        await stream.done
+        stream.transport.close()
+    except (OSError, UnexpectedResponseError):
         return False
-    return bool(tokens)
+    return True
 
 
 def measure_imports() -> float:
@@ -231,11 +175,91 @@ def measure_imports() -> float:
     return time.monotonic() - began
 
 
-async def main() -> None:
-    """Measure and print all figures."""
-    print_figures("proxy", [*await measure_added_latency(), await measure_memory(), await measure_restart()])
+async def measure_idle_connections(count: int) -> list[Figure]:
+    """Open idle connections while streams run; count streams that end, and time the control socket."""
+    connect = asyncio.get_running_loop().create_connection
+    async with open_ways(WATCHED_STREAMS) as ways:
+        streams = [await open_stream(ways.ours.port, lambda _sent, _received: None) for _ in range(WATCHED_STREAMS)]
+        for stream in streams:
+            stream.request(WATCHED_TOKENS)
+        streaming = asyncio.gather(*(stream.done for stream in streams), return_exceptions=True)
+        before = [await measure_control_delay(ways.proxy) for _ in range(20)]
+        idle = [connect(asyncio.Protocol, "127.0.0.1", ways.ours.port) for _ in range(count)]
+        opening = asyncio.gather(*idle, return_exceptions=True)
+        during = []
+        while not streaming.done():
+            during.append(await measure_control_delay(ways.proxy))
+        ended = sum(isinstance(result, BaseException) for result in await streaming)
+        opening.cancel()
+    name = f"{count} idle connections: longest delay of the control socket (floor: without)"
+    return [
+        Figure(f"{count} idle connections: streams that end, of {WATCHED_STREAMS}", ended, None, 0, ""),
+        Figure(name, max(during), max(before), 100, "ms"),
+    ]
+
+
+async def measure_control_delay(proxy: SupervisedProxy) -> float:
+    """Ask the proxy for its state, and return the milliseconds until it answers."""
+    await asyncio.sleep(0.01)
+    began = time.monotonic()
+    with suppress(ProxyUnreachableError):
+        await proxy.proxy.client.state()
+    return 1000 * (time.monotonic() - began)
+
+
+async def measure_bodies() -> list[Figure]:
+    """Send one large body of each kind; measure the longest gap in the proxy's answers to others, and its memory."""
+    gaps: dict[str, float] = {}
+    resident: list[float] = []
+    async with open_ways(STREAMS) as ways:
+        empty = psutil.Process(ways.ours.pid).memory_info().rss / MIB
+        async with asyncio.timeout(1):
+            still = await measure_gap(ways.ours, resident, asyncio.create_task(asyncio.sleep(0.5)))
+        for kind, make in KINDS.items():
+            body = make(BODY_BYTES)
+            sending = asyncio.create_task(asyncio.to_thread(send_body, ways.ours.port, body))
+            gaps[kind] = await measure_gap(ways.ours, resident, sending)
+            print(f"{kind}: status {sending.result()}, gap {gaps[kind]:.1f} ms, {resident[-1]:.0f} MiB")
+    worst = max(gaps, key=lambda kind: gaps[kind])
+    size = f"{BODY_BYTES / MIB:.0f} MiB body"
+    return [
+        Figure(f"{size}: longest gap ({worst}; floor: none sent)", gaps[worst], still, 20, "ms"),
+        Figure(
+            f"{size}: memory at most, over none", max(resident) - empty, BODY_BYTES / MIB, 3 * BODY_BYTES / MIB, "MiB"
+        ),
+    ]
+
+
+async def measure_gap(way: Way, resident: list[float], until: asyncio.Task[object]) -> float:
+    """Probe a listener until the task has ended; return the longest wait in milliseconds, and note the memory."""
+    probe = await open_probe(way.port)
+    process = psutil.Process(way.pid)
+    longest = 0.0
+    while not until.done():
+        longest = max(longest, await probe.measure())
+        resident.append(process.memory_info().rss / MIB)
+        await asyncio.sleep(0.0005)
+    probe.transport.close()
+    return 1000 * longest
+
+
+PARTS: Final[Mapping[str, Callable[[], Awaitable[list[Figure]]]]] = {
+    "short": measure_short_requests,
+    "streams": measure_added_latency,
+    "memory": measure_memory,
+    "restart": measure_restart,
+    "idle": partial(measure_idle_connections, FEW_IDLE_CONNECTIONS),
+    "many": partial(measure_idle_connections, MANY_IDLE_CONNECTIONS),
+    "bodies": measure_bodies,
+}
+
+
+async def main(parts: list[str]) -> None:
+    """Measure the named parts, or all, and print their figures."""
+    print_figures("proxy", [figure for part in parts or PARTS for figure in await PARTS[part]()])
 
 
 if __name__ == "__main__":
-    limits.raise_descriptor_limit()
-    asyncio.run(main())
+    # As on a Mac: the proxy that this process starts may not have more either.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    uvloop.run(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Clients that put load on what a benchmark measures, and cost less than it does."""
