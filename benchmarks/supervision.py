@@ -39,6 +39,7 @@ from tests.controlplane.network import Network
 from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.host_grants import grant_host
 from tests.support.tiny_models import tiny_gguf
 
 NAMESPACE: Final = "default"
@@ -81,7 +82,9 @@ class Bench:
     async def create(self, service: str) -> None:
         """Bind one more process to the host."""
         metadata = {"namespace": NAMESPACE, "name": service}
-        await self.client.create(METAL_PROCESSES, {"metadata": metadata, "spec": self.spec(service)})
+        process = {"metadata": metadata, "spec": self.spec(service)}
+        await grant_host(self.client, self.host.name, [self.host.address], [process])
+        await self.client.create(METAL_PROCESSES, process)
 
     async def delete(self, service: str) -> None:
         """Delete the process, and wait until its engine has ended."""

@@ -26,7 +26,7 @@ from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
-from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -44,6 +44,8 @@ from kube.resources import (
     MODELS,
     PODS,
     PVCS,
+    ROLE_BINDINGS,
+    ROLES,
     SERVICES,
     ObjectKey,
     Resource,
@@ -127,6 +129,8 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._client, self.store, WATCHED, self._credentials, followed))
             tasks.create_task(reflect(self._client, self.store, ENDPOINT_SLICES, label_selector=OURS, synced=reflected))
+            for resource in (ROLES, ROLE_BINDINGS):
+                tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
             await followed.wait()
             await reflected.wait()
             log.info("store_complete", identity=self._identity)

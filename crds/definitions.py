@@ -155,6 +155,7 @@ DEFINITIONS = (
             Column("Free", ".status.available"),
             Column("Address", ".status.address"),
             Column("Reason", condition("Ready", "reason")),
+            Column("Address accepted", condition("AddressAccepted", "status"), wide=True),
             Column("GPU", ".status.gpuCores", "integer", wide=True),
             Column("Pressure", ".status.memoryPressure", wide=True),
             Column("Thermal", ".status.thermalLevel", wide=True),

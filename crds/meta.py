@@ -38,6 +38,9 @@ DISRUPTION_TARGET: Final = "DisruptionTarget"
 MEMORY_PRESSURE: Final = "MemoryPressure"
 """Condition of a MetalHost that takes no new process, named like a Node's; also the reason in resulting statuses."""
 
+ADDRESS_ACCEPTED: Final = "AddressAccepted"
+"""Condition of a MetalHost whose EndpointSlices may name the address that it states."""
+
 Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}

@@ -20,6 +20,7 @@ from devices.facts import HostFacts
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
+from kube.errors import Forbidden
 from kube.events import EventRecorder
 from kube.lease import HeldElsewhereError, renew_host_lease
 from kube.queue import WorkQueue, run_workers
@@ -298,6 +299,21 @@ class Agent:
         if uid := getattr(step, "uid", None):
             self._queue.add(("process", uid))
 
+    async def _publish(self, service: ObjectKey) -> float | None:
+        """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
+        before = self._exposed.problem(service)
+        try:
+            await self._exposed.publish(service)
+        except Forbidden:
+            if refusal := self._exposed.endpoints.refusals.get(service):
+                return refusal.retry_seconds
+            raise
+        finally:
+            if self._exposed.problem(service) != before:
+                for runner in self._exposed.services().get(service, []):
+                    self._queue.add(("process", runner.assignment.uid))
+        return None
+
     def _publish_all(self) -> None:
         for service in self._exposed.services():
             self._queue.add(("slice", *service))
@@ -313,7 +329,7 @@ class Agent:
             case ("proxy",):
                 return await self._configure_proxy()
             case ("slice", namespace, name):
-                await self._exposed.publish(ObjectKey(namespace, name))
+                return await self._publish(ObjectKey(namespace, name))
             case ("process" | "host" | "events", *_) if not self._renewed_once.is_set():
                 pass  # another agent may have this name; the key is enqueued again once this agent has the Lease
             case ("process", uid):

@@ -1,4 +1,4 @@
-"""The MetalHost reconciler: the liveness of hosts, its consequences, and the Secret that each host may read.
+"""The MetalHost reconciler: the liveness of hosts and its consequences, the Secret of each host, and its grants.
 
 Leases are read every few seconds instead of watched, because only an answer shows that the API server, through which
 hosts renew, was reachable: a silent watch does not show that.
@@ -12,23 +12,35 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.hosts.address_check import PAUSE_SECONDS, AddressCheck, AddressUse
+from controller.hosts.grants import (
+    address_condition,
+    decide_grants,
+    grant_objects,
+    granted_addresses,
+    grants_name,
+    judge_address,
+)
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
 from controller.hosts.secrets import host_secret, read_secret, read_tokens
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.indexes import HOST_INDEX, host_of_slice
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, ref
+from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, host_of_slice
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, readable, ref
 from controller.services.rollout import LEASE_EXPIRED
 from crds.meta import HOSTS_NAMESPACE
 from crds.metalhost import MetalHost
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLE_BINDINGS, ROLES, ObjectKey
 from kube.store import Store
 
 READ_SECONDS: Final = 3.0
 SECRETS_SECONDS: Final = 60.0
 """Time within which a changed Secret of a user is copied to the hosts that need it."""
+
+_SILENT: Final = frozenset({"WaitingForLease", "NotReported", "NotChecked", "AddressFree"})
+"""Reasons of normal progress, of which no Event is sent."""
 
 log = structlog.get_logger()
 
@@ -93,25 +105,35 @@ class HostInputs(NamedTuple):
     """Base64 values for the host's Secret by data key; None: the Secret stays as it is."""
     secret: Obj | None = None
     """The host's existing Secret; None if there is none, or if `tokens` is None."""
+    address_use: AddressUse | None = None
+    """Another use of the host's address in the cluster; None if that is not known now."""
 
 
 def host_reconciler(leases: LeaseReader) -> Reconciler:
     """Return the reconciler of hosts."""
+    addresses = AddressCheck()
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.read()
         liveness = leases.liveness.state(key.name)
-        if liveness == "Expired" or snapshot.get(METAL_HOSTS, key) is None:
+        host = snapshot.get(METAL_HOSTS, key)
+        if host is None:
+            addresses.forget(key.name)
+        if liveness == "Expired" or host is None:
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)
+        address = host.get("status", {}).get("address", "")
+        granted = address in granted_addresses(_grants_role(snapshot, key.name))
+        use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         tokens = await read_tokens(client, snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name))
-        return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name))
+        return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name), use)
 
     return Reconciler(
         resource=METAL_HOSTS,
         decide=decide_host,
+        owns=(ROLES, ROLE_BINDINGS),
         maps={METAL_PROCESSES: _host_of_process, ENDPOINT_SLICES: _host_of_slice},
         observe=observe,
     )
@@ -138,16 +160,33 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     if host is None or host.metadata.deletion_timestamp is not None:
         return Plan(delete=delete)
     ready = _ready(host, inputs.liveness)
+    claimants = _same_address(snapshot, host)
+    roles = {each.metadata.name: _grants_role(snapshot, each.metadata.name) for each in claimants}
+    verdict = judge_address(host, claimants, roles, inputs.address_use)
+    bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
+    # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
+    grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
+    conditions = [ready, address_condition(host, verdict)]
     secret = host_secret(host, inputs.tokens) if inputs.tokens is not None else None
     # Secrets are not in the watch cache, so the existing Secret is among the inputs.
     differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
     return Plan(
-        apply=(secret,) if secret and differs else (),
+        apply=((secret,) if secret and differs else ()) + grants,
         delete=delete,
-        status={"conditions": [ready]},
-        events=transitions(host.status.conditions, [ready], action="Watch", silent={"WaitingForLease"}),
-        again_seconds=SECRETS_SECONDS,
+        status={"conditions": conditions},
+        events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
+        again_seconds=PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS,
     )
+
+
+def _grants_role(snapshot: Snapshot, host: str) -> Obj | None:
+    return snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(host)))
+
+
+def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
+    """Return the hosts that state the address of this host, itself among them."""
+    hosts = snapshot.store.by_index(METAL_HOSTS, ADDRESS_INDEX, host.status.address) if host.status.address else []
+    return [each for each in readable(hosts, MetalHost) if each.metadata.deletion_timestamp is None]
 
 
 def _ready(host: MetalHost, liveness: Liveness) -> Obj:

@@ -13,6 +13,7 @@ from kube.resources import (
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     JOBS,
+    METAL_HOSTS,
     METAL_PROCESSES,
     PODS,
     PVCS,
@@ -30,6 +31,8 @@ MODEL_INDEX: Final = "model"
 HOST_INDEX: Final = "host"
 """From a host's name to the MetalProcesses bound to it, and to its EndpointSlices; the empty name: bound to none."""
 UNBOUND: Final = ""
+ADDRESS_INDEX: Final = "address"
+"""From an address to the MetalHosts that state it."""
 
 
 def declare_indexes(store: Store) -> None:
@@ -99,12 +102,18 @@ def _host_of_slice(obj: Obj) -> list[str]:
     return [host] if host else []
 
 
+def _stated_addresses(host: Obj) -> list[str]:
+    address = host.get("status", {}).get("address")
+    return [address] if address else []
+
+
 INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     DEPLOYMENTS: {OWNER_INDEX: _owners},
     SERVICES: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners},
     PVCS: {OWNER_INDEX: _owners},
     PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE)},
+    METAL_HOSTS: {ADDRESS_INDEX: _stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {MODEL_INDEX: _models},

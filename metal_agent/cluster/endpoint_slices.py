@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
@@ -25,13 +25,16 @@ from crds.meta import (
     slice_name,
     split_slice_name,
 )
+from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
-from kube.errors import Invalid, NotFound
+from kube.errors import Forbidden, Invalid, NotFound
 from kube.resources import ENDPOINT_SLICES, ObjectKey
 
 FIELD_MANAGER: Final = "pomona-metal-agent"
 RENEW_SECONDS: Final = 10.0
 LEASE_SECONDS: Final = 40
+_GRANT_SECONDS: Final = 0.05
+_LONGEST_GRANT_SECONDS: Final = 2.0
 _GAP_SECONDS: Final = 25.0
 """More than two missed renewals, and well below LEASE_SECONDS, after which the controller declares a host lost."""
 
@@ -84,6 +87,18 @@ class SliceMember:
     """It ends after the requests in progress."""
 
 
+class SliceRefusal(NamedTuple):
+    """A slice that the API server refuses, because the controller has not granted it to this host."""
+
+    message: str
+    tries: int
+
+    @property
+    def retry_seconds(self) -> float:
+        """The seconds until the next try: a grant follows a binding at once, unless the controller is away."""
+        return backoff_seconds(self.tries, first=_GRANT_SECONDS, most=_LONGEST_GRANT_SECONDS)
+
+
 def find_service(slice_: Obj, host: str) -> ObjectKey | None:
     """Return the service of a slice, or None if the slice is not of `host`."""
     service, owner = split_slice_name(slice_["metadata"]["name"])
@@ -133,6 +148,8 @@ class Endpoints:
         self._host = host
         self._wanted = wanted
         self._applied: dict[ObjectKey, Obj | None] = {}
+        self.refusals: dict[ObjectKey, SliceRefusal] = {}
+        """The last refusal of each slice that the API server does not accept now."""
         # A withdrawal must never be overtaken by an earlier write of a ready endpoint.
         self._locks: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
 
@@ -160,7 +177,10 @@ class Endpoints:
         return missed
 
     async def publish(self, service: ObjectKey) -> None:
-        """Write or delete the slice of `service` as desired. Raises ApiError and Unreachable."""
+        """Write or delete the slice of `service` as desired. Raises ApiError and Unreachable.
+
+        Raises Forbidden while the controller has not granted the service or the address to this host.
+        """
         async with self._locks.setdefault(service, asyncio.Lock()):
             wanted = self._wanted(service)
             if service in self._applied and self._applied[service] == wanted:
@@ -169,9 +189,23 @@ class Endpoints:
             if wanted is None:
                 await self._remove(service)
             else:
-                await self._apply(service, wanted)
+                await self._apply_or_withdraw(service, wanted)
                 log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
+            self.refusals.pop(service, None)
             self._applied[service] = wanted
+
+    async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:
+        """Apply the slice; if it is refused and not ready, remove an earlier one, which may be: no grant is needed."""
+        try:
+            await self._apply(service, wanted)
+        except Forbidden as error:
+            earlier = self.refusals.get(service, SliceRefusal("", 0))
+            if earlier.message != error.message:
+                log.warning("endpoint_refused", service=str(service), error=error.message)
+            self.refusals[service] = SliceRefusal(error.message, earlier.tries + 1)
+            if not wanted["endpoints"][0]["conditions"]["ready"]:
+                await self._remove(service)
+            raise
 
     async def _apply(self, service: ObjectKey, wanted: Obj) -> None:
         try:

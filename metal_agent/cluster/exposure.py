@@ -133,7 +133,8 @@ class ClusterExposure(ProxyExposure):
         """Return the reason why `service` cannot be reached here although its engine is ready; empty if it can."""
         if self.accepted is not None and not self._proxy.answers:
             return "the proxy of this host does not run; it is started again"
-        return self._problems.get(service, "")
+        refusal = self.endpoints.refusals.get(service)
+        return self._problems.get(service) or (refusal.message if refusal else "")
 
     @property
     def complete(self) -> bool:

@@ -20,14 +20,15 @@ from tests.support.file_server import ALLOWED_NETWORKS
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
+INSTALLED = ("rbac.yaml", "host-ports.yaml", "host-policy.yaml")
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
 
 async def install(plane: ControlPlane) -> None:
-    """Install Pomona's kinds and roles, as a cluster's administrator does, and wait until kubectl finds the kinds."""
-    await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "rbac.yaml")
+    """Install Pomona's kinds, roles and policies, as an administrator does, and wait until kubectl finds the kinds."""
+    await plane.apply(CHECKOUT / "crds", *(CHECKOUT / "deploy" / name for name in INSTALLED))
     await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "crd", "--all")
     # Drop kubectl's cached list of kinds, which is older than Pomona's: a short name such as `mp` would stay unknown.
     shutil.rmtree(plane.environment["KUBECACHEDIR"], ignore_errors=True)

@@ -17,6 +17,7 @@ from kube.resources import ENDPOINT_SLICES, METAL_PROCESSES, SECRETS
 from tests.cluster.conftest import StartMetalHost
 from tests.controlplane.members import MetalHost
 from tests.support.eventually import eventually
+from tests.support.host_grants import grant_host
 from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
 
@@ -27,12 +28,14 @@ GIB = 2**30
 
 
 class BoundProcess:
-    """One MetalProcess `chat-1`, or several, bound by hand to a host, as the controller would bind it."""
+    """One MetalProcess `chat-1`, or several, bound by hand to a host and granted to it, as by the controller."""
 
     def __init__(self, client: Client, namespace: str, host: MetalHost) -> None:
         self.client = client
         self.namespace = namespace
         self.host = host
+        self.addresses = [host.address]
+        """Addresses that the host is granted with the next process."""
 
     async def bind(self, name: str = "chat-1", **changes: object) -> None:
         token = {f"{self.namespace}_chat-token_token": b64encode(TOKEN.encode()).decode()}
@@ -50,7 +53,9 @@ class BoundProcess:
             "contextLength": 1024,
             "extraArgs": ["-t", "1"],
         }
-        await self.client.create(METAL_PROCESSES, {"metadata": metadata, "spec": spec | changes})
+        process = {"metadata": metadata, "spec": spec | changes}
+        await grant_host(self.client, self.host.name, self.addresses, [process])
+        await self.client.create(METAL_PROCESSES, process)
 
     async def object(self, name: str = "chat-1") -> Obj:
         return await self.client.get(METAL_PROCESSES, name, self.namespace)

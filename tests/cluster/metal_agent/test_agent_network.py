@@ -20,6 +20,7 @@ NEW = "10.77.200.1"
 async def test_an_address_that_changed_is_followed_and_the_old_one_is_never_ready_again(
     bound_process: BoundProcess, http: aiohttp.ClientSession
 ) -> None:
+    bound_process.addresses.append(NEW)
     await bound_process.bind()
     old_url = await bound_process.ready()
     old = bound_process.host.address

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.hosts import reconciler
+from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import NeededSecret, list_needed_secrets
@@ -16,7 +17,7 @@ from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
 from kube.errors import NotFound
-from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, ObjectKey, Resource
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLES, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, host, planned_condition, process, slice_of, store
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -31,13 +32,19 @@ def plan(
     observed: Obj | None = None,
     secret: Obj | None = None,
     tokens: dict[str, str] | None = TOKENS,
+    address_use: AddressUse | None = None,
 ) -> Plan:
     known = store(
-        (METAL_HOSTS, observed or host("studio-1")),
+        (METAL_HOSTS, observed or host("studio-1", address="10.77.0.21")),
         (METAL_PROCESSES, process("a-b-0", host="studio-1")),
         *((ENDPOINT_SLICES, each) for each in slices),
     )
-    return reconciler.decide_host(Snapshot(known, NOW, HostInputs(liveness, tokens, secret)), KEY)
+    inputs = HostInputs(liveness, None if liveness == "Expired" else tokens, secret, address_use)
+    return reconciler.decide_host(Snapshot(known, NOW, inputs), KEY)
+
+
+def planned_secret(done: Plan) -> Obj | None:
+    return next((obj for resource, obj in done.apply if resource == SECRETS), None)
 
 
 def test_alive_host_is_ready_and_keeps_its_endpoints() -> None:
@@ -76,8 +83,8 @@ def test_endpoints_of_an_unregistered_host_are_deleted_after_its_lease() -> None
 
 
 def test_secret_of_a_host_has_all_tokens_and_is_owned_by_the_host() -> None:
-    ((resource, secret),) = plan("Alive").apply
-    assert resource == SECRETS
+    secret = planned_secret(plan("Alive"))
+    assert secret
     assert (secret["metadata"]["namespace"], secret["metadata"]["name"]) == (HOSTS_NAMESPACE, "studio-1")
     assert secret["data"] == TOKENS
     assert secret["metadata"]["ownerReferences"][0]["kind"] == "MetalHost"
@@ -100,13 +107,49 @@ def test_expired_host_gets_no_secret_before_its_endpoints_are_gone() -> None:
 
 
 def test_unchanged_secret_is_not_written_again() -> None:
-    ((_, secret),) = plan("Alive").apply
+    secret = planned_secret(plan("Alive"))
+    assert secret
     owned: Obj = {"f:data": {"f:team_chat-token_token": {}}}
     written = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
     there = secret | {"metadata": secret["metadata"] | {"managedFields": [written]}}
-    assert plan("Alive", secret=there).apply == ()
+    assert planned_secret(plan("Alive", secret=there)) is None
     changed = there | {"data": {"team_chat-token_token": "b3RoZXI="}}
-    assert plan("Alive", secret=changed).apply != ()
+    assert planned_secret(plan("Alive", secret=changed))
+
+
+def granted(done: Plan) -> dict[str, list[str]]:
+    """Return the granted names by resource."""
+    roles = [obj for resource, obj in done.apply if resource == ROLES]
+    return {rule["resources"][0]: rule["resourceNames"] for role in roles for rule in role["rules"]}
+
+
+def test_host_is_granted_its_address_and_what_is_bound_to_it() -> None:
+    done = plan("Alive", address_use=FREE)
+    assert granted(done) == {
+        "metalhosts/address": ["10.77.0.21"],
+        "metalhosts/services": ["team.chat"],
+        "metalhosts/processes": ["team.a-b-0"],
+    }
+    assert planned_condition(done, "AddressAccepted")["status"] == "True"
+    assert done.events == ()
+
+
+def test_refused_address_is_reported_and_not_granted() -> None:
+    done = plan("Alive", address_use=AddressUse("AddressOfPod", "is the address of pod team/web-0"))
+    assert "metalhosts/address" not in granted(done)
+    assert "metalhosts/services" in granted(done)
+    assert [(event.type, event.reason) for event in done.events] == [("Warning", "AddressOfPod")]
+
+
+def test_search_that_failed_is_repeated_soon() -> None:
+    done = plan("Alive")
+    assert planned_condition(done, "AddressAccepted")["reason"] == "NotChecked"
+    assert done.again_seconds == PAUSE_SECONDS
+    assert done.events == ()
+
+
+def test_expired_host_keeps_its_grants() -> None:
+    assert plan("Expired").apply == ()
 
 
 async def test_leases_are_read_one_answer_after_the_other() -> None:
@@ -165,7 +208,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
         process("chat-b-1", host="studio-1", tokenSecret="foreign-token"),
         process("chat-b-2", host="studio-1", tokenSecret="missing-token"),
     )
-    known = store((METAL_HOSTS, host("studio-1")), *((METAL_PROCESSES, each) for each in bound))
+    known = store((METAL_HOSTS, host("studio-1", address="")), *((METAL_PROCESSES, each) for each in bound))
     secrets = {
         "chat-token": token_of("uid-chat"),
         "foreign-token": token_of("uid-other"),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from crds.meta import slice_name, split_slice_name
 from kube.client import Client, Obj, ObjectList
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import ENDPOINT_SLICES, ObjectKey, Resource
-from metal_agent.cluster.endpoint_slices import Endpoints, SliceMember, build_slice, find_service
+from metal_agent.cluster.endpoint_slices import Endpoints, SliceMember, SliceRefusal, build_slice, find_service
 
 CHAT = ObjectKey("team-a", "chat")
 
@@ -87,6 +87,7 @@ class Slices(Client):
     def __init__(self) -> None:
         self.there: dict[str, Obj] = {}
         self.applied = 0
+        self.grants = True
 
     async def apply(
         self,
@@ -98,6 +99,8 @@ class Slices(Client):
         force: bool = True,
     ) -> Obj:
         assert (resource, field_manager, subresource, force) == (ENDPOINT_SLICES, "pomona-metal-agent", "", True)
+        if not self.grants:
+            raise Forbidden("apply", status=403, message="no process of service team-a/chat is bound")
         self.applied += 1
         self.there[obj["metadata"]["name"]] = dict(obj)
         return dict(obj)
@@ -148,3 +151,47 @@ async def test_removed_services_are_not_remembered() -> None:
         await endpoints.publish(ObjectKey("team-a", f"gone-{number}"))
     assert await endpoints.find_outdated() == set()
     assert endpoints._applied == {}
+
+
+async def test_refused_endpoint_that_is_not_ready_is_removed() -> None:
+    ready = True
+
+    def wanted(_service: ObjectKey) -> Obj | None:
+        return build_slice(CHAT, "studio-1", "10.77.1.1", 18000, [SliceMember("u1", "chat-1", ready=ready)])
+
+    api = Slices()
+    endpoints = Endpoints(api, "studio-1", wanted)
+    await endpoints.publish(CHAT)
+    api.grants, ready = False, False
+    with pytest.raises(Forbidden):
+        await endpoints.publish(CHAT)
+    assert api.there == {}, "a withdrawal needs no grant"
+    with pytest.raises(Forbidden):
+        await endpoints.publish(CHAT)
+    assert endpoints.refusals[CHAT].message == "no process of service team-a/chat is bound"
+    assert endpoints.refusals[CHAT].tries == 2
+    api.grants, ready = True, True
+    await endpoints.publish(CHAT)
+    assert list(api.there) == ["chat.studio-1"]
+    assert endpoints.refusals == {}
+
+
+async def test_ready_endpoint_stays_while_its_change_is_refused() -> None:
+    port = 18000
+
+    def wanted(_service: ObjectKey) -> Obj | None:
+        return build_slice(CHAT, "studio-1", "10.77.1.1", port, [SliceMember("u1", "chat-1", ready=True)])
+
+    api = Slices()
+    endpoints = Endpoints(api, "studio-1", wanted)
+    await endpoints.publish(CHAT)
+    api.grants, port = False, 18001
+    with pytest.raises(Forbidden):
+        await endpoints.publish(CHAT)
+    assert api.there["chat.studio-1"]["ports"][0]["port"] == 18000, "grants that lag withdraw nothing"
+
+
+def test_grant_is_awaited_with_short_pauses() -> None:
+    pauses = [SliceRefusal("", tries).retry_seconds for tries in range(1, 50)]
+    assert pauses[0] < 0.1
+    assert max(pauses) < 3

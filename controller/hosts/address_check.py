@@ -1,0 +1,177 @@
+"""The search for another owner of an address that a host states: a node, a pod, a Service or the API server.
+
+An address is searched for when a host states it first, and again every hour. A search lists nodes and Services, once a
+minute at most for all hosts, and asks for the pods with this address, a selection that the API server makes.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from kube.client import Client, Obj
+from kube.errors import ApiError, NotFound, Unreachable
+from kube.resources import ENDPOINT_SLICES, NODES, PODS, SERVICE_CIDRS, SERVICES
+
+AGAIN_SECONDS: Final = 3600.0
+"""Time for which an address counts as free after a search."""
+REFUSED_SECONDS: Final = 60.0
+"""Time after which an address that was found is searched for again: its owner may be gone."""
+PAUSE_SECONDS: Final = 10.0
+"""Shortest time between two searches for one host, which could state a new address at any time."""
+LISTS_SECONDS: Final = 60.0
+"""Time for which the lists of nodes and Services are used."""
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+log = structlog.get_logger()
+
+
+class AddressUse(NamedTuple):
+    """The use of an address in the cluster; without `owner` it is free."""
+
+    reason: str = ""
+    owner: str = ""
+    """The owner in the words `is ...`."""
+
+
+FREE: Final = AddressUse()
+
+
+class ClusterAddresses(NamedTuple):
+    """Addresses of a cluster, apart from its pods'."""
+
+    single: dict[IpAddress, AddressUse]
+    ranges: tuple[tuple[IpNetwork, AddressUse], ...]
+
+    def find(self, address: IpAddress) -> AddressUse:
+        """Return the use of an address."""
+        return self.single.get(address) or next((use for range_, use in self.ranges if address in range_), FREE)
+
+
+def read_address(text: str) -> IpAddress | AddressUse:
+    """Return an address that a cluster can route to, or why the text is none."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return AddressUse("AddressNotUsable", "is not an IP address")
+    unusable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
+    if unusable or getattr(address, "ipv4_mapped", None) is not None:
+        return AddressUse("AddressNotUsable", "is an address that a cluster does not route to")
+    if str(address) != text:
+        return AddressUse("AddressNotUsable", f"is not in its shortest form, {address}")
+    return address
+
+
+def collect_addresses(
+    nodes: Iterable[Obj], services: Iterable[Obj], service_cidrs: Iterable[Obj], api_server: Obj
+) -> ClusterAddresses:
+    """Return the addresses of nodes, Services and the API server, and the ranges of pods and Services."""
+    single: dict[IpAddress, AddressUse] = {}
+    ranges: list[tuple[IpNetwork, AddressUse]] = []
+
+    def add(addresses: Iterable[Any], use: AddressUse) -> None:
+        for text in addresses:
+            found = read_address(text or "")
+            if not isinstance(found, AddressUse):
+                single[found] = use
+
+    def add_ranges(texts: Iterable[str], use: AddressUse) -> None:
+        ranges.extend((ipaddress.ip_network(text, strict=False), use) for text in texts if text)
+
+    for obj in services:
+        metadata, spec = obj["metadata"], obj.get("spec", {})
+        use = AddressUse("AddressOfService", f"is an address of Service {metadata['namespace']}/{metadata['name']}")
+        balancers = obj.get("status", {}).get("loadBalancer", {}).get("ingress") or []
+        add([spec.get("clusterIP"), *(spec.get("clusterIPs") or []), *(spec.get("externalIPs") or [])], use)
+        add((each.get("ip") for each in balancers), use)
+    for obj in nodes:
+        name, spec = obj["metadata"]["name"], obj.get("spec", {})
+        addresses = obj.get("status", {}).get("addresses") or []
+        add((each["address"] for each in addresses), AddressUse("AddressOfNode", f"is an address of node {name}"))
+        pods = AddressUse("AddressOfPod", f"is in the range of the pods of node {name}")
+        add_ranges({spec.get("podCIDR", ""), *(spec.get("podCIDRs") or [])}, pods)
+    for obj in service_cidrs:
+        use = AddressUse("AddressOfService", "is in the range of Services")
+        add_ranges(obj.get("spec", {}).get("cidrs") or [], use)
+    api = AddressUse("AddressOfApiServer", "is an address of the API server")
+    add((each for endpoint in api_server.get("endpoints") or [] for each in endpoint["addresses"]), api)
+    return ClusterAddresses(single, tuple(ranges))
+
+
+class _Search(NamedTuple):
+    address: str
+    at: float
+    use: AddressUse | None
+
+
+class AddressCheck:
+    """The searches of this replica; `clock` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._searches: dict[str, _Search] = {}
+        self._known: ClusterAddresses | None = None
+        self._known_at = 0.0
+        self._listing = asyncio.Lock()
+
+    async def find_use(self, client: Client, host: str, address: str, *, granted: bool) -> AddressUse | None:
+        """Return the use of the address that a host states; None if it is not known now.
+
+        An address that is `granted` was searched for by an earlier leader, and is searched for again within the hour.
+        """
+        now = self._clock()
+        last = self._searches.get(host)
+        if last is None and granted:
+            # The addresses of many hosts are not searched for all at once: this host's name gives it its turn.
+            last = self._searches[host] = _Search(address, now - hash(host) % AGAIN_SECONDS, FREE)
+        if last is not None:
+            same = last.address == address
+            valid_seconds = AGAIN_SECONDS if last.use == FREE else REFUSED_SECONDS
+            if same and last.use is not None and now - last.at < valid_seconds:
+                return last.use
+            if now - last.at < PAUSE_SECONDS:
+                return last.use if same else None
+        use: AddressUse | None
+        try:
+            use = await self._search(client, address)
+        except (ApiError, Unreachable) as error:
+            log.warning("address_not_searched", host=host, address=address, error=str(error))
+            use = last.use if last is not None and last.address == address else None
+        self._searches[host] = _Search(address, now, use)
+        return use
+
+    def forget(self, host: str) -> None:
+        """Forget a host that is gone."""
+        self._searches.pop(host, None)
+
+    async def _search(self, client: Client, text: str) -> AddressUse:
+        address = read_address(text)
+        if isinstance(address, AddressUse):
+            return address
+        use = (await self._cluster_addresses(client)).find(address)
+        if use.owner:
+            return use
+        pods = await client.list(PODS, field_selector=f"status.podIP={address}")
+        if pods.items:
+            metadata = pods.items[0]["metadata"]
+            return AddressUse("AddressOfPod", f"is the address of pod {metadata['namespace']}/{metadata['name']}")
+        return FREE
+
+    async def _cluster_addresses(self, client: Client) -> ClusterAddresses:
+        async with self._listing:
+            if self._known is None or self._clock() - self._known_at > LISTS_SECONDS:
+                nodes = await client.list(NODES)
+                services = await client.list(SERVICES)
+                try:
+                    cidrs = (await client.list(SERVICE_CIDRS)).items
+                except NotFound:  # an API server before 1.33
+                    cidrs = []
+                api_server = await client.get(ENDPOINT_SLICES, "kubernetes", "default")
+                self._known = collect_addresses(nodes.items, services.items, cidrs, api_server)
+                self._known_at = self._clock()
+            return self._known
