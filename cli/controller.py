@@ -13,6 +13,8 @@ import click
 from artifacts.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
 from cli.options import allow_private_sources
+from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
+from controller.metrics import ControllerMetrics
 from controller.run import Controller, ControllerOptions
 from kube import credentials
 from kube.client import connect
@@ -20,6 +22,13 @@ from kube.kubeconfig import CredentialsError
 
 INHERITED_VARIABLES = ("HF_ENDPOINT",)
 """Environment variables that the Jobs inherit from the controller."""
+
+
+def _read_address(_context: click.Context, parameter: click.Parameter, text: str) -> BindAddress | None:
+    try:
+        return parse_bind_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from error
 
 
 @click.command()
@@ -40,9 +49,37 @@ INHERITED_VARIABLES = ("HF_ENDPOINT",)
     help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
 )
 @allow_private_sources
+@click.option(
+    "--leader-elect/--no-leader-elect",
+    default=True,
+    show_default=True,
+    help="Compete for leadership. Turn it off only for a controller that runs alone: two of them would both write.",
+)
+@click.option(
+    "--metrics-bind-address",
+    default=":8080",
+    show_default=True,
+    callback=_read_address,
+    help="Address of the metrics, HOST:PORT or :PORT; 0 turns them off.",
+)
+@click.option(
+    "--health-probe-bind-address",
+    default=":8081",
+    show_default=True,
+    callback=_read_address,
+    help="Address of /healthz and /readyz, HOST:PORT or :PORT; 0 turns them off.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
-    kubeconfig: Path | None, image: str, hosts_ca: Path | None, *, allowed_networks: Networks, verbose: bool
+    kubeconfig: Path | None,
+    image: str,
+    hosts_ca: Path | None,
+    metrics_bind_address: BindAddress | None,
+    health_probe_bind_address: BindAddress | None,
+    *,
+    leader_elect: bool,
+    allowed_networks: Networks,
+    verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
 
@@ -57,7 +94,13 @@ def command(
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     try:
-        asyncio.run(_run(kubeconfig, ControllerOptions(image, environment, trust)))
+        options = ControllerOptions(image, environment, trust, leader_elect)
+        metrics, health = ControllerMetrics(), ControllerHealth()
+        with (
+            serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
+            serve("--health-probe-bind-address", health_probe_bind_address, health.routes),
+        ):
+            asyncio.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
 
@@ -71,12 +114,14 @@ def _load_authorities(authorities: Path) -> ssl.SSLContext:
         raise click.ClickException(message) from error
 
 
-async def _run(kubeconfig: Path | None, options: ControllerOptions) -> None:
+async def _run(
+    kubeconfig: Path | None, options: ControllerOptions, metrics: ControllerMetrics, health: ControllerHealth
+) -> None:
     """Run until SIGTERM or SIGINT, then release leadership and end."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, this.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        async with connect(credentials.load(kubeconfig)) as client:
-            await Controller(client, lambda: credentials.load(kubeconfig), options).run()
+        async with connect(credentials.load(kubeconfig), metrics.count_call) as client:
+            await Controller(client, lambda: credentials.load(kubeconfig), options, metrics, health).run()

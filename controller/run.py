@@ -6,10 +6,12 @@ new leader first lists everything and then reconciles every object.
 """
 
 import asyncio
+import functools
 import itertools
 import os
 import secrets
 import ssl
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -17,6 +19,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.hosts.reconciler import LeaseReader, host_reconciler
+from controller.http_endpoints import ControllerHealth
+from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
 from controller.reconcile.executor import Executor
@@ -80,6 +84,8 @@ class ControllerOptions(NamedTuple):
     """Environment variables that are passed to the Jobs."""
     trust: ssl.SSLContext | None = None
     """Trust for the certificates of hosts; None: the system's roots."""
+    elects: bool = True
+    """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
 
 
 class Item(NamedTuple):
@@ -90,11 +96,11 @@ class Item(NamedTuple):
 
 
 def registrations(
-    options: ControllerOptions, leases: LeaseReader
+    options: ControllerOptions, leases: LeaseReader, metrics: ControllerMetrics
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
-    prober = Prober(options.trust)
-    binder = Binder(leases.bindable)
+    prober = Prober(options.trust, metrics.count_probe)
+    binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.image, options.environment),
@@ -108,11 +114,21 @@ def registrations(
 class Controller:
     """One replica."""
 
-    def __init__(self, client: Client, credentials: Callable[[], Credentials], options: ControllerOptions) -> None:
+    def __init__(
+        self,
+        client: Client,
+        credentials: Callable[[], Credentials],
+        options: ControllerOptions,
+        metrics: ControllerMetrics | None = None,
+        health: ControllerHealth | None = None,
+    ) -> None:
         self._client = client
         self._credentials = credentials
+        self._elects = options.elects
+        self._metrics = metrics = metrics or ControllerMetrics()
+        self._health = health or ControllerHealth()
         self._leases = LeaseReader()
-        reconcilers, self._leader_tasks = registrations(options, self._leases)
+        reconcilers, self._leader_tasks = registrations(options, self._leases, metrics)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
@@ -121,20 +137,27 @@ class Controller:
         self.store = Store()
         declare_indexes(self.store)
         self.store.subscribe(self._enqueue_concerned)
+        self.store.subscribe(metrics.objects.count_change)
+        metrics.observe_queue(self._queue_length, self._queue_age_seconds)
         self._executor = Executor(client, self.store, self._recorder, lambda: datetime.now(UTC))
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
         followed, reflected = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._client, self.store, WATCHED, self._credentials, followed))
+            tasks.create_task(self._health.beat())
+            on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
+            tasks.create_task(
+                follow(self._client, self.store, WATCHED, self._credentials, followed, on_restart=on_restart)
+            )
             tasks.create_task(reflect(self._client, self.store, ENDPOINT_SLICES, label_selector=OURS, synced=reflected))
             for resource in (ROLES, ROLE_BINDINGS):
                 tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
             await followed.wait()
             await reflected.wait()
+            self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
-            await self._compete()
+            await (self._compete() if self._elects else self._lead())
 
     async def _compete(self) -> None:
         elector = Elector(self._client, NAMESPACE, LEASE, self._identity)
@@ -145,6 +168,7 @@ class Controller:
                 log.warning("leadership_lost", error=str(error))
 
     async def _lead(self) -> None:
+        self._metrics.set_leader(leads=True)
         self._queue = queue = WorkQueue[Item]()
         try:
             await self._load()
@@ -157,10 +181,25 @@ class Controller:
                     tasks.create_task(_forever(task, leading))
         finally:
             self._queue = None
+            self._metrics.set_leader(leads=False)
+
+    def _queue_length(self) -> int:
+        return len(self._queue) if self._queue is not None else 0
+
+    def _queue_age_seconds(self) -> float:
+        queue = self._queue
+        return queue.oldest_seconds() if queue is not None else 0.0
 
     async def _reconcile(self, item: Item) -> float | None:
-        with structlog.contextvars.bound_contextvars(kind=item.resource.kind, key=str(item.key)):
-            return await self._executor.reconcile(self._reconcilers[item.resource], item.key)
+        started = time.monotonic()
+        result: ReconcileResult = "error"
+        try:
+            with structlog.contextvars.bound_contextvars(kind=item.resource.kind, key=str(item.key)):
+                again_seconds = await self._executor.reconcile(self._reconcilers[item.resource], item.key)
+            result = "success" if again_seconds is None else "requeue_after"
+            return again_seconds
+        finally:
+            self._metrics.count_reconcile(item.resource.kind, result, time.monotonic() - started)
 
     async def _load(self) -> None:
         """List everything, and retry until that succeeds: the store of a standby may be out of date."""

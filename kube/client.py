@@ -6,7 +6,8 @@ is an ApiError that names the call; only 429 is retried here, because the server
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ from kube.transport import AiohttpTransport, Request, Response, Transport
 
 Obj = dict[str, Any]
 """An object of the API as decoded JSON."""
+
+OnCall = Callable[[str, Resource, int, float], None]
+"""Called with verb, resource, HTTP status (0: no answer) and seconds of each request."""
 
 PAGE = 500
 WATCH_IDLE_SECONDS = 70.0
@@ -76,11 +80,14 @@ class _Status(msgspec.Struct, frozen=True):
 class Client:
     """The API server, reached through `transport`, which the caller closes (see `connect`).
 
+    `on_call(verb, resource, status, seconds)` is called after each request, with status 0 if it was not answered.
+
     Every method raises ApiError (by status: NotFound, Conflict, Gone, Forbidden, Invalid) and Unreachable.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, on_call: OnCall | None = None) -> None:
         self._transport = transport
+        self._on_call = on_call or _ignore_call
 
     async def reconnect(self) -> None:
         """Use new connections from now on: those of an address that this host has lost would fail only by time-out."""
@@ -125,7 +132,9 @@ class Client:
         query = _selectors(label_selector, field_selector)
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
         request = Request("GET", resource.path(namespace), query)
+        started = time.monotonic()
         async with self._transport.stream(request, idle_seconds=WATCH_IDLE_SECONDS) as stream:
+            self._on_call("watch", resource, stream.status, time.monotonic() - started)
             if stream.status != 200:  # noqa: PLR2004 - OK
                 body = b"".join([chunk async for chunk in stream.chunks])
                 raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
@@ -215,7 +224,7 @@ class Client:
         self, verb: str, resource: Resource, namespace: str | None, name: str | None, request: Request
     ) -> Obj:
         call = _describe(verb, resource, namespace, name)
-        return _decode(call, await self._send(call, request), Obj)
+        return _decode(call, await self._send(call, verb, resource, request), Obj)
 
     async def _pages(self, resource: Resource, namespace: str | None, query: dict[str, str], accept: str) -> ObjectList:
         """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
@@ -225,7 +234,7 @@ class Client:
         page_query = {**query, "limit": str(PAGE)}
         while True:
             try:
-                body = await self._send(call, Request("GET", path, page_query, accept=accept))
+                body = await self._send(call, "list", resource, Request("GET", path, page_query, accept=accept))
             except Gone:
                 if "continue" not in page_query:
                     raise
@@ -237,9 +246,14 @@ class Client:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}
 
-    async def _send(self, call: str, request: Request) -> bytes:
+    async def _send(self, call: str, verb: str, resource: Resource, request: Request) -> bytes:
         for tries_left in reversed(range(_THROTTLED_TRIES)):
-            response = await self._transport.request(request)
+            started, status = time.monotonic(), 0
+            try:
+                response = await self._transport.request(request)
+                status = response.status
+            finally:
+                self._on_call(verb, resource, status, time.monotonic() - started)
             wait = response.retry_after_seconds
             if response.status != 429 or wait is None or not tries_left:  # noqa: PLR2004 - Too Many Requests
                 break
@@ -250,13 +264,17 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def connect(credentials: Credentials) -> AsyncIterator[Client]:
+async def connect(credentials: Credentials, on_call: OnCall | None = None) -> AsyncIterator[Client]:
     """Open a client over HTTP, whose connections are closed on exit."""
     transport = AiohttpTransport(credentials)
     try:
-        yield Client(transport)
+        yield Client(transport, on_call)
     finally:
         await transport.close()
+
+
+def _ignore_call(_verb: str, _resource: Resource, _status: int, _seconds: float) -> None:
+    """Do nothing."""
 
 
 def _describe(verb: str, resource: Resource, namespace: str | None, name: str | None) -> str:

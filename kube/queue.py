@@ -5,6 +5,7 @@ that is added many times is reconciled once. Nothing polls: delays are timers of
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -27,6 +28,8 @@ class WorkQueue(Generic[K]):
     def __init__(self) -> None:
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._dirty: set[K] = set()
+        self._added_at: dict[K, float] = {}
+        """When each dirty key was added, by `time.monotonic`; the first is the oldest."""
         self._processing: set[K] = set()
         self._later: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
@@ -36,6 +39,7 @@ class WorkQueue(Generic[K]):
         if key in self._dirty:
             return
         self._dirty.add(key)
+        self._added_at[key] = time.monotonic()
         if key not in self._processing:
             self._ready.put_nowait(key)
 
@@ -68,6 +72,7 @@ class WorkQueue(Generic[K]):
         """Wait for a key; the caller must call `done` with it."""
         key = await self._ready.get()
         self._dirty.discard(key)
+        del self._added_at[key]
         self._processing.add(key)
         return key
 
@@ -76,6 +81,11 @@ class WorkQueue(Generic[K]):
         self._processing.discard(key)
         if key in self._dirty:
             self._ready.put_nowait(key)
+
+    def oldest_seconds(self) -> float:
+        """Return for how long the oldest key has waited; callable from any thread."""
+        added = list(self._added_at.values())  # one step of the interpreter, which no other thread interrupts
+        return time.monotonic() - added[0] if added else 0.0
 
     def __len__(self) -> int:
         return self._ready.qsize()

@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
@@ -188,6 +188,10 @@ def _spec_key(process: MetalProcess) -> tuple[str, str]:
     return owner, process.metadata.name.rpartition("-")[0]
 
 
+BindOutcome = Literal["bound", "stale", "failed"]
+"""Outcome of a decision. stale: before the write, the host was lost or had no memory left."""
+
+
 class BindFailures(NamedTuple):
     """The failures in a row to bind one process."""
 
@@ -235,8 +239,11 @@ def still_fits(store: Store, bindable: Callable[[str], bool], binding: Binding) 
 class Binder:
     """The loop that binds."""
 
-    def __init__(self, bindable: Callable[[str], bool]) -> None:
+    def __init__(
+        self, bindable: Callable[[str], bool], on_decision: Callable[[BindOutcome], None] = lambda _outcome: None
+    ) -> None:
         self._bindable = bindable
+        self._on_decision = on_decision
         self._changed = asyncio.Event()
         self._failures: dict[str, BindFailures] = {}
         self._listens = False
@@ -264,13 +271,17 @@ class Binder:
         for binding in decide_bindings(store, self._bindable, self._failures, now):
             # The writes before this one took time.
             if not still_fits(store, self._bindable, binding):
+                self._on_decision("stale")
                 self.wake()
                 continue
             try:
                 await _write_binding(leading, binding)
             except (ApiError, Unreachable) as error:
+                self._on_decision("failed")
                 self._back_off(binding, error)
                 await _refresh(leading, binding.process.key)
+            else:
+                self._on_decision("bound")
         waiting = {each["metadata"]["uid"] for each in store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)}
         self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
 

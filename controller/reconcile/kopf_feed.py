@@ -77,10 +77,13 @@ async def follow(
     watched: Collection[Watched],
     credentials: Callable[[], Credentials],
     synced: asyncio.Event,
+    *,
+    on_restart: Callable[[], None] = lambda: None,
 ) -> None:
     """Keep the store equal to the server for ever; `synced` is set once the store is complete for the first time.
 
-    `credentials` is called in the thread of kopf, and its result is used there alone.
+    `credentials` is called in the thread of kopf, and its result is used there alone. `on_restart` is called before
+    each start of kopf but the first.
     """
     relisted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -104,6 +107,7 @@ async def follow(
                 failures, pause_seconds = 1, FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause_seconds)
             failures += 1
+            on_restart()
 
 
 async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:

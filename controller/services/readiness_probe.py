@@ -10,7 +10,7 @@ import base64
 import hashlib
 import random
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
 import aiohttp
@@ -100,10 +100,16 @@ def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
 
 
 class Prober:
-    """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots."""
+    """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots.
 
-    def __init__(self, trust: ssl.SSLContext | None = None) -> None:
+    `on_probe` is called with the reason of each result.
+    """
+
+    def __init__(
+        self, trust: ssl.SSLContext | None = None, on_probe: Callable[[str], None] = lambda _reason: None
+    ) -> None:
         self._trust = trust
+        self._on_probe = on_probe
         self._questions: dict[ObjectKey, Question] = {}
         self._answers: dict[ObjectKey, tuple[Question, ProbeResult]] = {}
         self._failures: dict[ObjectKey, int] = {}
@@ -160,6 +166,7 @@ class Prober:
         if question is None or (asked == question and last is not None and last.ok):
             return
         endpoint, probe = await _probe(session, leading.client, key, question, timeout_seconds)
+        self._on_probe(probe.reason)
         if self._questions.get(key) != question:
             return  # the service is gone, or another question is queued already
         silent = probe.reason == TIMED_OUT

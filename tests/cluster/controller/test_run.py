@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+
+import aiohttp
+import pytest
 
 from controller.reconcile.kopf_feed import Watched, follow
 from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
-from kube.resources import MODELS, SERVICES, Resource
+from kube.errors import NotFound
+from kube.resources import LEASES, MODELS, SERVICES, Resource
 from kube.store import Store
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
@@ -116,6 +122,40 @@ async def test_a_standby_takes_over_when_the_leader_leaves(
         assert standby.running
     finally:
         await standby.stop()
+
+
+async def test_metrics_and_probes_are_served(
+    plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    await make(client, MODELS, namespace, "first", spec=LOCAL)
+    ports = ("--metrics-bind-address=127.0.0.1:18080", "--health-probe-bind-address=127.0.0.1:18081")
+    alone = await members.controller(plane, tmp_path, "--no-leader-elect", *ports)
+    alone.start()
+    try:
+        await eventually(lambda: answer("http://127.0.0.1:18081/readyz", "ok"))
+        assert await answer("http://127.0.0.1:18081/healthz", "ok")
+        await eventually(lambda: reason(client, namespace, "first"))
+        for line in (
+            'leader_election_master_status{name="pomona-controller"} 1.0',
+            'controller_runtime_reconcile_total{controller="Model",result="',
+            'rest_client_requests_total{code="200",resource="models",verb="apply"}',
+            'pomona_objects{kind="Model",phase="Ready"}',
+        ):
+            await eventually(functools.partial(answer, "http://127.0.0.1:18080/metrics", line))
+        with pytest.raises(NotFound):
+            await client.get(LEASES, "pomona-controller", members.CONTROLLER_NAMESPACE)
+    finally:
+        await alone.stop()
+
+
+async def answer(url: str, text: str) -> bool:
+    """Return whether the answer is 200 and has the text."""
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(url) as response:
+                return response.status == HTTPStatus.OK and text in await response.text()
+        except aiohttp.ClientError:
+            return False
 
 
 async def test_refused_write_is_reported_and_retried(client: Client, namespace: str, controller: Process) -> None:

@@ -1,0 +1,176 @@
+"""The metrics of the controller, on a registry of their own.
+
+Names are those that operators know from controllers built with controller-runtime, where it has a like; the others
+start with `pomona_`. docs/metrics.md lists them all, and a test compares that list with what is served. Everything is
+counted when it happens: nothing is searched when the metrics are read.
+"""
+
+import functools
+from collections import Counter as Tally
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Final, Literal
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from controller.placement.binder import BindOutcome
+from crds.meta import MEMORY_PRESSURE
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Bounds of the histograms."""
+NO_ANSWER: Final = "<error>"
+"""The `code` of a call that was not answered, as in client-go."""
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call] # it has no annotations
+
+ReconcileResult = Literal["success", "requeue_after", "error"]
+
+
+class ControllerMetrics:
+    """The metrics of one controller. Every method may be called for each event: it takes about a microsecond."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        counter = functools.partial(Counter, registry=registry)
+        gauge = functools.partial(Gauge, registry=registry)
+        histogram = functools.partial(Histogram, registry=registry, buckets=SECONDS)
+        self._reconciles = counter(
+            "controller_runtime_reconcile",
+            "Reconciles by kind and result: success, requeue_after (due again after a time), error (retried).",
+            ("controller", "result"),
+        )
+        self._reconcile_errors = counter(
+            "controller_runtime_reconcile_errors", "Failed reconciles by kind.", ("controller",)
+        )
+        self._reconcile_seconds = histogram(
+            "controller_runtime_reconcile_time_seconds", "Duration of a reconcile by kind.", ("controller",)
+        )
+        self._depth = gauge("workqueue_depth", "Keys that wait for a worker.", ("name",))
+        self._oldest = gauge("pomona_workqueue_oldest_seconds", "Time for which the oldest key has waited.", ("name",))
+        self._calls = counter(
+            "rest_client_requests",
+            "Requests to the API server by verb, resource and HTTP status; <error>: no answer.",
+            ("verb", "resource", "code"),
+        )
+        self._call_seconds = histogram(
+            "rest_client_request_duration_seconds",
+            "Time until the API server answered, by verb and resource; watches are not included.",
+            ("verb", "resource"),
+        )
+        self._leader = gauge("leader_election_master_status", "1 while this replica leads, else 0.", ("name",))
+        self._bindings = counter(
+            "pomona_binder_decisions",
+            "Decisions of the binder by outcome: bound, stale (the host was lost or full before the write), failed.",
+            ("outcome",),
+        )
+        self._probes = counter(
+            "pomona_readiness_probes", "Probes of services by the reason of the result.", ("outcome",)
+        )
+        self._watch_restarts = counter(
+            "pomona_watch_restarts", "Watches that were started again, by resource.", ("resource",)
+        )
+        self._watched: set[str] = set()
+        gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
+        self.objects = ObjectTally(registry)
+        # A child of a metric is looked up by its labels once: the look-up costs more than the count.
+        self._reconcile_of = functools.cache(self._make_reconcile)
+        self._call_of = functools.cache(self._make_call)
+        self.set_leader(leads=False)
+
+    def render(self) -> bytes:
+        """Return all metrics in the text format."""
+        return generate_latest(self.registry)
+
+    def observe_queue(self, depth: Callable[[], int], oldest_seconds: Callable[[], float]) -> None:
+        """Read these whenever the metrics are read, in another thread."""
+        self._depth.labels("controller").set_function(depth)
+        self._oldest.labels("controller").set_function(oldest_seconds)
+
+    def count_reconcile(self, kind: str, result: ReconcileResult, seconds: float) -> None:
+        """Count one reconcile of a kind."""
+        counter, histogram = self._reconcile_of(kind, result)
+        counter.inc()
+        histogram.observe(seconds)
+        if result == "error":
+            self._reconcile_errors.labels(kind).inc()
+
+    def count_call(self, verb: str, resource: Resource, status: int, seconds: float) -> None:
+        """Count one request to the API server; `status` 0: no answer."""
+        counter, histogram = self._call_of(verb, resource.plural, status)
+        counter.inc()
+        if verb != "watch":
+            histogram.observe(seconds)
+        elif resource.plural in self._watched:
+            self.count_watch_restart(resource.plural)
+        else:
+            self._watched.add(resource.plural)
+
+    def count_binding(self, outcome: BindOutcome) -> None:
+        """Count one decision of the binder."""
+        self._bindings.labels(outcome).inc()
+
+    def count_probe(self, outcome: str) -> None:
+        """Count one probe of a service."""
+        self._probes.labels(outcome).inc()
+
+    def count_watch_restart(self, resource: str) -> None:
+        """Count one watch that was started again."""
+        self._watch_restarts.labels(resource).inc()
+
+    def set_leader(self, *, leads: bool) -> None:
+        """Report whether this replica leads."""
+        self._leader.labels("pomona-controller").set(leads)
+
+    def _make_reconcile(self, kind: str, result: ReconcileResult) -> tuple[Counter, Histogram]:
+        return self._reconciles.labels(kind, result), self._reconcile_seconds.labels(kind)
+
+    def _make_call(self, verb: str, resource: str, status: int) -> tuple[Counter, Histogram]:
+        code = str(status) if status else NO_ANSWER
+        return self._calls.labels(verb, resource, code), self._call_seconds.labels(verb, resource)
+
+
+class ObjectTally:
+    """The numbers of our objects by kind and phase, and of waiting processes, kept by the events of the store."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gauge = Gauge("pomona_objects", "Objects by kind and phase.", ("kind", "phase"), registry=registry)
+        self._waiting = Gauge("pomona_waiting_processes", "MetalProcesses that wait for a host.", registry=registry)
+        self._tally: Tally[tuple[str, str]] = Tally()
+
+    def count_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Count one change of the store."""
+        if resource not in _COUNTED:
+            return
+        before, after = _phase(resource, old), _phase(resource, new)
+        if before != after:
+            for phase, step in ((before, -1), (after, 1)):
+                if phase is not None:
+                    key = (resource.kind, phase)
+                    self._tally[key] += step
+                    self._gauge.labels(*key).set(self._tally[key])
+        if resource == METAL_PROCESSES and (step := _waits(new) - _waits(old)):
+            self._waiting.inc(step)
+
+
+_COUNTED: Final = frozenset({INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS})
+
+
+def _phase(resource: Resource, obj: Obj | None) -> str | None:
+    """Return the phase of an object; that of a host is what its conditions say."""
+    if obj is None:
+        return None
+    status = obj.get("status") or {}
+    if resource != METAL_HOSTS:
+        return str(status.get("phase") or "Pending")
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    if conditions.get("Ready") != "True":
+        return "NotReady"
+    return MEMORY_PRESSURE if conditions.get(MEMORY_PRESSURE) == "True" else "Ready"
+
+
+def _waits(obj: Obj | None) -> bool:
+    return obj is not None and "hostName" not in obj["spec"] and "deletionTimestamp" not in obj["metadata"]

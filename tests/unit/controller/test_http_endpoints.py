@@ -1,0 +1,105 @@
+"""The ports of the controller: probes that notice a stuck event loop, and ports that are taken."""
+
+import asyncio
+import http.client
+import socket
+from http import HTTPStatus
+
+import pytest
+
+from controller.http_endpoints import (
+    BEAT_SECONDS,
+    STUCK_SECONDS,
+    BindAddress,
+    ControllerHealth,
+    metrics_routes,
+    parse_bind_address,
+    serve,
+)
+
+LOOPBACK = BindAddress("127.0.0.1", 0)
+
+
+def get(address: BindAddress | None, path: str) -> tuple[int, str]:
+    assert address is not None
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def test_stuck_event_loop_is_noticed_while_it_is_stuck() -> None:
+    """The loop is blocked here; only another thread can answer."""
+    now = [100.0]
+    health = ControllerHealth(lambda: now[0])
+    health.is_ready = True
+    beating = asyncio.create_task(health.beat())
+    await asyncio.sleep(0)
+    with serve("--health-probe-bind-address", LOOPBACK, health.routes) as address:
+        assert get(address, "/healthz")[0] == HTTPStatus.OK
+        now[0] += STUCK_SECONDS + 1
+        status, body = get(address, "/healthz")
+        assert (status, "stuck for 16 s" in body) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
+        assert get(address, "/readyz")[0] == HTTPStatus.INTERNAL_SERVER_ERROR
+    beating.cancel()
+
+
+def test_beat_is_much_faster_than_the_limit() -> None:
+    assert BEAT_SECONDS * 5 < STUCK_SECONDS
+
+
+def test_replica_is_ready_when_its_caches_are_full() -> None:
+    health = ControllerHealth()
+    with serve("--health-probe-bind-address", LOOPBACK, health.routes) as address:
+        assert get(address, "/readyz")[0] == HTTPStatus.SERVICE_UNAVAILABLE
+        assert get(address, "/healthz")[0] == HTTPStatus.OK
+        health.is_ready = True
+        assert get(address, "/readyz?verbose") == (HTTPStatus.OK, "ok\n")
+        assert get(address, "/")[0] == HTTPStatus.NOT_FOUND
+
+
+def test_taken_port_stops_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = BindAddress("127.0.0.1", taken.getsockname()[1])
+        with serve("--metrics-bind-address", address, metrics_routes(lambda: b"")) as served:
+            assert served is None
+
+
+def test_port_that_is_off_is_not_served() -> None:
+    with serve("--metrics-bind-address", parse_bind_address("0"), metrics_routes(lambda: b"")) as served:
+        assert served is None
+
+
+def test_every_address_is_served_without_a_host() -> None:
+    with serve("--metrics-bind-address", BindAddress("", 0), metrics_routes(lambda: b"up 1\n")) as served:
+        assert served is not None
+        assert get(BindAddress("127.0.0.1", served.port), "/metrics") == (HTTPStatus.OK, "up 1\n")
+
+
+def test_silent_client_delays_no_other() -> None:
+    with serve("--metrics-bind-address", LOOPBACK, metrics_routes(lambda: b"up 1\n")) as served:
+        assert served is not None
+        with socket.create_connection(served):
+            assert get(served, "/metrics")[0] == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":8080", BindAddress("", 8080)),
+        ("127.0.0.1:9", BindAddress("127.0.0.1", 9)),
+        ("[::1]:9", BindAddress("::1", 9)),
+        ("0", None),
+    ],
+)
+def test_address_of_an_option(text: str, address: BindAddress | None) -> None:
+    assert parse_bind_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "8080", "host", ":", ":x", ":70000", ":-1", ":²"])
+def test_wrong_address_names_the_way_out(text: str) -> None:
+    with pytest.raises(ValueError, match="give HOST:PORT, :PORT, or 0"):
+        parse_bind_address(text)

@@ -1,0 +1,99 @@
+"""The metrics of the controller: what is counted, and that docs/metrics.md lists exactly what is served."""
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.metrics import ControllerMetrics
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, Resource
+from tests.support.api_objects import condition, host, model, process
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(?P<name>[a-z_]+)` \| (?P<type>counter|gauge|histogram) \|(?P<labels>[^|]*)\|", re.MULTILINE)
+
+
+def used() -> ControllerMetrics:
+    """Return metrics of which each has counted something."""
+    metrics = ControllerMetrics()
+    metrics.observe_queue(lambda: 3, lambda: 1.5)
+    metrics.count_reconcile("Model", "error", 0.1)
+    metrics.count_call("get", MODELS, 200, 0.1)
+    metrics.count_binding("bound")
+    metrics.count_probe("Generated")
+    metrics.count_watch_restart("kopf")
+    metrics.objects.count_change(MODELS, None, model())
+    return metrics
+
+
+def served(metrics: ControllerMetrics) -> dict[str, tuple[str, frozenset[str]]]:
+    """Return type and labels of each metric by name, as a scraper reads them."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert family.samples, name
+        found[name] = family.type, frozenset(labels)
+    return found
+
+
+def value(metrics: ControllerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_documented_metrics_are_those_that_are_served() -> None:
+    documented = {
+        row["name"]: (row["type"], frozenset(re.findall(r"`([a-z_]+)`", row["labels"])))
+        for row in ROW.finditer(DOCUMENT.read_text())
+    }
+    assert documented == served(used())
+
+
+def test_reconciles_are_counted_by_kind_and_result() -> None:
+    metrics = ControllerMetrics()
+    for _ in range(2):
+        metrics.count_reconcile("Model", "success", 0.2)
+    metrics.count_reconcile("Model", "error", 0.2)
+    assert value(metrics, "controller_runtime_reconcile_total", controller="Model", result="success") == 2
+    assert value(metrics, "controller_runtime_reconcile_errors_total", controller="Model") == 1
+    assert value(metrics, "controller_runtime_reconcile_time_seconds_count", controller="Model") == 3
+
+
+def test_unanswered_call_has_no_status_and_a_watch_no_duration() -> None:
+    metrics = ControllerMetrics()
+    metrics.count_call("get", MODELS, 0, 30)
+    metrics.count_call("watch", MODELS, 200, 3000)
+    assert value(metrics, "rest_client_requests_total", verb="get", resource="models", code="<error>") == 1
+    assert value(metrics, "rest_client_requests_total", verb="watch", resource="models", code="200") == 1
+    assert value(metrics, "rest_client_request_duration_seconds_count", verb="watch", resource="models") == 0
+    assert value(metrics, "pomona_watch_restarts_total", resource="models") is None
+    metrics.count_call("watch", MODELS, 200, 3000)
+    assert value(metrics, "pomona_watch_restarts_total", resource="models") == 1
+
+
+def test_objects_are_counted_by_their_last_phase() -> None:
+    metrics = ControllerMetrics()
+
+    def counted(resource: Resource, phase: str) -> float | None:
+        return value(metrics, "pomona_objects", kind=resource.kind, phase=phase)
+
+    waiting, ready = process("a"), process("a", host="studio-1", phase="Ready")
+    short = [condition("Ready", "True"), condition("MemoryPressure", "True")]
+    changes: list[tuple[Resource, Obj | None, Obj | None]] = [
+        (METAL_PROCESSES, None, waiting),
+        (METAL_PROCESSES, waiting, ready),
+        (METAL_PROCESSES, None, process("b")),
+        (PODS, None, {"metadata": {}}),
+        (METAL_HOSTS, None, host()),
+        (METAL_HOSTS, host(), host(ready="False")),
+        (METAL_HOSTS, None, host("studio-2", conditions=short)),
+    ]
+    for change in changes:
+        metrics.objects.count_change(*change)
+    assert (counted(METAL_PROCESSES, "Pending"), counted(METAL_PROCESSES, "Ready")) == (1, 1)
+    assert value(metrics, "pomona_waiting_processes") == 1
+    assert (counted(METAL_HOSTS, "Ready"), counted(METAL_HOSTS, "NotReady")) == (0, 1)
+    assert counted(METAL_HOSTS, "MemoryPressure") == 1
+    metrics.objects.count_change(METAL_PROCESSES, ready, None)
+    assert counted(METAL_PROCESSES, "Ready") == 0
