@@ -1,9 +1,9 @@
 """`pomona proxy`: the process in front of a host's inference servers. The agent starts and configures it."""
 
-import asyncio
 from pathlib import Path
 
 import click
+import uvloop
 
 from cli import log
 from gateway.proxy import control
@@ -27,6 +27,6 @@ def command(socket: Path, drain_seconds: float) -> None:
     log.configure()
     try:
         with control.claim_socket(socket) as claimed:
-            asyncio.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
+            uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
     except control.SocketError as error:
         raise click.ClickException(str(error)) from error

@@ -12,5 +12,5 @@ The steps of a request, file by file; `handler` controls steps 2 to 7, the other
    `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
 `control` is the process, `control_api` its control API, `control_client` the client, `config` the messages of both.
-Only `listeners`, `handler`, `upstream_request`, `control`, `control_api` and `control_client` use aiohttp.
+The HTTP of clients and engines is `gateway.http`; `control`, `control_api` and `control_client` use aiohttp.
 """

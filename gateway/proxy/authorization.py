@@ -2,37 +2,35 @@
 
 import hmac
 import re
-from collections.abc import Mapping
 
+from gateway.http.headers import Headers
 from gateway.proxy import errors
 
-_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 
 
-def authorize(headers: Mapping[str, str], token: str | None, listener: str) -> None:
+def authorize(headers: Headers, token: str | None) -> None:
     """Raise RequestError unless the request has `token` or, if that is None, comes from a program of this machine."""
     if token is None:
         if not _is_local_program(headers):
             raise errors.foreign_origin()
     elif not _has_token(headers, token):
-        raise errors.invalid_api_key(listener)
+        raise errors.invalid_api_key()
 
 
-def _has_token(headers: Mapping[str, str], token: str) -> bool:
+def _has_token(headers: Headers, token: str) -> bool:
     """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
-    scheme, _, credentials = headers.get("Authorization", "").partition(" ")
+    scheme, _, credentials = headers.get("Authorization").partition(" ")
     if scheme.lower() != "bearer":
-        credentials = headers.get("X-Api-Key", "")
+        credentials = headers.get("X-Api-Key")
     return hmac.compare_digest(credentials.strip().encode(errors="surrogateescape"), token.encode())
 
 
-def _is_local_program(headers: Mapping[str, str]) -> bool:
+def _is_local_program(headers: Headers) -> bool:
     """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine.
 
     A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
     rebinding) still sends that host name.
     """
-    names = [headers.get("Host", "")]
-    if (origin := headers.get("Origin")) is not None:
-        names.append(origin.removeprefix("http://"))
-    return all(_LOCAL.fullmatch(name) for name in names)
+    origin = headers.get("Origin").removeprefix("http://")
+    return bool(_LOCAL.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL.fullmatch(origin)))

@@ -18,7 +18,7 @@ import structlog
 from aiohttp import web
 
 from devices import limits
-from gateway.proxy import upstream_request
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.control_api import ControlApi
 from gateway.proxy.listeners import Listeners
 
@@ -71,8 +71,8 @@ async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with upstream_request.open_session() as session, asyncio.TaskGroup() as tasks:
-        listeners = Listeners(session, tasks)
+    async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
+        listeners = Listeners(pool, tasks)
         # Handlers are not cancelled when the agent hangs up or dies: half a change is worse than a late one.
         runner = web.AppRunner(ControlApi(listeners).application(), access_log=None, shutdown_timeout=1)
         await runner.setup()

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
-from gateway.proxy.listeners import Listeners
+from gateway.proxy.listeners import DrainingError, Listeners
 
 _BODY_LIMIT_BYTES: Final = 16 << 20
 _HEARTBEAT_SECONDS: Final = 5.0
@@ -43,7 +43,10 @@ class ControlApi:
             config = msgspec.json.decode(await request.read(), type=ProxyConfig)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _refuse(HTTPStatus.BAD_REQUEST, f"configuration refused: {error}")
-        await self._listeners.configure(config)
+        try:
+            await self._listeners.configure(config)
+        except DrainingError as error:
+            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         return _json_response(self._proxy_state())
 
     async def _metrics(self, _: web.Request) -> web.Response:

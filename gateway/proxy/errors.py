@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.http.headers import Field
 from gateway.proxy import paths
 
 _LONGEST_TEXT = 2000
@@ -53,16 +54,21 @@ class RequestError(Exception):
             _Body(OpenAIError(message=message, type=_error_type(status), param=param, code=code))
         )
 
+    def fields(self) -> list[Field]:
+        """Return the header fields of the response."""
+        fields = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in self.headers.items()]
+        return [(b"Content-Type", b"application/json"), *fields]
+
 
 # The proxy's own errors, each under the name of its code.
 
 
-def invalid_api_key(listener: str) -> RequestError:
-    """401: no bearer token, or a wrong one."""
+def invalid_api_key() -> RequestError:
+    """401: no bearer token, or a wrong one. It names nothing, for whoever asks may not know what is served here."""
     return RequestError(
         HTTPStatus.UNAUTHORIZED,
         "invalid_api_key",
-        f"{listener} needs its bearer token; a service's is in the Secret <service>-token under the key `token`",
+        "a bearer token is needed; a service's is in the Secret <service>-token under the key `token`",
         {"WWW-Authenticate": "Bearer"},
     )
 
@@ -111,9 +117,9 @@ def request_too_large(limit_bytes: int) -> RequestError:
     return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "request_too_large", message)
 
 
-def request_timeout(seconds: float) -> RequestError:
+def request_timeout() -> RequestError:
     """408: a body whose next piece did not arrive."""
-    message = f"no data of the request body arrived for {seconds:g} s"
+    message = "the rest of the request body did not arrive in time"
     return RequestError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message)
 
 
@@ -148,6 +154,11 @@ def upstream_failed(service: str) -> RequestError:
     """502: the engine broke off before it responded. Not repeated, because it may have worked on the request."""
     message = f"service {service}: its engine broke off the request before it responded"
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
+
+
+def invalid_http(status: int, reason: str) -> RequestError:
+    """400 or 408: bytes that are no valid request of HTTP."""
+    return RequestError(status, "invalid_request", f"the request is not served: {reason}")
 
 
 def service_unavailable(listener: str) -> RequestError:

@@ -12,14 +12,15 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPMethod
 from typing import Final, NamedTuple
 
-import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
 
+from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.headers import Field
+from gateway.http.request_head import InvalidRequestError
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors, paths, request_body
 from gateway.proxy.authorization import authorize
 from gateway.proxy.body_budget import BodyBudget, BodyReservation
@@ -30,12 +31,11 @@ from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_queue import NoBackendError, QueueFullError
 from gateway.proxy.router import Router
 from gateway.proxy.service import CLIENT_GONE, InferenceRequest, Service
-from gateway.proxy.upstream_request import REQUEST_ID, NotAcceptedError, UpstreamRequest
+from gateway.proxy.upstream_request import REQUEST_ID, UpstreamRequest
 
 BODY_LIMIT_BYTES: Final = 64 << 20
-BODY_PAUSE_SECONDS: Final = 30.0
-"""The longest pause between two pieces of a request body; a client that is slower is refused."""
 _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+_JSON: Final[tuple[Field, ...]] = ((b"Content-Type", b"application/json"),)
 
 _log = structlog.get_logger()
 
@@ -45,45 +45,52 @@ class SharedResources(NamedTuple):
 
     in_flight: InFlight
     body_budget: BodyBudget
-    session: aiohttp.ClientSession
+    pool: UpstreamPool
     health: HealthMonitor
 
 
-async def handle_request(request: web.BaseRequest, router: Router, shared: SharedResources) -> web.StreamResponse:
+async def handle_request(exchange: Exchange, router: Router, shared: SharedResources) -> None:
     """Answer one client request."""
     try:
-        return await _dispatch(request, router, shared)
+        await _dispatch(exchange, router, shared)
     except RequestError as error:
-        return web.Response(
-            status=error.status, body=error.body, headers=error.headers, content_type="application/json"
-        )
+        exchange.respond(error.status, error.fields(), error.body)
 
 
-async def _dispatch(request: web.BaseRequest, router: Router, shared: SharedResources) -> web.StreamResponse:
+def render_invalid_request(status: int, reason: str) -> tuple[list[Field], bytes]:
+    """Return the fields and the body of a response to bytes that are no request."""
+    error = errors.invalid_http(status, reason)
+    return error.fields(), error.body
+
+
+async def _dispatch(exchange: Exchange, router: Router, shared: SharedResources) -> None:
     """Authorize the request and answer it by its path. Raises RequestError."""
-    path, method = request.path, request.method
-    if path == paths.HEALTH and method == HTTPMethod.GET:
-        return _report_health(router)
+    path, method = exchange.head.path, exchange.head.method
+    if path == paths.HEALTH and method == "GET":
+        _report_health(exchange, router)
+        return
     with _refusal_logged(router, path):
-        authorize(request.headers, router.token, router.name)
+        authorize(exchange.head.headers, router.token)
     if path in paths.INFERENCE:
-        if method != HTTPMethod.POST:
+        if method != "POST":
             raise errors.method_not_allowed(method, path, "POST")
-        return await _infer(request, router, shared)
-    if path == paths.MODELS or path.startswith(f"{paths.MODELS}/"):
-        if method != HTTPMethod.GET:
+        await _infer(exchange, router, shared)
+    elif path == paths.MODELS or path.startswith(f"{paths.MODELS}/"):
+        if method != "GET":
             raise errors.method_not_allowed(method, path, "GET")
-        return _list_models(router, path.removeprefix(paths.MODELS)[1:])
-    raise errors.unknown_url(path)
+        _list_models(exchange, router, path.removeprefix(paths.MODELS)[1:])
+    else:
+        raise errors.unknown_url(path)
 
 
-def _report_health(router: Router) -> web.Response:
-    if any(service.has_backend for service in router.services().values()):
-        return web.json_response({"status": "ok"})
-    raise errors.service_unavailable(router.name)
+def _report_health(exchange: Exchange, router: Router) -> None:
+    """Say whether requests are answered here; to anyone, so without a name. Raises RequestError."""
+    if not any(service.has_backend for service in router.services().values()):
+        raise errors.service_unavailable("this endpoint")
+    exchange.respond(200, _JSON, b'{"status":"ok"}')
 
 
-def _list_models(router: Router, only: str) -> web.Response:
+def _list_models(exchange: Exchange, router: Router, only: str) -> None:
     """Return all models or, if `only` is not empty, the model of that name. Raises RequestError."""
     services = router.services()
     if only and only not in services:
@@ -93,29 +100,28 @@ def _list_models(router: Router, only: str) -> web.Response:
         for name, service in sorted(services.items())
         if not only or name == only
     ]
-    body = msgspec.json.encode(models[0] if only else {"object": "list", "data": models})
-    return web.Response(body=body, content_type="application/json")
+    exchange.respond(200, _JSON, msgspec.json.encode(models[0] if only else {"object": "list", "data": models}))
 
 
-async def _infer(request: web.BaseRequest, router: Router, shared: SharedResources) -> web.StreamResponse:
+async def _infer(exchange: Exchange, router: Router, shared: SharedResources) -> None:
     """Answer a request for inference by the service that its body names. Raises RequestError."""
-    inference = InferenceRequest(request.path, _request_id(request), shared.body_budget.reserve())
+    inference = InferenceRequest(exchange.head.path, _request_id(exchange), shared.body_budget.reserve())
     try:
-        with _refusal_logged(router, request.path):
-            inference.body = await _read_body(request, inference.reservation)
+        with _refusal_logged(router, inference.path):
+            inference.body = await _read_body(exchange, inference.reservation)
             service = router.find_service(request_body.read_model(inference.body))
-        return await _serve_and_record(request, inference, service, shared)
+        await _serve_and_record(exchange, inference, service, shared)
     finally:
         inference.free_body()
 
 
 async def _serve_and_record(
-    request: web.BaseRequest, inference: InferenceRequest, service: Service, shared: SharedResources
-) -> web.StreamResponse:
+    exchange: Exchange, inference: InferenceRequest, service: Service, shared: SharedResources
+) -> None:
     """Answer the request by `service`, and count and log the outcome. Raises RequestError."""
     service.begin(inference)
     try:
-        response = await _serve(request, inference, service, shared)
+        await _serve(exchange, inference, service, shared)
     except asyncio.CancelledError:
         inference.status = CLIENT_GONE
         raise
@@ -123,18 +129,11 @@ async def _serve_and_record(
         inference.status = error.status
         error.headers[REQUEST_ID] = inference.request_id
         raise
-    else:
-        if not response.prepared:
-            inference.status = response.status
-            response.headers[REQUEST_ID] = inference.request_id
-        return response
     finally:
         service.record(inference)
 
 
-async def _serve(
-    request: web.BaseRequest, inference: InferenceRequest, service: Service, shared: SharedResources
-) -> web.StreamResponse:
+async def _serve(exchange: Exchange, inference: InferenceRequest, service: Service, shared: SharedResources) -> None:
     """Wait for a free slot and send the request; try other backends if one does not accept it. Raises RequestError."""
     if not service.has_backend:
         raise _no_backend(inference, service)
@@ -155,12 +154,14 @@ async def _serve(
             tried.add(backend.uid)
             observer = shared.health.begin(backend.uid, inference.body)
             try:
-                return await UpstreamRequest(request, inference, service, backend, observer).send(shared.session)
+                await UpstreamRequest(exchange, inference, service, backend, observer).send(shared.pool)
             except NotAcceptedError as error:
                 observer.fail("it accepts no connection")
                 _log.warning(
                     "backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error)
                 )
+            else:
+                return
             finally:
                 observer.abandon()
                 shared.in_flight.end(backend.uid)
@@ -175,30 +176,29 @@ def _no_backend(inference: InferenceRequest, service: Service) -> RequestError:
     return errors.service_unavailable(f"service {service.config.name}")
 
 
-async def _read_body(request: web.BaseRequest, reservation: BodyReservation) -> bytes:
+async def _read_body(exchange: Exchange, reservation: BodyReservation) -> bytes:
     """Read the whole body into memory that is reserved for it. Raises RequestError."""
-    if (request.content_length or 0) > BODY_LIMIT_BYTES:
+    head = exchange.head
+    if (head.content_length or 0) > BODY_LIMIT_BYTES:
         raise errors.request_too_large(BODY_LIMIT_BYTES)
-    if encoding := request.headers.get("Content-Encoding"):
+    if encoding := head.headers.get("Content-Encoding"):
         raise errors.unsupported_encoding(encoding)
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # else aiohttp takes the interim response for the start of the final one
-    body = bytearray()
+    exchange.send_continue()
+    pieces: list[bytes] = []
+    size_bytes = 0
     try:
-        while not request.content.at_eof():
-            async with asyncio.timeout(BODY_PAUSE_SECONDS):
-                piece = await request.content.readany()
-            body += piece
-            if len(body) > BODY_LIMIT_BYTES:
+        while piece := await exchange.read():
+            size_bytes += len(piece)
+            if size_bytes > BODY_LIMIT_BYTES:
                 raise errors.request_too_large(BODY_LIMIT_BYTES)
             if not reservation.grow(len(piece)):
                 raise errors.too_busy()
-    except TimeoutError as error:
-        raise errors.request_timeout(BODY_PAUSE_SECONDS) from error
-    except aiohttp.ClientError as error:
-        raise errors.bad_request(f"the request body cannot be read: {error}") from error
-    return bytes(body)
+            pieces.append(piece)
+    except BodyTimeoutError as error:
+        raise errors.request_timeout() from error
+    except InvalidRequestError as error:
+        raise errors.invalid_http(400, str(error)) from error
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def _refusal_logged(router: Router, path: str) -> Iterator[None]:
         raise
 
 
-def _request_id(request: web.BaseRequest) -> str:
+def _request_id(exchange: Exchange) -> str:
     """Return the client's request id if it is harmless in a log, else a new one."""
-    given = request.headers.get(REQUEST_ID, "")
-    return given if _VALID_REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    given = exchange.head.headers.get(REQUEST_ID)
+    return given if given and _VALID_REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

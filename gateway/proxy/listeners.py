@@ -6,21 +6,25 @@ whatever else changes, and sends its next request to its new backends.
 
 import asyncio
 import errno
-import logging
 import os
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import aiohttp
 import structlog
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import structs
 
+from devices import limits
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import Exchange
+from gateway.http.limits import ConnectionTimes, connection_caps
+from gateway.http.listener import HttpListener
+from gateway.http.server_connection import RequestHandling
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
-from gateway.proxy.handler import SharedResources, handle_request
+from gateway.proxy.handler import SharedResources, handle_request, render_invalid_request
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
@@ -28,26 +32,13 @@ from gateway.proxy.router import ModelRouter, Router, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
 
-# Longer than common load balancers keep idle connections, and bounded because each costs a descriptor. A connection on
-# which no request begins, or whose first request does not complete its headers, has the same time.
-_KEEP_ALIVE_SECONDS = 75.0
 _ROUTER_NAME = ""
 
 _log = structlog.get_logger()
-_server_log = logging.getLogger(f"{__name__}.server")
-"""aiohttp's own log of failed connections."""
 
 
-def _remove_content(record: logging.LogRecord) -> bool:
-    """Remove the bytes that aiohttp quotes from an invalid request: they may be a token, or part of a prompt."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        record.msg, record.args, record.exc_info = "request that is not HTTP: %s", (type(error).__name__,), None
-        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-    return True
-
-
-_server_log.addFilter(_remove_content)
+class DrainingError(Exception):
+    """The proxy is stopping and takes no configuration."""
 
 
 class ListenAddress(NamedTuple):
@@ -73,82 +64,50 @@ def plan_listeners(bound: Mapping[str, ListenAddress], desired: Mapping[str, Lis
     )
 
 
-class Listener:
-    """One listening socket, whose requests go to `router`."""
+class Listener(NamedTuple):
+    """A listening address and what serves it."""
 
-    def __init__(
-        self,
-        address: ListenAddress,
-        router: Router,
-        shared: SharedResources,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self.address = address
-        self.port = address.port
-        self._router = router
-        self._shared = shared
-        self._context = context
-        server = web.Server(
-            self._handle,
-            handler_cancellation=True,  # a client that hangs up cancels its request
-            auto_decompress=False,
-            access_log=None,
-            logger=_server_log,
-            keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        )
-        self._runner = web.ServerRunner(server, shutdown_timeout=None)
+    address: ListenAddress
+    http: HttpListener
 
-    async def bind(self) -> None:
-        """Start listening; `port` is then the bound one. Raises OSError."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.address.address, self.address.port, ssl_context=self._context)
-        await site.start()
-        self.port = site.port
-
-    async def unbind(self) -> None:
-        """Stop listening at once; running requests go on."""
-        for site in self._runner.sites:
-            await site.stop()
-
-    async def finish(self) -> None:
-        """After `unbind`: close idle connections and wait until the last running request has ended."""
-        await self._runner.cleanup()
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await handle_request(request, self._router, self._shared)
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        port: int = self.http.sockets[0].getsockname()[1]
+        return port
 
 
 class Listeners:
     """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests."""
 
-    def __init__(self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
-        self.in_flight = InFlight()
+    def __init__(self, pool: UpstreamPool, tasks: asyncio.TaskGroup, times: ConnectionTimes | None = None) -> None:
+        self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), session, self.health)
+        self._shared = SharedResources(self.in_flight, BodyBudget(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
+        self._times = times or ConnectionTimes()
+        self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
         self._config = ProxyConfig()
         self._services: dict[str, Service] = {}
+        self._services_by_backend: dict[str, Service] = {}
         self._model_router = ModelRouter(self._services)
         self._bound: dict[str, Listener] = {}
         self._failed: dict[str, OSError] = {}
         self._certificate: ReloadedCertificate | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._configuring = asyncio.Lock()
+        self._draining = False
 
     async def configure(self, config: ProxyConfig) -> None:
-        """Apply `config`. A listener that cannot be bound is reported in its state, and does not stop the others."""
+        """Apply `config`. A listener that cannot be bound is reported in its state, and does not stop the others.
+
+        Raises DrainingError.
+        """
         async with self._configuring:
-            desired = {each.name: ListenAddress(each.address, each.port, config.tls) for each in config.services}
-            if config.router:
-                desired[_ROUTER_NAME] = ListenAddress(config.router.address, config.router.port, config.tls)
-            change = plan_listeners({name: listener.address for name, listener in self._bound.items()}, desired)
-            for name in change.unbind:
-                await self._unbind(name)
-            self._configure_services(config)
-            self._failed.clear()
-            for name in change.bind:
-                await self._bind(name, desired[name])
+            if self._draining:
+                raise DrainingError("the proxy is stopping: its requests end, and it takes no configuration")
+            await self._apply(config)
 
     def service_states(self) -> tuple[ListenerState, ...]:
         """Return the state of every configured service, sorted by name."""
@@ -161,7 +120,9 @@ class Listeners:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Stop listening, give running requests `timeout_seconds`, then break them off."""
-        await self.configure(ProxyConfig())
+        async with self._configuring:
+            self._draining = True
+            await self._apply(ProxyConfig())
         if not self._finishing:
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
@@ -169,6 +130,18 @@ class Listeners:
             _log.warning("requests_broken_off", requests=sum(self.in_flight.counts().values()))
         for task in late:
             task.cancel()
+
+    async def _apply(self, config: ProxyConfig) -> None:
+        desired = {each.name: ListenAddress(each.address, each.port, config.tls) for each in config.services}
+        if config.router:
+            desired[_ROUTER_NAME] = ListenAddress(config.router.address, config.router.port, config.tls)
+        change = plan_listeners({name: listener.address for name, listener in self._bound.items()}, desired)
+        for name in change.unbind:
+            self._unbind(name)
+        self._configure_services(config)
+        self._failed.clear()
+        for name in change.bind:
+            await self._bind(name, desired[name])
 
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
@@ -182,35 +155,43 @@ class Listeners:
                 self._services[each.name].update(each)
             else:
                 self._services[each.name] = Service(each, self.in_flight, self.metrics)
+        self._services_by_backend = {
+            backend.uid: self._services[each.name] for each in config.services for backend in each.backends
+        }
         backends = [backend for each in config.services for backend in each.backends]
         self.in_flight.forget_others({backend.uid for backend in backends})
         self.health.configure(backends)
 
+    def _admit_waiting(self, uid: str) -> None:
+        """Give the slot of backend `uid`, which has become free, to the service that has the backend now."""
+        if service := self._services_by_backend.get(uid):
+            service.queue.admit_waiting()
+
     async def _bind(self, name: str, address: ListenAddress) -> None:
+        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
         try:
-            context = self._tls_context(address.tls)
-            one_service = name != _ROUTER_NAME
-            router = SingleServiceRouter(self._services[name]) if one_service else self._model_router
-            listener = Listener(address, router, self._shared, context)
-            try:
-                await listener.bind()
-            except OSError:
-                await listener.finish()
-                raise
+            http = HttpListener(self._handling(router), self._table, self._times, self._tls_context(address.tls))
+            await http.bind(address.address, address.port)
         except OSError as error:
             self._failed[name] = error
             _log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
             return
-        self._bound[name] = listener
+        listener = self._bound[name] = Listener(address, http)
         _log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
 
-    async def _unbind(self, name: str) -> None:
+    def _handling(self, router: Router) -> RequestHandling:
+        async def answer(exchange: Exchange) -> None:
+            await handle_request(exchange, router, self._shared)
+
+        return RequestHandling(answer, render_invalid_request)
+
+    def _unbind(self, name: str) -> None:
         listener = self._bound.pop(name)
-        await listener.unbind()
-        task = self._tasks.create_task(_finish_requests(name, listener))
+        _log.info("listener_unbound", service=name or "router", port=listener.port)
+        listener.http.unbind()
+        task = self._tasks.create_task(_finish_requests(name, listener.http))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
-        _log.info("listener_unbound", service=name or "router", port=listener.port)
 
     def _tls_context(self, tls: Tls | None) -> ssl.SSLContext | None:
         """Return the TLS context of all listeners. Raises OSError."""
@@ -255,12 +236,13 @@ def _bind_error(address: ListenAddress, error: OSError) -> str:
     """Return a readable reason why nothing listens on `address`."""
     if isinstance(error, ssl.SSLError) or error.filename:
         return f"cannot use certificate {address.tls and address.tls.certificate} with its key: {error}"
-    # asyncio's text repeats the address; on Linux the errno of a name that does not resolve is negative.
-    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    # The number of a name that does not resolve is none of errno's; on macOS it looks like one.
+    number = None if isinstance(error, socket.gaierror) else error.errno
+    reason = error.strerror or str(error) if number is None else os.strerror(number)
     return f"cannot listen on {address.address} port {address.port}: {reason}"
 
 
-async def _finish_requests(name: str, listener: Listener) -> None:
+async def _finish_requests(name: str, listener: HttpListener) -> None:
     try:
         await listener.finish()
     except Exception:  # noqa: BLE001 - one bad connection must not end the other services' streams

@@ -6,15 +6,16 @@ configuration, and an agent that wants to stop that backend still needs the coun
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gateway.proxy.config import Backend
 
 
 class InFlight:
-    """The number of requests in flight, by backend uid."""
+    """The number of requests in flight, by backend uid; `on_end` is called with the uid when one has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
         self._counts: dict[str, int] = {}
         self._idle: dict[str, asyncio.Event] = {}
         self._ended: dict[str, float] = {}
@@ -37,6 +38,7 @@ class InFlight:
             del self._counts[uid]
             self._ended[uid] = time.monotonic()
             self._idle.pop(uid).set()
+        self._on_end(uid)
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""

@@ -33,7 +33,8 @@ class RequestQueue(Generic[S]):
 
     Args:
         take_slot: takes a free slot; returns None when there is none.
-        return_slot: gives back a slot whose request has left.
+        return_slot: gives back a slot whose request has left. Whoever gives a slot back calls `admit_waiting` of the
+            queue that may use it, which need not be this one: a backend may have moved to another service.
         limit: how many requests may wait.
     """
 
@@ -68,17 +69,15 @@ class RequestQueue(Generic[S]):
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif not waiter.cancelled() and waiter.exception() is None:  # it got a slot just before the cancellation
-                self._return_slot(waiter.result())
                 self.in_flight -= 1
-                self.admit_waiting()
+                self._return_slot(waiter.result())
             raise
 
     def finish_request(self, seconds: float) -> None:
-        """Count a request as ended, which held its slot for `seconds`, and admit waiting requests."""
+        """Count a request as ended, which held its slot for `seconds`."""
         self.in_flight -= 1
         weight = _NEWEST_WEIGHT if self._mean_seconds else 1
         self._mean_seconds += weight * (seconds - self._mean_seconds)
-        self.admit_waiting()
 
     def admit_waiting(self) -> None:
         """Give the free slots to waiting requests."""

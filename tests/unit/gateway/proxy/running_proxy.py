@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
+from gateway.http.limits import ConnectionTimes
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener, ServiceStats, Tls
 from gateway.proxy.control_client import ProxyClient
 from gateway.proxy.listeners import Listeners
-from gateway.proxy.upstream_request import open_session
 
 TOKEN = "s3cret-token"
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -148,10 +149,12 @@ async def raw_engine(
 
 
 @asynccontextmanager
-async def proxy_in_process(*backends: Backend, tls: Tls | None = None) -> AsyncIterator[tuple[Listeners, str]]:
+async def proxy_in_process(
+    *backends: Backend, tls: Tls | None = None, times: ConnectionTimes | None = None, idle_seconds: float = 2
+) -> AsyncIterator[tuple[Listeners, str]]:
     """Run the proxy's listeners in this process, with the service `ns/tiny`; yield the listeners and the URL."""
-    async with open_session() as session, asyncio.TaskGroup() as tasks:
-        all_ = Listeners(session, tasks)
+    async with UpstreamPool(idle_seconds=idle_seconds) as pool, asyncio.TaskGroup() as tasks:
+        all_ = Listeners(pool, tasks, times)
         await all_.configure(ProxyConfig((make_service(*backends),), tls=tls))
         (state,) = all_.service_states()
         assert state.error == ""

@@ -4,12 +4,16 @@ import aiohttp
 from aiohttp import web
 from msgspec import structs
 
-from gateway.proxy import upstream_request
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import Exchange
+from gateway.http.limits import ConnectionCaps, ConnectionTimes
+from gateway.http.listener import HttpListener
+from gateway.http.server_connection import RequestHandling
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
-from gateway.proxy.handler import SharedResources
+from gateway.proxy.handler import SharedResources, handle_request, render_invalid_request
 from gateway.proxy.health_monitor import HealthMonitor
-from gateway.proxy.listeners import ListenAddress, Listener
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
 from gateway.proxy.router import SingleServiceRouter
@@ -27,20 +31,22 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
             super().begin(uid)
             tiny.config = structs.replace(dead, backends=(fresh,))
 
-    in_flight = ReplacedMeanwhile()
+    in_flight = ReplacedMeanwhile(lambda _: None)
     dead = make_service(Backend(uid="dead", url="http://127.0.0.1:9"))
     tiny = Service(dead, in_flight, ProxyMetrics(lambda: ()))
-    async with (
-        fake_engine(hello) as fresh,
-        upstream_request.open_session() as session,
-        aiohttp.ClientSession() as client,
-    ):
-        shared = SharedResources(in_flight, BodyBudget(), session, HealthMonitor())
-        listener = Listener(ListenAddress("127.0.0.1", 0), SingleServiceRouter(tiny), shared)
-        await listener.bind()
+    async with fake_engine(hello) as fresh, UpstreamPool() as pool, aiohttp.ClientSession() as client:
+        shared = SharedResources(in_flight, BodyBudget(), pool, HealthMonitor())
+
+        async def answer(exchange: Exchange) -> None:
+            await handle_request(exchange, SingleServiceRouter(tiny), shared)
+
+        table = ConnectionTable(ConnectionCaps(total=10, per_peer=10), sweep_seconds=1)
+        listener = HttpListener(RequestHandling(answer, render_invalid_request), table, ConnectionTimes())
+        await listener.bind("127.0.0.1", 0)
         try:
-            async with post_chat(client, f"http://127.0.0.1:{listener.port}") as response:
+            port = listener.sockets[0].getsockname()[1]
+            async with post_chat(client, f"http://127.0.0.1:{port}") as response:
                 assert (response.status, await response.text()) == (200, "hello")
         finally:
-            await listener.unbind()
+            listener.unbind()
             await listener.finish()

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from gateway.proxy import handler, listeners, upstream_request
+from gateway.http.limits import ConnectionTimes
+from gateway.proxy import listeners
 from gateway.proxy.body_budget import BodyBudget
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
@@ -88,11 +89,12 @@ async def test_chunked_body_is_accepted(proxy: ProxyProcess) -> None:
     assert reader_body.startswith(b"HTTP/1.1 200 ")
 
 
-async def test_client_that_stalls_in_its_body_holds_no_slot(
-    monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
-) -> None:
-    monkeypatch.setattr(handler, "BODY_PAUSE_SECONDS", 0.05)
-    async with fake_engine(echo) as backend, proxy_in_process(structs.replace(backend, concurrency=1)) as (_, url):
+async def test_client_that_stalls_in_its_body_holds_no_slot(http: aiohttp.ClientSession) -> None:
+    times = ConnectionTimes(body_pause_seconds=0.05, sweep_seconds=0.01)
+    async with (
+        fake_engine(echo) as backend,
+        proxy_in_process(structs.replace(backend, concurrency=1), times=times) as (_, url),
+    ):
         answer = await send(url, HEAD + b"Content-Length: 100\r\n\r\n{")
         assert answer.startswith(b"HTTP/1.1 408 ")
         async with post_chat(http, url) as response:
@@ -158,8 +160,12 @@ async def test_content_of_an_invalid_request_is_not_logged(
     tmp_path_factory: pytest.TempPathFactory, sent: bytes
 ) -> None:
     with run_proxy(tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock") as proxy:
-        assert b" 400 " in await send(await proxy.serve(), sent)
-        await eventually(lambda: any("not HTTP" in line for line in proxy.log))
+        reader, writer = await asyncio.open_connection(*(await proxy.serve()).removeprefix("http://").split(":"))
+        writer.write(sent)
+        answers = await reader.read()
+        writer.close()
+        assert b"HTTP/1.1 400 " in answers
+        await eventually(lambda: any("invalid_request" in line for line in proxy.log))
         assert not any("secret" in line or "s3cret" in line for line in proxy.log)
 
 
@@ -211,10 +217,7 @@ async def test_engine_that_breaks_off_or_sends_no_http_is_a_502(
         assert "Location" not in response.headers
 
 
-async def test_connection_to_an_engine_is_reused_but_soon_closed(
-    monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
-) -> None:
-    monkeypatch.setattr(upstream_request, "_KEEP_ALIVE_SECONDS", 0.5)
+async def test_connection_to_an_engine_is_reused_but_soon_closed(http: aiohttp.ClientSession) -> None:
     connections = 0
     closed = asyncio.Event()
 
@@ -230,7 +233,7 @@ async def test_connection_to_an_engine_is_reused_but_soon_closed(
         closed.set()
         writer.close()
 
-    async with raw_engine(engine) as backend, proxy_in_process(backend) as (_, url):
+    async with raw_engine(engine) as backend, proxy_in_process(backend, idle_seconds=0.5) as (_, url):
         for _ in range(2):
             async with post_chat(http, url) as response:
                 assert await response.json() == {}

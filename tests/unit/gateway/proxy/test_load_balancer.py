@@ -43,7 +43,7 @@ def test_first_of_equally_busy_backends_is_picked_so_its_prompt_cache_stays_warm
 
 
 async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
-    in_flight = InFlight()
+    in_flight = InFlight(lambda _: None)
     assert in_flight.idle_seconds("a") is None
     in_flight.begin("a")
     in_flight.begin("a")
@@ -62,4 +62,4 @@ async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
 
 
 async def test_backend_without_any_request_is_idle() -> None:
-    await asyncio.wait_for(InFlight().wait_idle("unknown"), 1)
+    await asyncio.wait_for(InFlight(lambda _: None).wait_idle("unknown"), 1)

@@ -1,0 +1,49 @@
+"""Limits of the HTTP server: sizes and times of one connection, and the number of connections by the open files."""
+
+from dataclasses import dataclass
+from typing import Final
+
+HEAD_BYTES: Final = 16 << 10
+"""The longest head of a request or response, and the longest framing of a chunked body beside its chunks."""
+HEADER_COUNT: Final = 128
+
+_LARGEST_RESERVE: Final = 1024
+_MOST_CONNECTIONS: Final = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTimes:
+    """The seconds after which the server gives up on a client."""
+
+    head_seconds: float = 10.0
+    """From the first byte of a request, or from the begin of the connection, to the end of the request's head."""
+    idle_seconds: float = 75.0
+    """Without a request, longer than common load balancers keep idle connections; each costs a descriptor."""
+    body_pause_seconds: float = 30.0
+    """Between two pieces of a request body, while the handler waits for the body."""
+    write_seconds: float = 30.0
+    """Until a client has read what is buffered for it; afterwards the connection is aborted."""
+    linger_seconds: float = 5.0
+    """For a client to read a response that was sent before its request had ended."""
+    sweep_seconds: float = 0.5
+    """The pause between two looks at all connections, by which each of these times may be longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionCaps:
+    """The most connections of clients: in all, and from one address."""
+
+    total: int
+    per_peer: int
+
+
+def connection_caps(descriptor_limit: int) -> ConnectionCaps:
+    """Return the caps for a process that may have `descriptor_limit` files open.
+
+    An eighth is kept back for the control socket, the listeners and the logs; and as each client may need one more for
+    its connection to an engine, clients get half of the rest. One address gets half of all, because the clients of a
+    cluster may share the address of a node.
+    """
+    reserve = min(_LARGEST_RESERVE, descriptor_limit // 8)
+    total = max(2, min(_MOST_CONNECTIONS, (descriptor_limit - reserve) // 2))
+    return ConnectionCaps(total, total // 2)

@@ -1,0 +1,176 @@
+"""A listening address: its sockets, the connections that came by it, and their orderly end.
+
+Connections are accepted here and not by the event loop, so that the caps hold before a connection costs anything, and
+so that a lack of descriptors pauses the listener instead of closing it.
+"""
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.limits import ConnectionTimes
+from gateway.http.server_connection import RequestHandling, ServerConnection
+
+_BACKLOG: Final = 1024
+_ACCEPTS_AT_ONCE: Final = 64
+_PAUSE_SECONDS: Final = 0.2
+_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = structlog.get_logger()
+
+
+class HttpListener:
+    """The connections to one address.
+
+    Args:
+        handling: the work on requests.
+        table: all connections of the process.
+        times: the times that a connection may take.
+        context: the certificate; None: plain HTTP.
+    """
+
+    def __init__(
+        self,
+        handling: RequestHandling,
+        table: ConnectionTable,
+        times: ConnectionTimes,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.sockets: tuple[socket.socket, ...] = ()
+        self._handling = handling
+        self._table = table
+        self._times = times
+        self._context = context
+        self._connections: set[ServerConnection] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._pauses: dict[int, asyncio.TimerHandle] = {}
+        self._closed = asyncio.Event()
+
+    @property
+    def paused(self) -> bool:
+        """True while no connection is accepted, because descriptors lack."""
+        return bool(self._pauses)
+
+    async def bind(self, address: str, port: int) -> None:
+        """Start listening on every address that `address` names. Raises OSError."""
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sockets: list[socket.socket] = []
+        try:
+            for family, kind, protocol, _, place in dict.fromkeys(infos):
+                bound = socket.socket(family, kind, protocol)
+                sockets.append(bound)
+                bound.setblocking(False)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                bound.bind(place)
+                bound.listen(_BACKLOG)
+        except OSError:
+            for bound in sockets:
+                bound.close()
+            raise
+        self.take_over(sockets)
+
+    def take_over(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections on sockets that listen already."""
+        self.sockets = tuple(sockets)
+        for bound in self.sockets:
+            bound.setblocking(False)
+            self._resume(bound)
+
+    def unbind(self) -> None:
+        """Stop listening at once; requests in progress go on, and connections without one are closed."""
+        loop = asyncio.get_running_loop()
+        for bound in self.sockets:
+            if pause := self._pauses.pop(bound.fileno(), None):
+                pause.cancel()
+            loop.remove_reader(bound.fileno())
+            bound.close()
+        self.sockets = ()
+        for connection in list(self._connections):
+            connection.drain_requests()
+        self._note_end()
+
+    async def finish(self) -> None:
+        """After `unbind`: wait until the last connection is closed; break off all requests if that is cancelled."""
+        try:
+            await self._closed.wait()
+        except asyncio.CancelledError:
+            for connection in list(self._connections):
+                connection.abort()
+            for handshake in self._handshakes:
+                handshake.cancel()
+            raise
+
+    def _resume(self, bound: socket.socket) -> None:
+        self._pauses.pop(bound.fileno(), None)
+        asyncio.get_running_loop().add_reader(bound.fileno(), self._accept, bound)
+
+    def _pause(self, bound: socket.socket, error: OSError) -> None:
+        """Stop accepting for a moment, until descriptors are free again."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(bound.fileno())
+        self._pauses[bound.fileno()] = loop.call_later(_PAUSE_SECONDS, self._resume, bound)
+        _log.warning("accept_paused", error=str(error), connections=self._table.accepted)
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                accepted, address = bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _LACKS:
+                    raise
+                self._pause(bound, error)
+                return
+            peer = str(address[0])
+            if not self._table.admit(peer):
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            handshake = asyncio.get_running_loop().create_task(self._connect(accepted, peer))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._forget_handshake)
+
+    async def _connect(self, accepted: socket.socket, peer: str) -> None:
+        """Make an accepted socket a connection, after its TLS handshake if it has one."""
+        connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
+        self._connections.add(connection)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._times.head_seconds if self._context else None,
+            )
+        except OSError as error:
+            _log.debug("handshake_failed", peer=peer, error=type(error).__name__)
+        finally:
+            if not connection.was_made:
+                accepted.close()
+                self._table.dismiss(peer)
+                self._forget(connection)
+        if not self.sockets:
+            connection.drain_requests()
+
+    def _forget(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        self._note_end()
+
+    def _forget_handshake(self, handshake: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if not self.sockets and not self._connections and not self._handshakes:
+            self._closed.set()

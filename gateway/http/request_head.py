@@ -1,0 +1,184 @@
+"""The head of a request, parsed strictly: whatever two servers could read in two ways is refused.
+
+llhttp, which httptools wraps, refuses most of it: both Content-Length and Transfer-Encoding, a repeated or odd
+Content-Length, folded lines, bare line ends, NUL and blanks around names. Refused here is what it lets pass: other
+protocols and versions, doubled blanks, transfer codings beside `chunked`, and a missing or repeated Host.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.http.headers import Field, Headers
+from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
+
+_REQUEST_LINE = re.compile(rb"[A-Z-]{1,20} [\x21-\x7e]+ HTTP/1\.([01])\r\n")
+_HOST = re.compile(rb"[\w.~!$&'()*+;=%:\[\]-]*", re.ASCII)
+_ABSOLUTE_FORM = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
+_FRAMING_BYTES_PER_CHUNK: Final = 32
+
+
+class InvalidRequestError(Exception):
+    """The bytes are no request that is served; the message names the rule and quotes nothing of them."""
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """The method, target and header fields of a request, and the framing of its body."""
+
+    method: str
+    path: str
+    """The path of the target, decoded, without the query."""
+    headers: Headers
+    is_http_1_0: bool
+    content_length: int | None
+    """The size of the body in bytes; None: it is chunked."""
+    keep_alive: bool
+
+    @property
+    def expects_continue(self) -> bool:
+        """True if the client waits for `100 Continue` before it sends the body."""
+        return not self.is_http_1_0 and (self.headers.value(b"expect") or b"").lower() == b"100-continue"
+
+
+class RequestParser:
+    """Parse one request: first its whole head, then its body if that is chunked."""
+
+    __slots__ = (
+        "_chunks",
+        "_fields",
+        "_framing_bytes",
+        "_head_ended",
+        "_parser",
+        "_pieces",
+        "_url",
+        "complete",
+        "excess",
+    )
+
+    def __init__(self) -> None:
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._fields: list[Field] = []
+        self._pieces: list[bytes] = []
+        self._head_ended = False
+        self._framing_bytes = HEAD_BYTES
+        self.complete = False
+        """The chunked body has ended."""
+        self.excess = False
+        """Data came in one piece with the end of the chunked body; it is not parsed."""
+
+    def parse_head(self, head: bytes) -> RequestHead:
+        """Parse a head, which ends with an empty line. Raises InvalidRequestError."""
+        line, parser = _REQUEST_LINE.match(head), self._parser
+        if line is None or parser is None:
+            raise InvalidRequestError("its first line is no request line of HTTP/1.0 or HTTP/1.1")
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            # Upgrades are not made: the request is answered as if it did not offer one.
+            if self._is_chunked():
+                raise InvalidRequestError("it offers an upgrade and has a chunked body") from None
+        except httptools.HttpParserError as error:
+            raise InvalidRequestError(_rule(error)) from None
+        self._head_ended = True
+        is_chunked = self._is_chunked()
+        if not is_chunked:
+            self._parser = None  # the parser refers to this object: without it, neither waits for the garbage collector
+        headers = Headers(self._fields)
+        is_http_1_0 = line[1] == b"0"
+        self._check_fields(headers, is_http_1_0=is_http_1_0)
+        method = parser.get_method().decode()
+        return RequestHead(
+            method=method,
+            path=_target_path(method, self._url),
+            headers=headers,
+            is_http_1_0=is_http_1_0,
+            content_length=None if is_chunked else int(headers.value(b"content-length") or 0),
+            keep_alive=not is_http_1_0 and b"close" not in headers.connection_options(),
+        )
+
+    def parse_chunks(self, data: bytes) -> bytes:
+        """Return the content of the chunks in `data`; `complete` is set at their end. Raises InvalidRequestError."""
+        if self._parser is None:
+            raise InvalidRequestError("its chunked body has ended")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self.complete:
+                raise InvalidRequestError(_rule(error)) from None
+            self.excess = True
+        content = b"".join(self._pieces)
+        self._pieces.clear()
+        self._framing_bytes -= len(data) - len(content)
+        if self._framing_bytes < 0:
+            raise InvalidRequestError("the framing or the trailers of its chunked body are too long")
+        if self.complete:
+            self._parser = None
+        return content
+
+    def _is_chunked(self) -> bool:
+        return any(name.lower() == b"transfer-encoding" for name, _ in self._fields)
+
+    def _check_fields(self, headers: Headers, *, is_http_1_0: bool) -> None:
+        if len(self._fields) > HEADER_COUNT:
+            raise InvalidRequestError(f"it has more than {HEADER_COUNT} header fields")
+        codings = headers.values(b"transfer-encoding")
+        if codings and (is_http_1_0 or [coding.strip().lower() for coding in codings] != [b"chunked"]):
+            raise InvalidRequestError("its Transfer-Encoding is not `chunked` alone, in HTTP/1.1")
+        hosts = headers.values(b"host")
+        if len(hosts) > 1 or not (hosts or is_http_1_0) or not all(_HOST.fullmatch(host) for host in hosts):
+            raise InvalidRequestError("it does not have exactly one valid Host")
+
+    # Called by httptools.
+
+    def on_message_begin(self) -> None:
+        """Note data behind the end of the body."""
+        self.excess = self.complete
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the target."""
+        if not self.complete:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header field; a trailer is dropped, because no engine needs one."""
+        if not self._head_ended:
+            self._fields.append((name, value.rstrip(b" \t")))
+
+    def on_chunk_header(self) -> None:
+        """Grant one more chunk its framing."""
+        self._framing_bytes += _FRAMING_BYTES_PER_CHUNK
+
+    def on_body(self, piece: bytes) -> None:
+        """Take a piece of the body."""
+        if not self.complete:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body; of one that is not chunked, nothing was given to the parser."""
+        if self._head_ended:
+            self.complete = True
+
+
+def _target_path(method: str, target: bytes) -> str:
+    """Return the path of an origin-form or absolute-form target. Raises InvalidRequestError."""
+    if not target.startswith(b"/"):
+        authority = _ABSOLUTE_FORM.match(target)
+        if method == "OPTIONS" and target == b"*":
+            return "*"
+        if authority is None or method == "CONNECT":
+            raise InvalidRequestError("its target is neither a path nor an http URL")
+        target = target[authority.end() :] or b"/"
+    if b"#" in target:
+        raise InvalidRequestError("its target has a fragment")
+    path = target.partition(b"?")[0].decode()
+    return unquote(path, errors="replace") if "%" in path else path
+
+
+def _rule(error: Exception) -> str:
+    """Return the rule that llhttp names; its messages quote nothing."""
+    return f"llhttp: {error}"
