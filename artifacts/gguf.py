@@ -1,12 +1,15 @@
 """Reader of GGUF headers from untrusted bytes: every count and length is checked before it is used.
 
 A pure function of a prefix of the file. Memory for a size that the header claims is allocated only when that many
-bytes are present; long arrays (a tokenizer's vocabulary) are skipped, not kept. Format: ggml-org/ggml `docs/gguf.md`,
+bytes are present, and little is kept of them: long keys, arrays (a tokenizer's vocabulary) and names of tensors are
+skipped, texts are cut, and all arrays together are limited, since a number takes many times its bytes once it is an
+object. Format: ggml-org/ggml `docs/gguf.md`,
 versions 2 and 3, little endian. Every header that llama.cpp's own reader refuses (`ggml/src/gguf.cpp`: repeated keys,
 more than 4 dimensions, tensors outside the file) is refused here too, so an engine can load a file whose header passes.
 """
 
 import dataclasses
+import hashlib
 import struct
 from collections import Counter
 
@@ -27,6 +30,10 @@ _MAX_STRING_BYTES = 16 << 20
 _MAX_NESTING = 2
 _MAX_DIMENSIONS = 4
 _KEPT_ELEMENTS = 4096
+_KEPT_ELEMENTS_IN_ALL = 1 << 16
+_KEPT_STRING_BYTES = 4096
+_KEPT_NAME_BYTES = 256
+"""Names of keys and tensors that the facts are read from are shorter."""
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 20
 _STRING, _ARRAY = 8, 9
@@ -97,11 +104,11 @@ class GGUFHeader:
 
     Attributes:
         version: version of the format.
-        metadata: key to value, in the order of the file.
+        metadata: key to value, in the order of the file; without long keys, and with the beginning of long texts.
         tensor_count: number of tensors.
         tensor_bytes: exact sum of the sizes of the tensors, without padding.
         bytes_by_type: the same sum for each tensor type, by the name of the type.
-        shapes: dimensions of each tensor by name, the innermost first.
+        shapes: dimensions of each tensor by name, the innermost first; without tensors of long names.
         data_offset: offset of the first tensor, in bytes from the start of the file.
 
     """
@@ -115,7 +122,7 @@ class GGUFHeader:
     data_offset: int
 
 
-def parse(data: bytes, file_bytes: int) -> GGUFHeader:
+def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
     """Read the header of a file of `file_bytes` bytes from its first bytes.
 
     Raises:
@@ -135,11 +142,12 @@ def parse(data: bytes, file_bytes: int) -> GGUFHeader:
     tensor_count = reader.count("tensors", _LEAST_TENSOR_BYTES)
     entry_count = reader.count("metadata entries", _LEAST_ENTRY_BYTES)
     metadata: dict[str, Value] = {}
+    seen: set[bytes] = set()
     for _ in range(entry_count):
-        key = reader.string("a metadata key", _MAX_NAME_BYTES)
-        if key in metadata:
-            raise _invalid(f"has the metadata key {key[:64]!r} twice")
-        metadata[key] = reader.value(key[:64])
+        key, is_whole = reader.name("metadata key", seen)
+        value = reader.value(key[:64])
+        if is_whole:
+            metadata[key] = value
     return _with_tensors(reader, version, metadata, tensor_count)
 
 
@@ -147,12 +155,13 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     alignment = _alignment(metadata)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
+    seen: set[bytes] = set()
     data_end = 0
     for _ in range(count):
-        name = reader.string("a tensor name", _MAX_NAME_BYTES)
-        if name in shapes:
-            raise _invalid(f"has the tensor {name[:64]!r} twice")
-        shapes[name], type_name, size_bytes, offset = reader.tensor(name[:64])
+        name, is_whole = reader.name("tensor", seen)
+        shape, type_name, size_bytes, offset = reader.tensor(name[:64])
+        if is_whole:
+            shapes[name] = shape
         if offset % alignment:
             raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
         sizes[type_name] += size_bytes
@@ -180,8 +189,9 @@ def _invalid(problem: str) -> ArtifactError:
 class _Reader:
     """A position in the prefix. Refuses impossible sizes; raises HeaderTruncated at the end of the prefix."""
 
-    def __init__(self, data: bytes, file_bytes: int) -> None:
+    def __init__(self, data: bytes | bytearray, file_bytes: int) -> None:
         self._data = data
+        self._kept_elements = 0
         self.file_bytes = file_bytes
         self._header_limit = min(file_bytes, MAX_HEADER_BYTES)
         self.position = 0
@@ -211,17 +221,31 @@ class _Reader:
             raise _invalid(f"claims {count} {what}, more than it can hold")
         return count
 
-    def string(self, what: str, most_bytes: int) -> str:
+    def name(self, what: str, seen: set[bytes]) -> tuple[str, bool]:
+        """Read a name, at most its first bytes, and return whether it is whole; refuse one that is in `seen`."""
+        start, size = self._string(f"the name of a {what}", _MAX_NAME_BYTES)
+        digest = hashlib.blake2b(self._data[start : start + size], digest_size=16).digest()
+        name = self._text(start, min(size, _KEPT_NAME_BYTES))
+        if digest in seen:
+            raise _invalid(f"has the {what} {name[:64]!r} twice")
+        seen.add(digest)
+        return name, size <= _KEPT_NAME_BYTES
+
+    def _string(self, what: str, most_bytes: int) -> tuple[int, int]:
+        """Skip a string, and return where its text begins and how many bytes it has."""
         size = self.unsigned(_U64, what)
         if size > most_bytes:
             raise _invalid(f"claims {size} bytes for {what}, more than {most_bytes}")
-        start = self.skip(size, what)
-        return self._data[start : self.position].decode(errors="replace")
+        return self.skip(size, what), size
+
+    def _text(self, start: int, size: int) -> str:
+        return self._data[start : start + size].decode(errors="replace")
 
     def value(self, key: str) -> Value:
         kind = self.unsigned(_U32, f"the type of {key!r}")
         if kind == _STRING:
-            return self.string(f"the value of {key!r}", _MAX_STRING_BYTES)
+            start, size = self._string(f"the value of {key!r}", _MAX_STRING_BYTES)
+            return self._text(start, min(size, _KEPT_STRING_BYTES))
         if kind == _ARRAY:
             return self._array(key, 1)
         return self.scalar(self._scalar_form(kind, key), f"the value of {key!r}")
@@ -244,24 +268,19 @@ class _Reader:
         if kind == _STRING:
             self._check_elements(count, _U64.size, what)
             for _ in range(count):
-                self._skip_string(what)
+                self._string(f"a string of {what}", _MAX_STRING_BYTES)
             return None
         form = self._scalar_form(kind, key)
         self._check_elements(count, form.size, what)
         start = self.skip(count * form.size, what)
-        if count > _KEPT_ELEMENTS:
+        if depth > 1 or count > _KEPT_ELEMENTS or self._kept_elements + count > _KEPT_ELEMENTS_IN_ALL:
             return None
+        self._kept_elements += count
         return struct.unpack_from(f"<{count}{form.format[1:]}", self._data, start)
 
     def _check_elements(self, count: int, least_bytes: int, what: str) -> None:
         if count * least_bytes > self._header_limit - self.position:
             raise _invalid(f"claims {count} elements for {what}, more than it can hold")
-
-    def _skip_string(self, what: str) -> None:
-        size = self.unsigned(_U64, what)
-        if size > _MAX_STRING_BYTES:
-            raise _invalid(f"claims {size} bytes for a string of {what}, more than {_MAX_STRING_BYTES}")
-        self.skip(size, what)
 
     def tensor(self, name: str) -> tuple[tuple[int, ...], str, int, int]:
         """Return shape, type name, size in bytes and offset in the data of the tensor whose name was just read."""

@@ -18,7 +18,7 @@ from artifacts.errors import PERMANENT_EXIT
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF, Layout, Revision
+from crds.model import GGUF, Layout, Revision, Sha256
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
 from kube.resources import JOBS, MODELS
@@ -28,6 +28,8 @@ ANNOTATION_WORK: Final = f"{GROUP}/work"
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
 _LARGEST: Final = (1 << 63) - 1
 """The largest size that a status accepts; a server may state any number."""
+MEMORY_MIB: Final = 512
+"""Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 
 FIRST_RETRY_SECONDS: Final = 5.0
@@ -94,7 +96,7 @@ class JobResult(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
     message: str = ""
     revision: Revision = ""
-    sha256: str | None = None
+    sha256: Sha256 | None = None
     file: str = ""
     size_bytes: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
     gguf: GGUF | None = None
@@ -282,7 +284,7 @@ def _container(work: Work) -> Obj:
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": f"{MEMORY_MIB}Mi"}},
     }
     if work.claim is not None:
         container["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
