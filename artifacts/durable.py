@@ -19,15 +19,22 @@ T = TypeVar("T")
 
 def write(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, readable by the owner only. Raises OSError; then the old file is kept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(value))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, each for the owner only, unless they exist. Raises OSError."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def read(path: Path, type_: type[T]) -> T | None:

@@ -17,6 +17,7 @@ Reason = Literal[
     "SourceChanged",  # the file on the server has another revision now
     "ChecksumMismatch",
     "HeaderInvalid",  # not a GGUF header, or a damaged or hostile one
+    "CustomCode",  # the artifact names Python that a loader would run
     "SplitUnsupported",
     "NoSpace",
     "StorageFailed",

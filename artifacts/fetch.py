@@ -58,6 +58,7 @@ async def fetch(
     destination_dir: Path,
     *,
     sha256: str | None,
+    size_bytes: int | None = None,
     token: str | None,
     endpoint: str,
     file_root: Path | None,
@@ -67,24 +68,24 @@ async def fetch(
     allowed_networks: Networks = (),
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
-    """Download the file of `source` to `destination_dir` and return it; a file:// source is not copied.
+    """Download the file `source` to `destination_dir` and return it; a file:// source is not copied.
 
     Args:
-        source: the file to fetch.
+        source: the file.
         destination_dir: folder, made if absent.
-        sha256: expected digest, 64 lower-case hexadecimal digits; None takes the digest that the hub states, if any.
+        sha256: expected digest; None takes the digest that the hub states, if any.
+        size_bytes: size that the inspection found; a file of another size is refused before it is fetched.
         token: bearer token for the source's origin.
         endpoint: hub of hf:// sources.
         file_root: folder that file:// sources have to be in; None refuses them.
         revision: resolved revision to fetch; None is the current one.
         on_progress: called often, in the event loop.
         patience: time-outs and attempts.
-        allowed_networks: private networks that the source may lead to.
-        make_room: called once the size is known.
+        allowed_networks: private networks that may be reached.
+        make_room: called with the size.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
-
     """
     refuse_library(source)
     if source.scheme == "file":
@@ -102,10 +103,15 @@ async def fetch(
                     revision=revision,
                     patience=patience,
                 ) as origin:
-                    download = _Download(
-                        source, origin, sha256=sha256, revision=revision, on_progress=on_progress, make_room=make_room
-                    )
-                    record = await download.run(path, patience)
+                    record = await _Download(
+                        source,
+                        origin,
+                        sha256=sha256,
+                        size_bytes=size_bytes,
+                        revision=revision,
+                        on_progress=on_progress,
+                        make_room=make_room,
+                    ).run(path, patience)
     on_progress(record.size_bytes, record.size_bytes)
     return FetchedArtifact(path, record.size_bytes, record.sha256, record.revision)
 
@@ -161,6 +167,7 @@ class _Download:
         origin: Origin,
         *,
         sha256: str | None,
+        size_bytes: int | None,
         revision: str | None,
         on_progress: ReportProgress,
         make_room: MakeRoom | None,
@@ -168,6 +175,7 @@ class _Download:
         self._source = source
         self._origin = origin
         self._sha256 = sha256
+        self._size_bytes = size_bytes
         self._revision = revision
         self._on_progress = on_progress
         self._make_room = make_room
@@ -220,6 +228,12 @@ class _Download:
 
     def _expected(self, response: SourceResponse) -> str | None:
         """Return the digest to verify, if any. Raises ArtifactError when the response already contradicts it."""
+        if self._size_bytes is not None and response.size_bytes != self._size_bytes:
+            raise ArtifactError(
+                "SourceChanged",
+                f"{self._source.display}: has {response.size_bytes} bytes now, not the {self._size_bytes} that were "
+                "inspected: delete the Model and create it again to accept the new file",
+            )
         if self._sha256 and response.sha256 and self._sha256 != response.sha256:
             raise _build_mismatch(self._source, self._sha256, "the file on the hub")
         expected = self._sha256 or response.sha256

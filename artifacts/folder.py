@@ -19,12 +19,12 @@ from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch
 from artifacts.http_source import connect
+from artifacts.mlx_config import CHECKED, CONFIG, parse_safe
 from artifacts.partial_download import storage_faults
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.source import MAX_NAME_BYTES, Source
+from artifacts.source import MAX_NAME_BYTES, Source, is_digest
 from crds.size import size_text
 
-CONFIG: Final = "config.json"
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 """The configuration of a folder whose weights are a LoRA adapter."""
 WEIGHTS: Final = ".safetensors"
@@ -34,6 +34,8 @@ _OURS: Final = (".verified.json", ".part.json")
 _COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _LISTING_BYTES: Final = 8 << 20
 _CONFIG_BYTES: Final = 1 << 20
+_CHECKED_BYTES: Final = 32 << 20
+"""Limit of the other files that are checked: a tokenizer's configuration lists its added tokens."""
 _MOST_FILES: Final = 1000
 
 
@@ -134,11 +136,17 @@ class Folder:
         size = next(file.size_bytes for file in listing.files if file.name == CONFIG)
         if size > _CONFIG_BYTES:
             raise ArtifactError("HeaderInvalid", f"{CONFIG} is longer than {size_text(_CONFIG_BYTES)}")
-        if self.source.scheme == "file":
-            path = local_files.locate(self.source, self.file_root) / CONFIG
-            with storage_faults(path):
-                return await asyncio.to_thread(path.read_bytes)
-        return await self._read(self._source_of(listing, CONFIG).url(self.endpoint), _CONFIG_BYTES)
+        return await self._read_file(listing, CONFIG, _CONFIG_BYTES)
+
+    async def refuse_code(self, listing: FolderListing) -> None:
+        """Check the configurations beside config.json.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        for file in listing.files:
+            if file.name in CHECKED and file.name != CONFIG:
+                parse_safe(file.name, await self._read_file(listing, file.name, _CHECKED_BYTES))
 
     async def fetch(
         self, listing: FolderListing, destination_dir: Path, *, on_progress: ReportProgress, make_room: MakeRoom
@@ -176,6 +184,13 @@ class Folder:
             done += each.size_bytes
         return fetched
 
+    async def _read_file(self, listing: FolderListing, name: str, most_bytes: int) -> bytes:
+        if self.source.scheme == "file":
+            path = local_files.locate(self.source, self.file_root) / name
+            with storage_faults(path):
+                return await asyncio.to_thread(_read_local, path, most_bytes)
+        return await self._read(self._source_of(listing, name).url(self.endpoint), most_bytes)
+
     def _source_of(self, listing: FolderListing, name: str) -> Source:
         repo, revision = self.source.repo, listing.revision
         return Source("hf", f"hf://{repo}@{revision}/{name}", name, repo, revision, name)
@@ -199,6 +214,30 @@ class Folder:
             await asyncio.sleep(pause)
 
 
+def refuse_stored_code(folder: Path) -> bytes | None:
+    """Check the configurations of a folder on this disk, and return its config.json; None if it has none.
+
+    Raises:
+        ArtifactError: HeaderInvalid, or CustomCode.
+        OSError: a file cannot be read.
+    """
+    found = None
+    for name in CHECKED:
+        if (folder / name).is_file():
+            text = _read_local(folder / name, _CHECKED_BYTES)
+            parse_safe(name, text)
+            found = text if name == CONFIG else found
+    return found
+
+
+def _read_local(path: Path, most_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(most_bytes + 1)
+    if len(text) > most_bytes:
+        raise ArtifactError("HeaderInvalid", f"{path.name} is longer than {size_text(most_bytes)}")
+    return text
+
+
 def _list_local(source: Source, folder: Path, file_root: Path | None) -> FolderListing:
     files, newest = [], 0
     for path in sorted(folder.iterdir()):
@@ -218,6 +257,8 @@ def _parse_listing(source: Source, text: bytes) -> FolderListing:
     if not _COMMIT.fullmatch(repository.sha):
         problem = f"names {repository.sha[:100]!r} as its commit, which is none"
         raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
+    if any(each.lfs and not is_digest(each.lfs.sha256) for each in repository.siblings):
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub states a sha256 that is none")
     wanted = [each for each in repository.siblings if _is_wanted(each.name)]
     unsized = [each.name for each in wanted if each.size is None or each.size < 0]
     if unsized or len(wanted) > _MOST_FILES:

@@ -8,7 +8,7 @@ from artifacts import gguf, local_files
 from artifacts import mlx_config as configuration
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.folder import WEIGHTS, Folder, refuse_digest
+from artifacts.folder import WEIGHTS, Folder, refuse_digest, refuse_stored_code
 from artifacts.gguf_facts import layout_of, summarize
 from artifacts.http_source import Origin, RangeRefused, SourceResponse, connect
 from artifacts.partial_download import storage_faults
@@ -19,6 +19,8 @@ from crds.model import GGUF, Layout
 _FIRST_BYTES = 256 << 10
 _GROWTH = 4
 _TOTAL_SECONDS = 300.0
+_OF_THE_ARTIFACT = ("HeaderInvalid", "CustomCode")
+"""Reasons of errors that are raised where only the bytes are known, and not their source."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,7 @@ class _Reader:
         )
         listing = await folder.listing(None)
         tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
+        await folder.refuse_code(listing)
         config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
         return Inspection(
             size_bytes=listing.size_bytes,
@@ -141,7 +144,7 @@ async def inspect(
             retryable=True,
         ) from error
     except ArtifactError as error:
-        if error.reason != "HeaderInvalid":
+        if error.reason not in _OF_THE_ARTIFACT:
             raise
         raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
     if sha256 and found.sha256 and sha256 != found.sha256:
@@ -160,6 +163,28 @@ async def inspect(
         layout=layout_of(found.header),
         tensor_bytes=found.header.tensor_bytes,
     )
+
+
+def check_stored(source: Source, path: Path) -> Layout | None:
+    """Check weights on this disk before an engine loads them, and return their layout, if they state all of it.
+
+    A server may have answered the inspection with other bytes: what is loaded must be of the source's format, and name
+    no code.
+
+    Raises:
+        ArtifactError: HeaderInvalid, CustomCode, or the file cannot be read.
+    """
+    with storage_faults(path):
+        try:
+            if not source.is_folder:
+                return layout_of(_read_local_header(path).header)
+            text = refuse_stored_code(path)
+            if text is None:
+                return None  # an adapter
+            tensor_bytes = sum(file.stat().st_size for file in path.glob(f"*{WEIGHTS}"))
+            return configuration.layout_of(configuration.parse(text), tensor_bytes)
+        except ArtifactError as error:
+            raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
 
 
 def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:
@@ -234,6 +259,6 @@ async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: in
 
 async def _try_parse(prefix: bytearray, size_bytes: int) -> gguf.GGUFHeader | None:
     try:
-        return await asyncio.to_thread(gguf.parse, bytes(prefix), size_bytes)
+        return await asyncio.to_thread(gguf.parse, prefix, size_bytes)
     except gguf.HeaderTruncated:
         return None

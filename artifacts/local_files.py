@@ -1,5 +1,6 @@
 """`file://` sources: files below the one folder that the owner chose; no link or `..` leads out of the folder."""
 
+import os
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
@@ -18,17 +19,20 @@ def locate(source: Source, file_root: Path | None) -> Path:
             "SourceForbidden",
             f"{source.display}: local files are not allowed here: start with --file-root DIR, a folder above this file",
         )
-    try:
-        path = Path(source.path).resolve(strict=True)
-        allowed = path.is_relative_to(file_root.resolve(strict=True))
-    except (OSError, RuntimeError) as error:
-        problem = getattr(error, "strerror", None) or "a loop of links"
-        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}") from error
-    if not allowed:
+    root = Path(os.path.realpath(file_root))
+    # Where the path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
+    if not Path(os.path.realpath(source.path)).is_relative_to(root):
         raise ArtifactError(
             "SourceForbidden",
             f"{source.display}: is not below --file-root {file_root}: move it there or widen the root",
         )
+    try:
+        path = Path(source.path).resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        problem = getattr(error, "strerror", None) or "a loop of links"
+        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}") from error
+    if not path.is_relative_to(root):
+        raise ArtifactError("SourceForbidden", f"{source.display}: was moved out of --file-root {file_root}")
     if source.is_folder and not path.is_dir():
         raise ArtifactError("SourceNotFound", f"{source.display}: is no folder: remove the slash at its end")
     if not source.is_folder and not path.is_file():

@@ -13,6 +13,16 @@ from artifacts.errors import ArtifactError
 from artifacts.gguf_facts import count_of, text_of
 from crds.model import GGUF, Layers, Layout
 
+CONFIG: Final = "config.json"
+CHECKED: Final = (
+    *(CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"),
+    *("video_preprocessor_config.json", "generation_config.json", "adapter_config.json"),
+)
+"""Files of a folder from which loaders take the names of classes."""
+_CODE: Final = frozenset({"model_file", "auto_map", "custom_generate"})
+"""Keys with which a loader imports Python: mlx_lm's own (CVE-2026-5843), and those of transformers."""
+_KERNEL_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+"""Keys that name attention code; a name with a slash is a repository (CVE-2026-4372)."""
 _ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
 """Layer types; True if layers of the type attend through a window."""
 _OTHER_STATE: Final = (
@@ -29,14 +39,48 @@ def parse(text: bytes) -> dict[str, Any]:
     """Parse a configuration; for a multimodal model, return the configuration of its language model.
 
     Raises:
-        ArtifactError: HeaderInvalid.
+        ArtifactError: HeaderInvalid, or CustomCode.
+    """
+    config = parse_safe(CONFIG, text)
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def parse_safe(name: str, text: bytes) -> dict[str, Any]:
+    """Parse a JSON file of a folder of weights, and refuse one that names Python for a loader to run.
+
+    Code beside the weights is never fetched, but a loader would fetch it, or find it in the owner's own folder.
+
+    Raises:
+        ArtifactError: HeaderInvalid, or CustomCode.
     """
     try:
         config = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError("HeaderInvalid", f"config.json is not valid JSON: {error}") from error
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
+        raise ArtifactError("HeaderInvalid", f"{name} is not valid JSON: {error}") from error
+    if key := _find_code(config):
+        raise ArtifactError(
+            "CustomCode",
+            f"{name} has the key {key}, which names Python code for a loader to run: use weights without it, or a copy "
+            f"of them without the key {key} if the engine implements this architecture itself",
+        )
+    return config
+
+
+def _find_code(value: object) -> str:
+    """Return the first key at any depth that names code; empty if there is none."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            for key, inner in each.items():
+                is_kernel = key in _KERNEL_KEYS and isinstance(inner, str) and "/" in inner
+                if is_kernel or (key in _CODE and inner):
+                    return str(key)
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return ""
 
 
 def summarize(config: dict[str, Any]) -> GGUF:

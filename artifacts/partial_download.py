@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -45,8 +46,8 @@ class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def holds_for(self, path: Path) -> bool:
         """Return whether the file at `path` still has the size and time that were verified."""
         with contextlib.suppress(OSError):
-            stat = path.stat()
-            return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+            found = path.stat()
+            return (found.st_size, found.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
         return False
 
 
@@ -115,7 +116,7 @@ async def locked(path: Path) -> AsyncIterator[None]:
     """Lock the download of `path`; wait while another process has it. The kernel frees the lock of a dead process."""
     lock = path.with_name(f"{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         # A blocking flock in a thread could not be cancelled, so it is tried again and again.
         while not _try_lock(descriptor):  # noqa: ASYNC110  the holder may be another process
@@ -141,13 +142,13 @@ def read_download_record(path: Path) -> DownloadRecord | None:
 
 def write_download_record(path: Path, file: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
     """Record the digest of `file`, which is or will be renamed to `path`."""
-    stat = file.stat()
+    found = file.stat()
     record = DownloadRecord(
         source=source,
         revision=revision,
         sha256=sha256,
-        size_bytes=stat.st_size,
-        mtime_nanoseconds=stat.st_mtime_ns,
+        size_bytes=found.st_size,
+        mtime_nanoseconds=found.st_mtime_ns,
     )
     durable.write(path.with_name(f"{path.name}.verified.json"), record)
     return record
@@ -160,7 +161,12 @@ class PartialDownload:
         self._path = path
         self._partial_path = path.with_name(f"{path.name}.part")
         # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
-        descriptor = os.open(self._partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A link that somebody planted in the folder would have another file overwritten.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self._partial_path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "is no regular file: delete it", str(self._partial_path))
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._source = source
         self._state_path = path.with_name(f"{path.name}.part.json")

@@ -22,8 +22,9 @@ _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for 
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
-MAX_NAME_BYTES = 240
-"""The name with a suffix (such as `.verified.json`) must fit in the 255 bytes of file systems too."""
+MAX_NAME_BYTES = 236
+"""The longest name beside it, `.NAME.verified.json.new`, must fit in the 255 bytes of file systems too."""
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _KEY_DIGITS = 16
 
 
@@ -87,6 +88,11 @@ def refuse_library(source: Source) -> None:
             f"{source.display}: only Ollama can fetch from its library: serve it with runtime ollama, on a host where "
             "Ollama runs",
         )
+
+
+def is_digest(text: str) -> bool:
+    """Return whether `text` is a SHA-256 in the form that names stored weights: 64 lower-case hexadecimal digits."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def is_of_hub(source: Source, endpoint: str) -> bool:

@@ -10,15 +10,13 @@ unlocked objects are deleted, least recently used first.
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-import msgspec
 import structlog
 
 from artifacts import durable, local_files
@@ -26,55 +24,22 @@ from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
 from artifacts.folder import Folder, refuse_digest
-from artifacts.partial_download import VerifiedFile, in_thread, locked, storage_faults
+from artifacts.manifest import Manifest, StoredFile, folder_digest
+from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.retry import DEFAULT_PATIENCE, Patience
-from artifacts.source import Source, cache_key, refuse_library
+from artifacts.source import Source, cache_key, is_digest, refuse_library
 from crds.size import size_text
 
 P = ParamSpec("P")
 H = TypeVar("H", bound="HeldWeights | None")
 
+CheckWeights = Callable[[Path], object]
+"""Called with the file or folder of weights; raises ArtifactError if they must not be served."""
 SPARE_SHARE: Final = 0.02
 """Share of the volume that downloads leave free: it may be the disk that the owner works on."""
 _MANIFEST: Final = ".manifest.json"
 
 log = structlog.get_logger()
-
-
-class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
-    """One verified file of an object, or the owner's own file, with its name."""
-
-    name: str
-
-    @classmethod
-    def of(cls, path: Path, sha256: str) -> "StoredFile":
-        """Describe the file at `path`. Raises OSError."""
-        stat = path.stat()
-        return cls(name=path.name, size_bytes=stat.st_size, sha256=sha256, mtime_nanoseconds=stat.st_mtime_ns)
-
-    def is_at(self, path: Path) -> bool:
-        """Return whether the file at `path` has this name, and its digest is still valid."""
-        return path.name == self.name and self.holds_for(path)
-
-
-class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of an object. `source` and `revision` describe its download; other sources may have equal bytes."""
-
-    source: str
-    revision: str
-    digest: str
-    files: tuple[StoredFile, ...]
-    is_folder: bool = False
-    """True when engines get the folder, false when they get the one file in it."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
-
-    def is_in(self, folder: Path) -> bool:
-        """Return whether `folder` has all files, unchanged since their verification."""
-        return bool(self.files) and all(file.is_at(folder / file.name) for file in self.files)
 
 
 class StoredWeights(NamedTuple):
@@ -104,6 +69,17 @@ class HeldWeights:
                 os.utime(self.descriptor)  # the folder's time records its last use
             os.close(self.descriptor)
             self.descriptor = None
+
+
+class _Wanted(NamedTuple):
+    """The arguments of one `obtain`."""
+
+    source: Source
+    sha256: str | None
+    size_bytes: int | None
+    revision: str | None
+    token: str | None
+    check: CheckWeights
 
 
 class WeightsStore:
@@ -145,6 +121,8 @@ class WeightsStore:
         revision: str | None,
         token: str | None,
         on_progress: ReportProgress,
+        size_bytes: int | None = None,
+        check: CheckWeights = lambda _path: None,
     ) -> HeldWeights:
         """Return the weights of `source`, after fetching and verifying missing files.
 
@@ -154,30 +132,34 @@ class WeightsStore:
             revision: resolved revision; None is the current one, or the one of an earlier download.
             token: bearer token for the source's origin.
             on_progress: called often with the bytes present and the total bytes.
+            size_bytes: size of the file that the inspection found; None accepts any.
+            check: called in a thread with the file or folder; if it raises ArtifactError, nothing is kept of a
+                download.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
+        wanted = _Wanted(source, sha256, size_bytes, revision, token, check)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":
-                return await self._hold_local_file(source, sha256, on_progress)
+                return await _check_held(await self._hold_local_file(source, sha256, on_progress), check)
             held = await _hold_in_thread(self.find, source.text, revision, sha256)
             if held:
-                return held
+                return await _check_held(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
             async with locked(self._name_path(source.text, revision)):
                 held = await _hold_in_thread(self.find, source.text, revision, sha256)
-                return held or await self._fetch_object(source, sha256, revision, token, on_progress)
+                return await _check_held(held, check) if held else await self._fetch_object(wanted, on_progress)
 
     def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
         """Lock and return the stored weights of an hf:// or http(s):// source; None if absent or incomplete.
 
-        Nothing is hashed or requested. Raises OSError and SourceError.
+        Nothing is hashed or requested. Raises OSError and ArtifactError.
         """
         digest = sha256 or durable.read(self._name_path(source, revision), str)
-        folder = self._objects / digest if digest else None
+        folder = self._object_path(digest) if digest else None
         descriptor = _try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
         if folder is None or descriptor is None:
             return None
@@ -203,9 +185,9 @@ class WeightsStore:
         return sorted(found, key=lambda stored: -stored.used_at)
 
     def remove(self, digest: str) -> bool:
-        """Delete one object; return False when it is in use. Raises OSError."""
+        """Delete one object; return False when it is in use. Raises OSError and ArtifactError."""
         with self._lock_objects():
-            return self._remove_unused(self._objects / digest) is not None
+            return self._remove_unused(self._object_path(digest)) is not None
 
     def make_room(self, needed_bytes: int, incoming: Path) -> None:
         """Reserve `needed_bytes` more for the download in `incoming`, beside the space that stays free for the owner.
@@ -265,30 +247,26 @@ class WeightsStore:
                 await in_thread(durable.write, record, before)
         return HeldWeights(path, sha256)
 
-    async def _fetch_object(
-        self, source: Source, sha256: str | None, revision: str | None, token: str | None, on_progress: ReportProgress
-    ) -> HeldWeights:
-        incoming = self._incoming / cache_key(source.text, revision or "")
+    async def _fetch_object(self, wanted: _Wanted, on_progress: ReportProgress) -> HeldWeights:
+        source = wanted.source
+        incoming = self._incoming / cache_key(source.text, wanted.revision or "")
         with _protect_from_eviction(incoming):
             try:
-                fetched, at = await self._download(
-                    source, incoming, sha256=sha256, revision=revision, token=token, on_progress=on_progress
-                )
+                fetched, at = await self._download(wanted, incoming, on_progress)
             finally:
                 self._reserved_bytes.pop(incoming, None)
-            return await _hold_in_thread(self._add_object, source, revision, at, incoming, fetched)
+            try:
+                await in_thread(wanted.check, incoming if source.is_folder else fetched[0].path)
+            except ArtifactError:
+                await in_thread(self._delete, incoming)
+                raise
+            return await _hold_in_thread(self._add_object, source, wanted.revision, at, incoming, fetched)
 
     async def _download(
-        self,
-        source: Source,
-        incoming: Path,
-        *,
-        sha256: str | None,
-        revision: str | None,
-        token: str | None,
-        on_progress: ReportProgress,
+        self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress
     ) -> tuple[list[FetchedArtifact], str]:
         """Fetch the file or files of a source to `incoming`; return them and their revision."""
+        source, token, revision = wanted.source, wanted.token, wanted.revision
 
         async def make_room(needed_bytes: int) -> None:
             await in_thread(self.make_room, needed_bytes, incoming)
@@ -297,7 +275,8 @@ class WeightsStore:
             one = await fetch(
                 source,
                 incoming,
-                sha256=sha256,
+                sha256=wanted.sha256,
+                size_bytes=wanted.size_bytes,
                 token=token,
                 endpoint=self._endpoint,
                 file_root=None,
@@ -330,9 +309,9 @@ class WeightsStore:
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
         files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
-        digest = _folder_digest(files) if source.is_folder else files[0].sha256
+        digest = folder_digest(files) if source.is_folder else files[0].sha256
         manifest = Manifest(source.display, revision, digest, files, source.is_folder)
-        folder = self._objects / digest
+        folder = self._object_path(digest)
         durable.write(self._name_path(source.text, requested), digest)
         with self._lock_objects():
             held = self.find(source.text, requested, digest)
@@ -353,6 +332,14 @@ class WeightsStore:
                 "StorageFailed", f"{folder}: another process changed it right after the download", retryable=True
             )
         return held
+
+    def _object_path(self, digest: str) -> Path:
+        """Return the folder of an object. Raises SourceInvalid for a digest that would name another file."""
+        if not is_digest(digest):
+            raise ArtifactError(
+                "SourceInvalid", f"sha256 {digest[:80]!r} is none: give 64 lower-case hexadecimal digits"
+            )
+        return self._objects / digest
 
     def _name_path(self, source: str, revision: str | None) -> Path:
         """Return the path of the file that names the object of a source at a revision."""
@@ -399,6 +386,16 @@ async def _hold_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwarg
         running.add_done_callback(_release_unclaimed)
         await asyncio.wait([running])
         raise
+
+
+async def _check_held(held: HeldWeights, check: CheckWeights) -> HeldWeights:
+    """Return `held` after its check; release it if the check fails."""
+    try:
+        await in_thread(check, held.path)
+    except BaseException:
+        held.release()
+        raise
+    return held
 
 
 def _release_unclaimed(ended: "asyncio.Future[H]") -> None:
@@ -461,9 +458,3 @@ def _disk_bytes(folder: Path) -> int:
         for path in folder.iterdir():
             total += path.stat().st_blocks * 512
     return total
-
-
-def _folder_digest(files: Iterable[StoredFile]) -> str:
-    """Return the digest of a folder: that of its files' digests and names, as `sha256sum *` prints them."""
-    lines = sorted(f"{file.sha256}  {file.name}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -21,7 +21,7 @@ from crds.meta import (
     described,
     rule,
 )
-from crds.model import Revision
+from crds.model import Revision, Sha256
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 
@@ -34,9 +34,7 @@ class Artifact(ApiStruct, frozen=True):
     revision: Annotated[
         Revision, described("Exact revision. If it is empty, the host takes the current revision of the source.")
     ] = ""
-    sha256: Annotated[
-        str, Meta(max_length=64), described("SHA-256 that the file must have; empty if the SHA-256 is not known.")
-    ] = ""
+    sha256: Annotated[Sha256, described("SHA-256 that the file must have; empty if the SHA-256 is not known.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
 
 

@@ -170,6 +170,8 @@ class GGUF(ApiStruct, frozen=True):
     license: Annotated[str, described("License that the artifact states.")] = ""
 
 
+Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
+"""A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
 Revision = Annotated[str, Meta(max_length=256)]
 """An HTTP server decides the length of its ETag; a longer ETag is refused when it is read."""
 
@@ -179,7 +181,7 @@ class Cached(ApiStruct, frozen=True):
 
     claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
     path: Annotated[str, described("Path of the weights, relative to the root of the volume.")] = ""
-    sha256: Annotated[str, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
+    sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
 
 
 class ModelStatus(ApiStruct, frozen=True):
@@ -199,7 +201,7 @@ class ModelStatus(ApiStruct, frozen=True):
     revision: Annotated[
         Revision, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
     ] = ""
-    sha256: Annotated[str, described("SHA-256 of the file, once it is known.")] = ""
+    sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
     size: Annotated[str, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""

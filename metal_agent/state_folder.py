@@ -29,6 +29,8 @@ HAND_OVER: Final = signal.SIGUSR1
 """Signal to a `pomona up`: leave everything running, and end."""
 HAND_OVER_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 0.05
+_OTHERS: Final = 0o077
+"""Rights of group and others: the folder has tokens, keys and the records that processes are adopted by."""
 
 log = structlog.get_logger()
 
@@ -120,10 +122,28 @@ def load_identity(folder: Path) -> str:
 
 def _open_lock(folder: Path) -> IO[bytes]:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return (folder / "agent.lock").open("a+b")
+        durable.make_folder(folder)
+        _keep_private(folder)
+        descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        return os.fdopen(descriptor, "a+b")
     except OSError as error:
         raise StartError(f"cannot use --state-dir {folder}: {error}") from error
+
+
+def _keep_private(folder: Path) -> None:
+    """Refuse a folder of another user, who could plant files that this one acts on, and close it for others.
+
+    Raises StartError and OSError.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise StartError(
+            f"--state-dir {folder} belongs to another user (uid {found.st_uid}, this one is {os.geteuid()}): start as "
+            "that user, or give another folder"
+        )
+    if found.st_mode & _OTHERS:
+        folder.chmod(found.st_mode & 0o7700)
+        log.warning("state_folder_closed_for_others", path=str(folder), mode_before=oct(found.st_mode & 0o777))
 
 
 def _try_lock(lock: IO[bytes], folder: Path) -> bool:

@@ -10,7 +10,7 @@ import structlog
 from artifacts import inspect
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.source import DEFAULT_ENDPOINT, parse
+from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.metalprocess import Artifact, MetalProcessSpec
 from crds.model import Layout
@@ -24,8 +24,10 @@ log = structlog.get_logger()
 class PinnedWeights:
     """The weights of one process, kept on the host until `release`: the model, then the further artifacts in order."""
 
-    def __init__(self, held: Sequence[HeldWeights]) -> None:
+    def __init__(self, held: Sequence[HeldWeights], layout: Layout | None = None) -> None:
         self._held = held
+        self.layout = layout
+        """Layout of the model's own header, if it was read and states all of it."""
 
     @property
     def model(self) -> Path:
@@ -86,21 +88,30 @@ class HostWeights:
         for one artifact after the other.
         """
         held: list[HeldWeights] = []
+        layouts: list[Layout | None] = []
         try:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
+                source = parse(artifact.source)
+
+                def check(path: Path, source: Source = source) -> None:
+                    layouts.append(inspect.check_stored(source, path))
+
                 held.append(
                     await self.store.obtain(
-                        parse(artifact.source),
+                        source,
                         sha256=artifact.sha256 or None,
+                        # Which files of a folder are fetched may differ from one version to the next.
+                        size_bytes=None if source.is_folder else artifact.size_bytes,
                         revision=artifact.revision or None,
                         token=token,
                         on_progress=on_progress,
+                        check=check,
                     )
                 )
         except BaseException:
             PinnedWeights(held).release()
             raise
-        return PinnedWeights(held)
+        return PinnedWeights(held, layouts[0])
 
     async def read_layout(self, artifact: Artifact) -> Layout | None:
         """Read the layout, which decides memory use, from the header of a file:// artifact.

@@ -74,6 +74,8 @@ class FileServer:
         """False: always 200 with the whole file, as simple servers do."""
         self.etags = True
         """False: only Last-Modified names the version."""
+        self.etag = ""
+        """If set, the entity tag of every file, whatever it contains."""
         self.validators = True
         """False: neither ETag nor Last-Modified."""
         self.conditions = True
@@ -231,7 +233,7 @@ class FileServer:
         if self.validators:
             headers["Last-Modified"] = formatdate(stat.st_mtime, usegmt=True)
             if self.etags:
-                headers["ETag"] = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
+                headers["ETag"] = f'"{self.etag or f"{stat.st_mtime_ns:x}-{stat.st_size:x}"}"'
         return headers
 
     def _requested(self, request: web.Request, validators: dict[str, str], size: int) -> tuple[int | None, int]:

@@ -20,7 +20,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, fetch
 from artifacts.partial_download import in_thread
 from artifacts.retry import Backoff, Patience
-from artifacts.source import parse
+from artifacts.source import MAX_NAME_BYTES, parse
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer, TransferFault
 
 HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
@@ -437,6 +437,13 @@ async def test_local_file_is_not_copied(call: Call, tmp_path: Path) -> None:
     assert (await call.refused(source, file_root=root, sha256="0" * 64)).reason == "ChecksumMismatch"
     assert path.read_bytes() == b"weights"
     assert call.names() == set()
+
+
+async def test_longest_name_is_fetched(call: Call, server: FileServer) -> None:
+    name = "w" * (MAX_NAME_BYTES - len(".gguf")) + ".gguf"
+    (server.root / name).write_bytes(b"weights")
+    assert (await call(f"{server.url}/{name}")).path.name == name
+    assert (await call(f"{server.url}/{name}")).sha256 == _sha256(b"weights")
 
 
 async def test_local_file_outside_the_root_is_refused(call: Call, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None
         ("https://host/a/..", "name"),
         ("https://host/a%2f..", "name"),
         ("https://host/.hidden", "name"),
-        ("https://host/" + "x" * 241, "240"),
+        ("https://host/" + "x" * 237, "236"),
         ("https://host/a\nb.gguf", "blanks"),
         ("http://[::1/x.gguf", "no URL"),
         ("http://h:port/x.gguf", "no URL"),

@@ -15,12 +15,16 @@ import msgspec
 import pytest
 
 from artifacts import durable
+from artifacts.errors import ArtifactError
 from artifacts.fetch import fetch
+from artifacts.manifest import StoredFile
 from artifacts.partial_download import read_download_record
-from artifacts.weights_store import HeldWeights, StoredFile, WeightsStore
+from artifacts.weights_store import HeldWeights, WeightsStore
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer, TransferFault
 from tests.unit.artifacts.stored_weights import HURRIED, SMALL, again, disk, obtain, publish, refused
+
+ARABIC_ZERO = "\N{ARABIC-INDIC DIGIT ZERO}"
 
 
 async def test_two_sources_of_the_same_bytes_share_one_object(
@@ -106,6 +110,21 @@ async def test_fetched_weights_survive_a_full_disk_at_the_last_write(
 
     assert server.bytes_sent("/weights.gguf") == len(weights), "nothing is fetched twice"
     assert [path.name for path in held.path.parent.iterdir() if path != held.path] == [".manifest.json"]
+
+
+@pytest.mark.parametrize("digest", ["../names", "..", "a" * 63, "A" * 64, ARABIC_ZERO * 64, f"{'a' * 64}\n"])
+async def test_digest_that_would_name_another_file_is_refused(
+    store: WeightsStore, server: FileServer, weights: bytes, tmp_path: Path, digest: str
+) -> None:
+    del weights
+    await obtain(store, f"{server.url}/weights.gguf")
+    kept = sorted((tmp_path / "weights").rglob("*"))
+
+    error = await refused(store, f"{server.url}/weights.gguf", sha256=digest)
+    assert error.reason == "SourceInvalid"
+    with pytest.raises(ArtifactError, match="64 lower-case"):
+        store.remove(digest)
+    assert set(kept) <= set((tmp_path / "weights").rglob("*"))
 
 
 async def test_a_cut_fetch_is_resumed_by_the_next_process(

@@ -18,7 +18,10 @@ from metal_agent.supervise.records import Record
 
 RECORD = (
     b'{"uid":"u1","namespace":"team-a","name":"chat-1","spec":{"serviceName":"chat","modelName":"tiny",'
-    b'"runtime":"llama.cpp","artifact":{"source":"hf://org/repo/m.gguf","revision":"c0ffee","sha256":"abc"},'
+    b'"runtime":"llama.cpp","artifact":{"source":"hf://org/repo/m.gguf","revision":"c0ffee","sha256":"'
+    + b"a"
+    * 64
+    + b'"},'
     b'"memoryBytes":1000,"tokenSecret":"chat-token"},"identity":{"pid":7,"start_time":"123","boot_id":"boot"},'
     b'"started_at":"2026-11-22T00:00:00Z","ready_at":"2026-11-22T00:00:05Z","url":"http://127.0.0.1:9","restarts":2,'
     b'"model":"tiny"}'
@@ -30,7 +33,7 @@ SPEC = MetalProcessSpec(
     service_name="chat",
     model_name="tiny",
     runtime="llama.cpp",
-    artifact=Artifact(source="hf://org/repo/m.gguf", revision="c0ffee", sha256="abc"),
+    artifact=Artifact(source="hf://org/repo/m.gguf", revision="c0ffee", sha256="a" * 64),
     memory_bytes=1000,
     token_secret="chat-token",
 )

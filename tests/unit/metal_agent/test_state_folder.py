@@ -6,11 +6,13 @@ import fcntl
 import os
 import resource
 import signal
+import stat
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from artifacts import durable
 from kube.errors import Unauthorized
 from metal_agent import state_folder
 from metal_agent.native.engine_handle import ProcessIdentity
@@ -32,6 +34,31 @@ async def test_agent_that_the_api_refuses_signals_no_pomona_up(tmp_path: Path) -
             await take_over(tmp_path, refused)
     finally:
         signal.signal(HAND_OVER, before)
+
+
+def test_state_folder_is_for_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_folder(tmp_path / "new" / "state"):
+        assert stat.S_IMODE((tmp_path / "new" / "state").stat().st_mode) == 0o700
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with own_folder(open_to_all):
+        assert stat.S_IMODE(open_to_all.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StartError, match="belongs to another user"), own_folder(open_to_all):
+        pass
+
+
+def test_state_file_that_comes_first_makes_the_folder_private(tmp_path: Path) -> None:
+    durable.write(tmp_path / "state" / "address.json", "192.0.2.1")
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "agent.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartError, match="cannot use --state-dir"), own_folder(tmp_path):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 async def test_pomona_up_is_signalled_and_waited_for(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Links and pipes that somebody planted, and paths outside of --file-root: neither followed nor told about."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from artifacts import local_files
+from artifacts.errors import ArtifactError
+from artifacts.fetch import fetch
+from artifacts.source import parse
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
+from tests.unit.artifacts.stored_weights import HURRIED
+
+
+async def _refuse(to: Path, server: FileServer) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
+        await fetch(
+            parse(f"{server.url}/weights.gguf"),
+            to,
+            sha256=None,
+            token=None,
+            endpoint=server.url,
+            file_root=None,
+            revision=None,
+            on_progress=lambda _done, _total: None,
+            patience=HURRIED,
+            allowed_networks=ALLOWED_NETWORKS,
+        )
+    return caught.value
+
+
+def test_error_does_not_tell_which_paths_exist_outside_the_root(tmp_path: Path) -> None:
+    root, outside = tmp_path / "models", tmp_path / "outside"
+    for folder in (root, outside):
+        folder.mkdir()
+    (outside / "there.gguf").touch()
+    (outside / "there.gguf").chmod(0)
+    (root / "link").symlink_to(outside)
+    for shown in (outside, root / "link"):
+        told = []
+        for name in ("there.gguf", "absent.gguf", "there.gguf/below.gguf"):
+            with pytest.raises(ArtifactError) as caught:
+                local_files.locate(parse(f"file://{shown}/{name}"), root)
+            told.append((caught.value.reason, caught.value.message.replace(name, "")))
+        assert len(set(told)) == 1, told
+
+
+@pytest.mark.parametrize("planted", ["weights.gguf.part", "weights.gguf.lock", ".weights.gguf.part.json.new"])
+async def test_link_that_was_planted_beside_a_download_is_not_followed(
+    server: FileServer, weights: bytes, tmp_path: Path, planted: str
+) -> None:
+    del weights
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / planted).symlink_to(victim)
+
+    error = await _refuse(tmp_path / "to", server)
+
+    assert error.reason == "StorageFailed"
+    assert victim.read_bytes() == b"precious"
+
+
+async def test_pipe_in_place_of_a_download_is_refused(server: FileServer, weights: bytes, tmp_path: Path) -> None:
+    del weights
+    (tmp_path / "to").mkdir()
+    os.mkfifo(tmp_path / "to" / "weights.gguf.part")
+    assert "is no regular file" in (await _refuse(tmp_path / "to", server)).message

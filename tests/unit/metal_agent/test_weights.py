@@ -1,0 +1,128 @@
+"""The weights of a host: what a server sends there must be what was inspected, and no code."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.errors import ArtifactError
+from artifacts.inspect import Inspection, inspect
+from artifacts.source import parse
+from crds.metalprocess import Artifact, MetalProcessSpec
+from metal_agent.weights import HostWeights, PinnedWeights
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
+from tests.support.tiny_models import tiny_gguf, tiny_mlx
+
+CODE: list[tuple[str, dict[str, Any]]] = [
+    ("config.json", {"model_file": "evil.py"}),
+    ("config.json", {"text_config": {"model_file": "evil.py"}}),
+    ("config.json", {"auto_map": {"AutoModel": "evil--modeling.Evil"}}),
+    ("config.json", {"auto_map": {"AutoModel": "modeling.Evil"}}),
+    ("config.json", {"_attn_implementation_internal": "evil/kernel"}),
+    ("config.json", {"vision": [{"attn_implementation": "evil/kernel"}]}),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil--tokenizer.Evil", None]}}),
+    ("processor_config.json", {"auto_map": {"AutoProcessor": "processing.Evil"}}),
+]
+
+
+def _spec(artifact: Artifact) -> MetalProcessSpec:
+    return MetalProcessSpec(
+        service_name="chat",
+        model_name="tiny",
+        runtime="llama.cpp",
+        artifact=artifact,
+        memory_bytes=1 << 30,
+        token_secret="chat-token",
+    )
+
+
+async def _fetch(weights: HostWeights, artifact: Artifact) -> PinnedWeights:
+    return await weights.fetch(_spec(artifact), [None], lambda _done, _total: None)
+
+
+async def _refuse(weights: HostWeights, artifact: Artifact) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
+        (await _fetch(weights, artifact)).release()
+    assert weights.store.stored() == []
+    return caught.value
+
+
+async def _inspect(source: str, endpoint: str, file_root: Path | None = None) -> Inspection:
+    return await inspect(
+        parse(source),
+        token=None,
+        endpoint=endpoint,
+        file_root=file_root,
+        sha256=None,
+        allowed_networks=ALLOWED_NETWORKS,
+    )
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
+    (tmp_path / "www").mkdir()
+    async with FileServer(tmp_path / "www") as running:
+        yield running
+
+
+@pytest.fixture
+def weights(tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> HostWeights:
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    return HostWeights(tmp_path / "weights", tmp_path, ALLOWED_NETWORKS)
+
+
+@pytest.mark.parametrize("longer_by", [0, 4096])
+async def test_server_that_sends_the_host_something_else_puts_nothing_there(
+    weights: HostWeights, server: FileServer, longer_by: int, tmp_path: Path
+) -> None:
+    server.etag = "same"
+    path = server.root / "tiny.gguf"
+    tiny_gguf.write(path)
+    found = await _inspect(f"{server.url}/tiny.gguf", server.url)
+    path.write_bytes(b"import os\n" + bytes(found.size_bytes - 10 + longer_by))
+
+    artifact = Artifact(source=f"{server.url}/tiny.gguf", revision=found.revision, size_bytes=found.size_bytes)
+    error = await _refuse(weights, artifact)
+
+    assert (error.reason, error.retryable) == ("SourceChanged" if longer_by else "HeaderInvalid", False)
+    assert f"{server.url}/tiny.gguf: " in error.message
+    left = [each.name for each in (tmp_path / "weights").rglob("*") if each.is_file()]
+    assert not [name for name in left if name.startswith("tiny.gguf") and not name.endswith(".lock")]
+
+
+async def test_fetched_weights_state_their_layout(weights: HostWeights, server: FileServer) -> None:
+    tiny_gguf.write(server.root / "tiny.gguf")
+    held = await _fetch(weights, Artifact(source=f"{server.url}/tiny.gguf"))
+    assert held.layout
+    assert held.layout == (await _inspect(f"{server.url}/tiny.gguf", server.url)).layout
+    held.release()
+
+
+@pytest.mark.parametrize(("name", "keys"), CODE)
+async def test_folder_that_names_code_is_refused_by_inspection_and_by_the_host(
+    weights: HostWeights, server: FileServer, name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = server.root / "acme" / "mlx"
+    folder.parent.mkdir()
+    tiny_mlx.write(folder)
+    path = folder / name
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | keys))
+    local = f"file://{folder}/"
+    for source, endpoint, root in (("hf://acme/mlx", server.url, None), (local, server.url, tmp_path)):
+        with pytest.raises(ArtifactError) as caught:
+            await _inspect(source, endpoint, root)
+        assert (caught.value.reason, caught.value.retryable) == ("CustomCode", False)
+        assert f"{source.partition('@')[0]}" in caught.value.message
+        assert (await _refuse(weights, Artifact(source=source))).reason == "CustomCode"
+
+
+async def test_folder_without_code_is_fetched(weights: HostWeights, server: FileServer) -> None:
+    folder = server.root / "acme" / "mlx"
+    folder.parent.mkdir()
+    tiny_mlx.write(folder)
+    held = await _fetch(weights, Artifact(source="hf://acme/mlx"))
+    assert held.layout
+    held.release()
