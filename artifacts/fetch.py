@@ -77,12 +77,12 @@ async def fetch(
         size_bytes: size that the inspection found; a file of another size is refused before it is fetched.
         token: bearer token for the source's origin.
         endpoint: hub of hf:// sources.
-        file_root: folder that file:// sources have to be in; None refuses them.
+        file_root: folder of file:// sources; None refuses them.
         revision: resolved revision to fetch; None is the current one.
         on_progress: called often, in the event loop.
         patience: time-outs and attempts.
         allowed_networks: private networks that may be reached.
-        make_room: called with the size.
+        make_room: called with the missing bytes.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
@@ -90,8 +90,7 @@ async def fetch(
     refuse_library(source)
     if source.scheme == "file":
         return await _verify_local(source, file_root, sha256, on_progress)
-    path = destination_dir / source.file
-    with storage_faults(path):
+    with storage_faults(path := destination_dir / source.file):
         async with locked(path):
             record = await _find_present(path, source, sha256, revision, on_progress)
             if not record:

@@ -6,9 +6,12 @@ generated token shows that it serves. It keeps caches of finished conversations 
 limits their number, and `fitness.mlx` counts them.
 """
 
+import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +22,10 @@ from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
 """Groups of 64 values with two 16-bit numbers: as many bytes for each value as llama.cpp's blocks of 32 with one."""
+
+_VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+_SAFE_VERSION: Final = (0, 32)
+"""The first releases with the cure of CVE-2026-5843."""
 
 # The owner's tokens and caches, and variables that would point the server at another model.
 _FOREIGN_ENVIRONMENT = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_", "OLLAMA_")
@@ -51,11 +58,31 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def command() -> list[str] | None:
-    """Return the argv prefix of the server: the package beside us, else the program on PATH; None if not installed."""
-    if importlib.util.find_spec("mlx_lm"):
+    """Return the argv prefix of the server: the package beside us, else the program on PATH.
+
+    None if neither is installed, or only one that runs Python which a model brings (CVE-2026-5843).
+    """
+    if importlib.util.find_spec("mlx_lm") and is_safe_version(version("mlx-lm")):
         return [sys.executable, "-m", "mlx_lm", "server"]
     binary = find_program("mlx_lm.server")
-    return [binary] if binary else None
+    return [binary] if binary and is_safe_version(find_version(Path(binary))) else None
+
+
+def is_safe_version(text: str | None) -> bool:
+    """Return whether this version loads no code of a model; a version that is not known is taken as safe.
+
+    Models that name code are refused before they are loaded, so this is the second of two checks.
+    """
+    found = _VERSION.match(text or "")
+    return found is None or (int(found[1]), int(found[2])) >= _SAFE_VERSION
+
+
+def find_version(program: Path) -> str | None:
+    """Return the version of the package to which a program of an environment belongs, or None if it is not found."""
+    with contextlib.suppress(OSError):
+        for metadata in program.resolve().parent.parent.glob("lib/python*/site-packages/mlx_lm-*.dist-info"):
+            return metadata.name.removeprefix("mlx_lm-").removesuffix(".dist-info")
+    return None
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -91,6 +118,6 @@ RUNTIME: Final = Runtime(
     pulse="/health",
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
     installed=lambda: command() is not None,
-    install_hint="install Pomona's extra mlx",
+    install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",
     refusal=_refusal,
 )

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Collection
+from typing import Final
 
 from artifacts.errors import ArtifactError
+from crds.metalprocess import MetalProcessSpec
+from crds.model import Layout
 from crds.size import size_text
-from fitness.memory import Workload, estimate, way_out
+from fitness.memory import Estimate, Workload, estimate, way_out
 from metal_agent.assignments import Assignment
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
@@ -14,6 +17,8 @@ from metal_agent.process_events import Admitted, Failed, Refused
 from metal_agent.weights import HostWeights
 from runtimes.registry import RUNTIMES
 
+_TOLERANCE: Final = 0.9
+"""A controller of another version may estimate a little less than this agent."""
 _FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
 
 
@@ -44,12 +49,7 @@ async def admit(
     workload = Workload(layout, spec.runtime)
     needed = estimate(workload, spec)
     if needed is not None and needed.total_bytes > spec.memory_bytes:
-        return Refused(
-            "MemoryUnderstated",
-            f"by the file's header, serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but "
-            f"only {size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
-            f"{needed.total_bytes} or lower the context",
-        )
+        return _understated(spec, needed)
     needed_bytes = peaks.needed_bytes(spec)
     problem = ledger.reserve(assignment.uid, needed_bytes)
     if not problem:
@@ -66,6 +66,27 @@ async def admit(
     else:
         way = way_out(workload, spec, limit_bytes)
     return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory on this host", needed_bytes)
+
+
+def find_understated_memory(spec: MetalProcessSpec, layout: Layout | None) -> Refused | None:
+    """Return the refusal of fetched weights that take clearly more memory than is reserved; None if they do not.
+
+    The controller took spec.memoryBytes of the Model as it is, or computed the reservation from what a server told it;
+    `layout` is that of the bytes that arrived.
+    """
+    needed = estimate(Workload(layout, spec.runtime), spec)
+    if needed is None or needed.total_bytes * _TOLERANCE <= spec.memory_bytes:
+        return None
+    return _understated(spec, needed)
+
+
+def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
+    return Refused(
+        "MemoryUnderstated",
+        f"by the file's header, serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but only "
+        f"{size_text(spec.memory_bytes)} are reserved: raise spec.memoryBytes of Model {spec.model_name} to "
+        f"{needed.total_bytes} or lower the context",
+    )
 
 
 def refusal(source: str, error: ArtifactError) -> Refused | Failed:

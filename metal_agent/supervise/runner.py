@@ -24,7 +24,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons, SharedDaemon
 from metal_agent.engine_health import Suspicion
 from metal_agent.lifecycle import ProcessState, step
-from metal_agent.memory.admission import admit, refusal
+from metal_agent.memory.admission import admit, find_understated_memory, refusal
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
 from metal_agent.native import engine_command, log_files
@@ -334,7 +334,11 @@ class Runner:
             if self._daemon and parse(spec.artifact.source).is_library:
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
             else:
-                self._hold_weights(await self._host.weights.fetch(spec, tokens, self._on_progress))
+                fetched = await self._host.weights.fetch(spec, tokens, self._on_progress)
+                if understated := find_understated_memory(spec, fetched.layout):
+                    fetched.release()
+                    return understated
+                self._hold_weights(fetched)
                 if self._daemon and self._weights:
                     await self._provide_to_daemon(self._daemon, spec, str(self._weights.model))
         except ArtifactError as error:

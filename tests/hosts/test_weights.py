@@ -38,6 +38,23 @@ async def test_engine_pins_its_weights_while_no_agent_runs(
     assert store.remove(digest)
 
 
+async def test_memory_that_is_understated_for_a_fetched_file_is_refused(
+    machine: Machine, assignment: MakeAssignment, tmp_path: Path
+) -> None:
+    www = tmp_path / "www"
+    www.mkdir()
+    tiny_gguf.write(www / "tiny.gguf")
+    async with FileServer(www) as server:
+        artifact = Artifact(source=f"{server.url}/tiny.gguf")
+        machine.supervisor.assign([assignment(artifact=artifact, memory_bytes=1)])
+        message = await phase(machine, "Rejected", "MemoryUnderstated")
+        assert "raise spec.memoryBytes of Model" in message
+        needed = int(message.rpartition(" to ")[2].split()[0])
+
+        machine.supervisor.assign([assignment("u2", artifact=artifact, memory_bytes=needed)])
+        await ready(machine, "u2")
+
+
 async def test_fetched_weights_are_pinned_while_others_cannot_be_fetched(
     machine: Machine, assignment: MakeAssignment, tmp_path: Path
 ) -> None:

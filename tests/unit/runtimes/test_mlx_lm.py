@@ -1,6 +1,9 @@
 """The command line of mlx_lm.server: pure rendering; tests/hosts/test_mlx_lm.py runs the real server."""
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from crds.serving import ServingOptions
 from runtimes import mlx_lm
@@ -37,3 +40,19 @@ def test_child_environment_is_offline_and_has_no_tokens() -> None:
     assert child["HF_HUB_OFFLINE"] == "1"
     assert child["PATH"] == "/bin"
     assert not {"HF_TOKEN", "HF_HOME", "TRANSFORMERS_CACHE"} & child.keys()
+
+
+@pytest.mark.parametrize(("found", "is_used"), [("0.31.3", False), ("0.9.0", False), ("0.32.0", True), ("1.0.0", True)])
+def test_version_that_runs_code_of_a_model_is_not_used(
+    found: str, *, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment as pip and Homebrew make it: the program, and the package's metadata below lib."""
+    program = tmp_path / "bin" / "mlx_lm.server"
+    (tmp_path / f"lib/python3.11/site-packages/mlx_lm-{found}.dist-info").mkdir(parents=True)
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(mlx_lm, "version", lambda _package: found)
+    monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
+    assert (mlx_lm.command() is not None) is is_used
+    assert mlx_lm.RUNTIME.installed() is is_used
