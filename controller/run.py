@@ -12,7 +12,8 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -23,10 +24,11 @@ from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
-from controller.reconcile.executor import Executor
-from controller.reconcile.indexes import controller_of, declare_indexes
+from controller.reconcile.executor import WRITING, Executor
+from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
+from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
@@ -63,14 +65,20 @@ LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
 RECONCILE_SECONDS: Final = 60.0
 RESYNC_SECONDS: Final = 600.0
+PAUSE_SECONDS: Final = 0.3
+"""Pause of an object after each reconcile: the changes that follow a first one mostly come together."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
+STABLE_SECONDS: Final = 60.0
+"""After a run of this length, the back-off of a leader's task starts anew."""
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-WATCHED: Final = (
-    *(Watched(resource) for resource in (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)),
-    *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS)),
+OUR_KINDS: Final = tuple(Watched(resource) for resource in (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES))
+"""Followed by kopf."""
+CHILDREN: Final = tuple(
+    Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)
 )
+"""Followed by `kube.watch`: an event of a child costs kopf several times as much, and a service has many of them."""
 
 log = structlog.get_logger()
 
@@ -130,6 +138,7 @@ class Controller:
         self._leases = LeaseReader()
         reconcilers, self._leader_tasks = registrations(options, self._leases, metrics)
         self._reconcilers = {each.resource: each for each in reconcilers}
+        self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
@@ -143,18 +152,19 @@ class Controller:
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
-        followed, reflected = asyncio.Event(), asyncio.Event()
+        complete = [asyncio.Event() for _ in (OUR_KINDS, *CHILDREN)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
             tasks.create_task(
-                follow(self._client, self.store, WATCHED, self._credentials, followed, on_restart=on_restart)
+                follow(self._client, self.store, OUR_KINDS, self._credentials, complete[0], on_restart=on_restart)
             )
-            tasks.create_task(reflect(self._client, self.store, ENDPOINT_SLICES, label_selector=OURS, synced=reflected))
+            for (resource, selector), synced in zip(CHILDREN, complete[1:], strict=True):
+                tasks.create_task(reflect(self._client, self.store, resource, label_selector=selector, synced=synced))
             for resource in (ROLES, ROLE_BINDINGS):
                 tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
-            await followed.wait()
-            await reflected.wait()
+            for each in complete:
+                await each.wait()
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
             await (self._compete() if self._elects else self._lead())
@@ -169,7 +179,7 @@ class Controller:
 
     async def _lead(self) -> None:
         self._metrics.set_leader(leads=True)
-        self._queue = queue = WorkQueue[Item]()
+        self._queue = queue = WorkQueue[Item](PAUSE_SECONDS)
         try:
             await self._load()
             self._leases.liveness.restart()
@@ -205,7 +215,7 @@ class Controller:
         """List everything, and retry until that succeeds: the store of a standby may be out of date."""
         for failures in itertools.count(1):
             try:
-                await load(self._client, self.store, (*WATCHED, Watched(ENDPOINT_SLICES, OURS)))
+                await load(self._client, self.store, (*OUR_KINDS, *CHILDREN))
             except (ApiError, Unreachable) as error:
                 log.warning("list_failed", error=str(error))
                 await asyncio.sleep(_pause_seconds(failures))
@@ -213,48 +223,63 @@ class Controller:
                 return
 
     async def _resync(self) -> None:
-        """Enqueue every object: at first, and every `RESYNC_SECONDS`."""
+        """Enqueue every object: all at first, and then one after the other, each every `RESYNC_SECONDS`."""
+        for item in self._list_items():
+            self._enqueue(*item)
         while True:
-            for resource in self._reconcilers:
-                for obj in self.store.list(resource):
-                    self._enqueue(resource, object_key(obj))
-            await asyncio.sleep(RESYNC_SECONDS)
+            items = self._list_items()
+            for item in items:
+                await asyncio.sleep(RESYNC_SECONDS / len(items))
+                self._enqueue(*item)
+            if not items:
+                await asyncio.sleep(RESYNC_SECONDS)
+
+    def _list_items(self) -> list[Item]:
+        return [Item(resource, object_key(obj)) for resource in self._reconcilers for obj in self.store.list(resource)]
 
     def _enqueue(self, resource: Resource, key: ObjectKey) -> None:
         if self._queue is not None:
-            self._queue.add(Item(resource, key))
+            found = self.store.get(resource, key.name, key.namespace or None)
+            # In a burst, an object that was never decided goes before those that are decided again.
+            self._queue.add(Item(resource, key), urgent=found is not None and not found.get("status"))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue all objects that a change concerns: the changed one, its owner, and those of `Reconciler.maps`."""
-        for obj in (each for each in (old, new) if each is not None):
-            for reconciler in self._reconcilers.values():
-                if resource == reconciler.resource:
-                    self._enqueue(resource, object_key(obj))
-                if resource in reconciler.owns and (key := _owner_key(reconciler.resource, obj)):
-                    self._enqueue(reconciler.resource, key)
-                if resource in reconciler.maps:
-                    for key in reconciler.maps[resource](self.store, obj):
-                        self._enqueue(reconciler.resource, key)
+        """Enqueue all objects that a change concerns."""
+        if self._queue is None:
+            return
+        writer = WRITING.get()
+        for enqueued, trigger in self._triggers[resource]:
+            if trigger.concerns(old, new):
+                for obj in (each for each in (old, new) if each is not None):
+                    for key in trigger.keys(self.store, obj):
+                        if (enqueued, key) != writer:
+                            self._enqueue(enqueued, key)
+
+
+def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequence[tuple[Resource, Trigger]]]:
+    """Return the triggers of each resource with the resource that each enqueues."""
+    found: defaultdict[Resource, list[tuple[Resource, Trigger]]] = defaultdict(list)
+    for each in reconcilers:
+        itself = Trigger(each.resource, lambda _store, obj: [object_key(obj)], each.reads)
+        for trigger in (itself, *each.triggers):
+            found[trigger.resource].append((each.resource, trigger))
+    return found
 
 
 async def _forever(task: LeaderTask, leading: Leading) -> None:
     """Run a leader's task until it is cancelled: a defect in one stops neither the others nor the process."""
-    for failures in itertools.count(1):
+    loop, failures = asyncio.get_running_loop(), 0
+    while True:
+        started = loop.time()
         try:
             await task(leading)
         except Exception:  # the boundary of the task
             log.exception("leader_task_crashed", task=repr(task))
         else:
             log.error("leader_task_returned", task=repr(task))
+        failures = 1 if loop.time() - started > STABLE_SECONDS else failures + 1
         await asyncio.sleep(_pause_seconds(failures))
 
 
 def _pause_seconds(failures: int) -> float:
     return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
-
-
-def _owner_key(resource: Resource, obj: Obj) -> ObjectKey | None:
-    owner = controller_of(obj)
-    if owner is None or (owner["apiVersion"], owner["kind"]) != (resource.api_version, resource.kind):
-        return None
-    return ObjectKey(obj["metadata"].get("namespace", "") if resource.namespaced else "", owner["name"])

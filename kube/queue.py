@@ -1,10 +1,13 @@
 """A queue of keys to reconcile, with the semantics of client-go's work queue.
 
 A key is never reconciled twice at once. A key that is added during its reconcile is reconciled again afterwards; a key
-that is added many times is reconciled once. Nothing polls: delays are timers of the event loop.
+that is added many times is reconciled once. Urgent keys go before all others, so that in a burst what is new is not
+held up by what is only looked at again. A key may have a pause after each reconcile: the changes that follow the first
+one are then seen together. Nothing polls: delays are timers of the event loop.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -23,10 +26,17 @@ LAST_RETRY_SECONDS = 300.0
 
 
 class WorkQueue(Generic[K]):
-    """A coalescing queue of keys; `len` counts those ready now (neither delayed ones nor those being reconciled)."""
+    """A coalescing queue of keys; `len` counts those ready now (neither delayed ones nor those being reconciled).
 
-    def __init__(self) -> None:
-        self._ready: asyncio.Queue[K] = asyncio.Queue()
+    A key is reconciled again `pause_seconds` after its last reconcile at the earliest.
+    """
+
+    def __init__(self, pause_seconds: float = 0.0) -> None:
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, K]] = asyncio.PriorityQueue()
+        """True for a key that can wait, then a number by which the keys of one lane stay in order."""
+        self._numbers = itertools.count()
+        self._pause_seconds = pause_seconds
+        self._paused: set[K] = set()
         self._dirty: set[K] = set()
         self._added_at: dict[K, float] = {}
         """When each dirty key was added, by `time.monotonic`; the first is the oldest."""
@@ -34,14 +44,14 @@ class WorkQueue(Generic[K]):
         self._later: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
 
-    def add(self, key: K) -> None:
-        """Enqueue `key` now."""
+    def add(self, key: K, *, urgent: bool = False) -> None:
+        """Enqueue `key` now, before all keys that are not urgent if it is."""
         if key in self._dirty:
             return
         self._dirty.add(key)
         self._added_at[key] = time.monotonic()
-        if key not in self._processing:
-            self._ready.put_nowait(key)
+        if key not in self._processing and key not in self._paused:
+            self._put(key, urgent=urgent)
 
     def add_after(self, key: K, seconds: float) -> None:
         """Enqueue `key` in `seconds`; of several delays the earliest counts."""
@@ -70,7 +80,7 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for a key; the caller must call `done` with it."""
-        key = await self._ready.get()
+        _, _, key = await self._ready.get()
         self._dirty.discard(key)
         del self._added_at[key]
         self._processing.add(key)
@@ -79,8 +89,11 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """Mark the reconcile of `key` as ended, however it ended."""
         self._processing.discard(key)
-        if key in self._dirty:
-            self._ready.put_nowait(key)
+        if self._pause_seconds:
+            self._paused.add(key)
+            asyncio.get_running_loop().call_later(self._pause_seconds, self._end_pause, key)
+        elif key in self._dirty:
+            self._put(key)
 
     def oldest_seconds(self) -> float:
         """Return for how long the oldest key has waited; callable from any thread."""
@@ -89,6 +102,14 @@ class WorkQueue(Generic[K]):
 
     def __len__(self) -> int:
         return self._ready.qsize()
+
+    def _end_pause(self, key: K) -> None:
+        self._paused.discard(key)
+        if key in self._dirty:
+            self._put(key)
+
+    def _put(self, key: K, *, urgent: bool = False) -> None:
+        self._ready.put_nowait((not urgent, next(self._numbers), key))
 
     def _add_due(self, key: K) -> None:
         del self._later[key]

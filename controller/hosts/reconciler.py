@@ -22,10 +22,11 @@ from controller.hosts.grants import (
     judge_address,
 )
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
-from controller.hosts.secrets import host_secret, read_secret, read_tokens
+from controller.hosts.secrets import HostSecrets, host_secret
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, host_of_slice
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, readable, ref
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
+from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
 from crds.meta import HOSTS_NAMESPACE
 from crds.metalhost import MetalHost
@@ -111,7 +112,7 @@ class HostInputs(NamedTuple):
 
 def host_reconciler(leases: LeaseReader) -> Reconciler:
     """Return the reconciler of hosts."""
-    addresses = AddressCheck()
+    addresses, secrets = AddressCheck(), HostSecrets()
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         if not leases.bindable(key.name):
@@ -121,21 +122,28 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         host = snapshot.get(METAL_HOSTS, key)
         if host is None:
             addresses.forget(key.name)
+            secrets.forget(key.name)
         if liveness == "Expired" or host is None:
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)
         address = host.get("status", {}).get("address", "")
         granted = address in granted_addresses(_grants_role(snapshot, key.name))
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
-        tokens = await read_tokens(client, snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name))
-        return HostInputs(liveness, tokens, await read_secret(client, HOSTS_NAMESPACE, key.name), use)
+        bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
+        tokens = await secrets.read_tokens(client, key.name, bound, snapshot.now)
+        return HostInputs(liveness, tokens, await secrets.read_own(client, key.name, snapshot.now), use)
 
     return Reconciler(
         resource=METAL_HOSTS,
         decide=decide_host,
-        owns=(ROLES, ROLE_BINDINGS),
-        maps={METAL_PROCESSES: _host_of_process, ENDPOINT_SLICES: _host_of_slice},
+        reads=steady_facts,
+        triggers=(
+            *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
+            Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
+            Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
+        ),
         observe=observe,
+        written=secrets.remember,
     )
 
 
@@ -186,7 +194,11 @@ def _grants_role(snapshot: Snapshot, host: str) -> Obj | None:
 def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
     """Return the hosts that state the address of this host, itself among them."""
     hosts = snapshot.store.by_index(METAL_HOSTS, ADDRESS_INDEX, host.status.address) if host.status.address else []
-    return [each for each in readable(hosts, MetalHost) if each.metadata.deletion_timestamp is None]
+    return [
+        each
+        for each in decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)
+        if each.metadata.deletion_timestamp is None
+    ]
 
 
 def _ready(host: MetalHost, liveness: Liveness) -> Obj:

@@ -1,7 +1,8 @@
 """The one Secret that a host may read: copies of the tokens that its MetalProcesses need, and of nothing else."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +14,11 @@ from crds.metalhost import MetalHost
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import METAL_HOSTS, SECRETS, Resource
+
+READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
+"""Age of a user's Secret after which it is read again: less than the time within which a change reaches the hosts."""
+READ_TOKEN_AGAIN: Final = timedelta(minutes=10)
+READ_OWN_AGAIN: Final = timedelta(minutes=10)
 
 
 class NeededSecret(NamedTuple):
@@ -37,14 +43,66 @@ def list_needed_secrets(processes: Iterable[Obj]) -> list[NeededSecret]:
     return sorted(found)
 
 
-async def read_tokens(client: Client, processes: Iterable[Obj]) -> dict[str, str]:
-    """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
-    tokens: dict[str, str] = {}
-    for needed in list_needed_secrets(processes):
-        secret = await read_secret(client, needed.namespace, needed.name)
-        if token := secret and _token(secret, needed.service_uid):
-            tokens[host_secret_key(needed.namespace, needed.name)] = token
-    return tokens
+class _Reading(NamedTuple):
+    """One Secret as it was read."""
+
+    token: str | None
+    due: datetime
+    """When to read it again."""
+
+
+class HostSecrets:
+    """The Secrets of hosts and those copied into them, as they were last read or written: Secrets are not watched.
+
+    A change of a process's status reads nothing. A user's Secret is read again after a minute, because users rotate
+    their download tokens; the token of a service, which the controller makes, after ten.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
+        self._own: dict[str, tuple[Obj, datetime]] = {}
+
+    async def read_tokens(self, client: Client, host: str, processes: Iterable[Obj], now: datetime) -> dict[str, str]:
+        """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
+        known = self._tokens.get(host, {})
+        readings: dict[NeededSecret, _Reading] = {}
+        for needed in list_needed_secrets(processes):
+            last = known.get(needed)
+            readings[needed] = last if last and now < last.due else await _read_token(client, needed, now)
+        self._tokens[host] = readings
+        return {
+            host_secret_key(needed.namespace, needed.name): reading.token
+            for needed, reading in readings.items()
+            if reading.token
+        }
+
+    async def read_own(self, client: Client, host: str, now: datetime) -> Obj | None:
+        """Return the host's existing Secret, or None."""
+        known = self._own.get(host)
+        if known is not None and now - known[1] < READ_OWN_AGAIN:
+            return known[0]
+        secret = await read_secret(client, HOSTS_NAMESPACE, host)
+        if secret is not None:
+            self._own[host] = secret, now
+        return secret
+
+    def remember(self, resource: Resource, answer: Obj) -> None:
+        """Note the answer to a write of a host's Secret."""
+        host = answer["metadata"]["name"]
+        if resource == SECRETS and host in self._own:
+            self._own[host] = answer, self._own[host][1]
+
+    def forget(self, host: str) -> None:
+        """Forget a host that is gone."""
+        self._tokens.pop(host, None)
+        self._own.pop(host, None)
+
+
+async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _Reading:
+    secret = await read_secret(client, needed.namespace, needed.name)
+    token = _token(secret, needed.service_uid) if secret else None
+    age = timedelta() if token is None else READ_TOKEN_AGAIN if needed.service_uid else READ_SOURCE_AGAIN
+    return _Reading(token, now + age)
 
 
 def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:

@@ -19,6 +19,7 @@ from controller.models.volume import INSPECTION, MODELS_PATH, JobSettings, Model
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
+from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
 from crds.inferenceservice import InferenceService, ServiceHardware
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
@@ -73,8 +74,12 @@ def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
     return Reconciler(
         resource=MODELS,
         decide=decide,
-        owns=(JOBS, PVCS),
-        maps={PODS: _model_of_pod, INFERENCE_SERVICES: _models_of_service, MODELS: _models_served_beside},
+        triggers=(
+            *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
+            Trigger(PODS, _model_of_pod, everything),
+            Trigger(INFERENCE_SERVICES, _models_of_service, all_but_status),
+            Trigger(MODELS, _models_served_beside, all_but_status),
+        ),
     )
 
 

@@ -43,6 +43,8 @@ class HostCapacity(NamedTuple):
     free_bytes: int
     short_of_memory: bool = False
     """The host accepts no process, whatever its budget: other programs use its memory."""
+    budget_bytes: int = 0
+    """Memory for models in all, which does not change all the time."""
 
 
 class WaitingProcess(NamedTuple):
@@ -97,7 +99,8 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
     pressure = find(host.status.conditions, MEMORY_PRESSURE)
     short = pressure is not None and pressure.status == "True"
-    return HostCapacity(host.metadata.name, frozenset(host.status.runtimes), free_bytes, short)
+    budget_bytes = host.status.budget_bytes or host.status.available_bytes or 0
+    return HostCapacity(host.metadata.name, frozenset(host.status.runtimes), free_bytes, short, budget_bytes)
 
 
 def _stored(store: Store, host: str) -> Obj:

@@ -1,12 +1,15 @@
 """The execution of a plan: read the store, decide, then make one API call after the other.
 
 The process may die between any two calls: each call is harmless when repeated, and calls that were not made are
-decided again. Only differences from the store are written. A lasting refusal by the API server (a quota, a webhook, a
-name that is taken) becomes a condition of the object, because its owner reads conditions and not the controller's log.
+decided again. Only differences from the store are written. The status is decided after the other writes, whose answers
+are in the store by then, so that one status write reports them. A lasting refusal by the API server (a quota, a
+webhook, a name that is taken) becomes a condition of the object, because its owner reads conditions and not the
+controller's log.
 """
 
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import datetime
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -17,7 +20,7 @@ import structlog
 from controller.reconcile.conditions import MESSAGE_LENGTH, condition
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import FIELD_MANAGER, Event, Patch, Plan, Reconciler, Ref, Snapshot
-from kube.apply import apply_if_changed, apply_status, merge_conditions
+from kube.apply import apply_status, is_applied, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
@@ -30,6 +33,8 @@ REPORT_SECONDS: Final = 60.0
 """A refusal whose words change is reported at most this often: each report enqueues the object again."""
 UNWATCHED: Final = frozenset({SECRETS})
 """Resources that are not watched: a copy of an answer in the store would never be corrected."""
+WRITING: Final[ContextVar[tuple[Resource, ObjectKey] | None]] = ContextVar("WRITING", default=None)
+"""The object for which this task writes others: their answers do not enqueue it, as it is decided again anyway."""
 
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 
@@ -65,12 +70,17 @@ class Executor:
             inputs = await reconciler.observe(self._client, snapshot, key)
             snapshot = Snapshot(self._store, self._now(), inputs)
         plan = reconciler.decide(snapshot, key)
+        revision = self._store.revision
         try:
-            await self._write_others(plan)
+            await self._write_others(reconciler, key, plan)
         except (ApiError, NotOurs) as error:
             await self._report_refusal(reconciler.resource, key, plan, error)
             raise
         self._refusals.pop((reconciler.resource, key), None)
+        if self._store.revision != revision:
+            earlier, plan = plan, reconciler.decide(Snapshot(self._store, self._now(), snapshot.inputs), key)
+            if _has_more_writes(plan, earlier):
+                plan = msgspec.structs.replace(plan, again_seconds=0.0)
         await self._report(reconciler.resource, key, plan)
         return plan.again_seconds
 
@@ -94,32 +104,48 @@ class Executor:
         self._refusals[resource, key] = last._replace(reported_at=now)
         await self._report(resource, key, refused)
 
-    async def _write_others(self, plan: Plan) -> None:
+    async def _write_others(self, reconciler: Reconciler, key: ObjectKey, plan: Plan) -> None:
+        writing = WRITING.set((reconciler.resource, key))
+        try:
+            await self._write_each(plan, reconciler.written or _ignore)
+        finally:
+            WRITING.reset(writing)
+
+    async def _write_each(self, plan: Plan, written: Callable[[Resource, Obj], None]) -> None:
+        def keep(resource: Resource, answer: Obj) -> None:
+            if resource in UNWATCHED:
+                written(resource, answer)
+            else:
+                self._store.put(resource, answer)
+
         for resource, obj in plan.create:
-            await self._create(resource, obj)
+            keep(resource, await self._create(resource, obj))
         for resource, obj in plan.apply:
-            await self._apply(resource, obj)
+            if (answer := await self._apply(resource, obj)) is not None:
+                keep(resource, answer)
         for patch in plan.patch:
             await self._patch(patch)
         for ref in plan.delete:
             await self._delete(ref)
 
-    async def _create(self, resource: Resource, obj: Obj) -> None:
+    async def _create(self, resource: Resource, obj: Obj) -> Obj:
         try:
-            self._store_answer(resource, await self._client.create(resource, obj))
+            return await self._client.create(resource, obj)
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
-            self._store_answer(resource, await self._get_ours(resource, obj))
+            return await self._get_ours(resource, obj)
 
-    async def _apply(self, resource: Resource, obj: Obj) -> None:
+    async def _apply(self, resource: Resource, obj: Obj) -> Obj | None:
+        """Apply an object; returns the answer, or None if the store shows that it would change nothing."""
         metadata = obj["metadata"]
         observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
         if observed is None:
-            self._store_answer(resource, await self._apply_first(resource, obj))
-            return
+            return await self._apply_first(resource, obj)
         _require_ours(resource, observed, obj)
-        await apply_if_changed(self._client, self._store, resource, obj, FIELD_MANAGER)
+        if is_applied(resource, obj, observed, FIELD_MANAGER):
+            return None
+        return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _apply_first(self, resource: Resource, obj: Obj) -> Obj:
         """Apply an object that the store does not have, without force: another owner may have made it."""
@@ -135,10 +161,6 @@ class Executor:
         existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
         _require_ours(resource, existing, obj)
         return existing
-
-    def _store_answer(self, resource: Resource, answer: Obj) -> None:
-        if resource not in UNWATCHED:
-            self._store.put(resource, answer)
 
     async def _patch(self, patch: Patch) -> None:
         resource, namespace, name, _uid = patch.ref
@@ -201,6 +223,21 @@ def _refusal_reason(error: ApiError | NotOurs) -> str:
             return error.reason
         return "Refused" if type(error) is ApiError else type(error).__name__
     return type(error).__name__
+
+
+def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
+    """Return whether a plan has a write that was not in the earlier one, which has just been executed."""
+    created = {(resource, obj["metadata"]["name"]) for resource, obj in earlier.create}
+    return (
+        any((resource, obj["metadata"]["name"]) not in created for resource, obj in plan.create)
+        or any(each not in earlier.apply for each in plan.apply)
+        or any(each not in earlier.patch for each in plan.patch)
+        or any(each not in earlier.delete for each in plan.delete)
+    )
+
+
+def _ignore(_resource: Resource, _answer: Obj) -> None:
+    """Do nothing."""
 
 
 def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan:

@@ -1,4 +1,4 @@
-"""kopf as the source of events for our kinds and the objects that they own.
+"""kopf as the source of events for our kinds.
 
 kopf only reads watches and logs in again: it has `on.event` handlers only, so it writes nothing. This module works
 around three of its habits. kopf never reports objects that vanished before one of its lists, so every start begins

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from controller.reconcile.indexes import OWNER_INDEX
+from controller.reconcile.triggers import Reads, Trigger, all_but_status
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
 from kube.client import Client, Obj
 from kube.events import EventRecorder
@@ -96,12 +97,14 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     resource: Resource
     decide: Callable[[Snapshot, ObjectKey], Plan]
     """A pure function. Also called for an object that is gone or being deleted."""
-    owns: tuple[Resource, ...] = ()
-    """A change of one of these enqueues its controlling owner."""
-    maps: Mapping[Resource, Callable[[Store, Obj], Iterable[ObjectKey]]] = {}
-    """A change of one of these enqueues the objects that the function returns."""
+    reads: Reads = all_but_status
+    """The part of the object itself that the decision reads: any other change of it enqueues nothing."""
+    triggers: tuple[Trigger, ...] = ()
+    """The changes of other objects that enqueue an object."""
     observe: Callable[[Client, Snapshot, ObjectKey], Awaitable[Any]] | None = None
     """Reads the inputs that are not in the watch cache, such as a Secret or a probe's result, for `Snapshot.inputs`."""
+    written: Callable[[Resource, Obj], None] | None = None
+    """Gets the answer to each write of an object that is not watched, such as a Secret."""
 
 
 class Leading(NamedTuple):

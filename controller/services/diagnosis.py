@@ -135,13 +135,18 @@ def _unbound(
     best = left[0]
     if best.free_bytes >= needed:
         return ServiceProblem("Binding", f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
-    advice = advise(best.free_bytes)
+    # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
+    largest = max(left, key=lambda capacity: capacity.budget_bytes)
+    advice = advise(largest.budget_bytes)
     parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
-    message = (
-        f"a replica needs {size_text(needed)}{parts}; the host with most free "
-        f"memory, {best.host}, has {size_text(best.free_bytes)}, {size_text(needed - best.free_bytes)} too little: "
-        f"free memory there; {advice.way_out}"
-    )
+    message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
+    if largest.budget_bytes < needed:
+        message += f"{size_text(largest.budget_bytes)} for models, which is too little: {advice.way_out}"
+    else:
+        message += (
+            f"{size_text(largest.budget_bytes)} for models, of which too little is free now: it starts once enough is "
+            "free; free memory there, or lower contextLength or parallel"
+        )
     if short:
         message += f"; host {short[0]} is short of memory and accepts nothing until it has recovered"
     return ServiceProblem("NoHostFits", message, "Pending")

@@ -4,11 +4,13 @@ A MetalProcess is released, which means that its finalizer is removed, only when
 """
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 from controller.models.served import Served, runtime_of
 from controller.placement import binder
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
+from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
 from controller.services import diagnosis, preconditions
 from controller.services.preconditions import Advice
 from controller.services.replicas import Replicas
@@ -23,6 +25,8 @@ from crds.serving import stated_options
 from kube.client import Client, Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
 from kube.store import Store
+
+LOOK_AGAIN_SECONDS: Final = 10.0
 
 
 def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
@@ -50,6 +54,9 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
     # A displaced process counts while it answers.
     answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
+    if standing.superseded and any(each.spec.host_name is None for each in standing.kept):
+        # The memory that others free may make room for the replacement once its predecessor goes, and enqueues nothing.
+        steps = steps._replace(again_seconds=min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS))
     return Replicas(
         total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
         ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
@@ -138,8 +145,16 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
         return wait_seconds(host) if host else None
 
     return Reconciler(
-        resource=METAL_PROCESSES, decide=decide_release, observe=observe, maps={METAL_HOSTS: _deleted_processes_of_host}
+        resource=METAL_PROCESSES,
+        decide=decide_release,
+        observe=observe,
+        reads=_release_facts,
+        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, steady_facts),),
     )
+
+
+def _release_facts(process: Obj) -> object:
+    return all_but_status(process), process.get("status", {}).get("phase")
 
 
 def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:

@@ -13,19 +13,19 @@ import msgspec
 from controller.models.served import Served, read_companions
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
+from controller.reconcile.triggers import Trigger, everything, owned, steady_facts
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
 from controller.services.metal_processes import observe_hosts
 from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import is_token_secret, token_name, token_secret
+from controller.services.tokens import KnownTokens, token_secret
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
 from crds.model import Model
 from devices.vendors import VENDORS
 from kube.client import Client, Obj
-from kube.errors import NotFound
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
@@ -34,7 +34,6 @@ from kube.resources import (
     METAL_PROCESSES,
     MODELS,
     PODS,
-    SECRETS,
     SERVICES,
     ObjectKey,
     object_key,
@@ -52,39 +51,41 @@ class ServiceInputs(NamedTuple):
     """The last result of the probe; None before the first, or if there is nothing to probe."""
     new_token: str | None
     """A new bearer token, if the service has none."""
+    view: ServiceView | None = None
+    """All other inputs, as they were at `revision` of the store."""
+    revision: int = 0
 
 
 def service_reconciler(prober: Prober) -> Reconciler:
     """Return the reconciler; `prober` probes the endpoints."""
+    tokens = KnownTokens()
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
             prober.answer(key, None)
+            tokens.forget(key)
             return None
+        revision = snapshot.store.revision
         view = build_view(snapshot, key, service)
         question = view.question
         answer = prober.answer(key, question, view.proof)
-        try:
-            there = is_token_secret(
-                await client.get(SECRETS, token_name(key.name), key.namespace), service.metadata.uid
-            )
-        except NotFound:
-            there = False
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
-        return ServiceInputs(question, answer, None if there else secrets.token_urlsafe(32))
+        there = await tokens.is_there(client, key, service, snapshot.now)
+        return ServiceInputs(question, answer, None if there else secrets.token_urlsafe(32), view, revision)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
         decide=decide_service,
-        owns=(DEPLOYMENTS, SERVICES, METAL_PROCESSES),
-        maps={
-            MODELS: _services_of_model,
-            METAL_HOSTS: _services_of_host,
-            PODS: _service_by_label(LABEL_SERVICE),
-            ENDPOINT_SLICES: _service_by_label(LABEL_SERVICE_NAME),
-        },
+        triggers=(
+            *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
+            Trigger(MODELS, _services_of_model, everything),
+            Trigger(METAL_HOSTS, _services_of_host, steady_facts),
+            Trigger(PODS, _service_by_label(LABEL_SERVICE), everything),
+            Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), everything),
+        ),
         observe=observe,
+        written=tokens.remember,
     )
 
 
@@ -94,7 +95,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey) -> Plan:
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan()
-    view = build_view(snapshot, key, service)
+    is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
+    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -103,7 +105,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey) -> Plan:
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
         create=((token_secret(service, inputs.new_token),) if inputs.new_token else ()) + steps.create,
-        apply=(network_service(service), *apply),
+        apply=(*apply, network_service(service)),
         patch=view.replicas.patch,
         delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
         status=status,

@@ -1,16 +1,19 @@
 """The start of a leader: its lists and its tasks, with an API of one Model."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from controller import run
 from controller.reconcile.plan import Leading
-from controller.run import WATCHED, Controller, ControllerOptions
+from controller.run import CHILDREN, OUR_KINDS, Controller, ControllerOptions, Item
 from kube.client import Client, Obj, ObjectList
 from kube.credentials import Credentials
 from kube.errors import Unreachable
+from kube.queue import WorkQueue
 from kube.resources import MODELS, Resource
+from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -56,8 +59,9 @@ async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
-    listed = [resource for verb, resource, _ in world.calls[: len(WATCHED) + 2] if verb == "list"]
-    assert len(listed) == len(WATCHED) + 2, "the failed one, the watched, and the slices"
+    watched = len(OUR_KINDS) + len(CHILDREN)
+    listed = [resource for verb, resource, _ in world.calls[: watched + 1] if verb == "list"]
+    assert len(listed) == watched + 1, "the failed one, and all that are watched"
     assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
 
 
@@ -73,3 +77,45 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
     controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)
+
+
+def test_back_off_of_a_leaders_task_starts_anew_after_a_long_run() -> None:
+    starts: list[float] = []
+
+    async def crash(_: Leading) -> None:
+        loop = asyncio.get_running_loop()
+        starts.append(loop.time())
+        if len(starts) == 8:
+            await asyncio.sleep(600)
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        task = asyncio.create_task(run._forever(crash, Leading(*[None] * 4)))  # type: ignore[arg-type] # none is used
+        await asyncio.sleep(1000)
+        task.cancel()
+
+    virtual_time.run(main())
+    assert starts[7] - starts[6] > 10 * run.FIRST_RETRY_SECONDS
+    assert starts[8] - starts[7] < 600 + 2 * run.FIRST_RETRY_SECONDS
+
+
+def test_resync_enqueues_one_object_after_the_other() -> None:
+    enqueued: list[float] = []
+
+    class Timed(WorkQueue[Item]):
+        def add(self, key: Item, *, urgent: bool = False) -> None:
+            del key, urgent
+            enqueued.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}))
+        for number in range(3):
+            controller.store.put(MODELS, model(f"m{number}"))
+        controller._queue = Timed()
+        task = asyncio.create_task(controller._resync())
+        await asyncio.sleep(run.RESYNC_SECONDS + 1)
+        task.cancel()
+
+    virtual_time.run(main())
+    step = run.RESYNC_SECONDS / 3
+    assert enqueued == pytest.approx([0, 0, 0, step, 2 * step, 3 * step])

@@ -176,3 +176,44 @@ def test_reconcile_runs_again_after_the_returned_delay() -> None:
     queue.add("a")
     run_for(35, queue, reconcile)
     assert len(runs) == 4
+
+
+def test_urgent_keys_go_before_all_others() -> None:
+    runs: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        runs.append(key)
+
+    async def main() -> None:
+        queue = WorkQueue[str]()
+        for key in ("old-1", "old-2"):
+            queue.add(key)
+        for key in ("new-1", "new-2"):
+            queue.add(key, urgent=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await run_workers(queue, reconcile, workers=1, timeout_seconds=10)
+
+    virtual_time.run(main())
+    assert runs == ["new-1", "new-2", "old-1", "old-2"]
+
+
+def test_changes_after_a_reconcile_are_seen_together_after_a_pause() -> None:
+    started: list[float] = []
+
+    async def reconcile(_key: str) -> None:
+        started.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        queue = WorkQueue[str](pause_seconds=2)
+        async with asyncio.TaskGroup() as group:
+            workers = group.create_task(run_workers(queue, reconcile, workers=2, timeout_seconds=10))
+            for seconds in (0.5, 0.5, 0.5, 5):
+                queue.add("a")
+                await asyncio.sleep(seconds)
+            queue.add("a")
+            await asyncio.sleep(10)
+            workers.cancel()
+
+    virtual_time.run(main())
+    assert started == pytest.approx([0, 2, 6.5])

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -11,7 +12,7 @@ from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
-from controller.hosts.secrets import NeededSecret, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, NeededSecret, list_needed_secrets
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
@@ -233,3 +234,28 @@ async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoin
     async with running(leases.run(leading)):
         await eventually(lambda: KEY in enqueued)
     assert leases.liveness.state("studio-1") == "Expired"
+
+
+class CountedSecrets(Client):
+    """An API of Secrets that counts the reads."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        del resource
+        self.reads.append(f"{namespace}/{name}")
+        owner = {"uid": "uid-chat", "controller": True}
+        return {"metadata": {"name": name, "ownerReferences": [owner]}, "data": {"token": "c2VjcmV0"}}
+
+
+async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> None:
+    api, secrets = CountedSecrets(), HostSecrets()
+    processes = [process("a-b-0", host="studio-1", sourceSecret="hub"), process("a-b-1", host="studio-1")]
+    for _ in range(3):
+        assert len(await secrets.read_tokens(api, "studio-1", processes, NOW)) == 2
+        assert await secrets.read_own(api, "studio-1", NOW)
+    assert api.reads == ["team/chat-token", "team/hub", f"{HOSTS_NAMESPACE}/studio-1"]
+    api.reads.clear()
+    await secrets.read_tokens(api, "studio-1", processes, NOW + timedelta(minutes=1))
+    assert api.reads == ["team/hub"]

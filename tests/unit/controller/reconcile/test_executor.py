@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.reconcile.executor import Executor
-from controller.reconcile.plan import Event, Plan, Reconciler, child
+from controller.reconcile.plan import Event, Plan, Reconciler, Snapshot, child
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs, Unauthorized
@@ -230,3 +230,40 @@ async def test_each_new_reason_and_each_new_refusal_is_reported() -> None:
             await shell.run()
         shell.store.remove(SERVICES, "team", "chat")
     assert shell.told.reasons == ["Forbidden", "BadRequest", "Forbidden"]
+
+
+async def test_status_is_decided_after_the_writes_whose_answers_it_reports() -> None:
+    shell = Shell(World(), Plan())
+
+    def decide(snapshot: Snapshot, _key: ObjectKey) -> Plan:
+        there = snapshot.store.get(SERVICES, "chat", "team") is not None
+        phase = "Ready" if there else "Progressing"
+        return Plan(apply=(SERVICE,), status={"phase": phase, "conditions": []})
+
+    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) is None
+    assert shell.world.status["phase"] == "Ready"
+
+
+async def test_writes_that_become_due_by_the_first_ones_are_made_at_once() -> None:
+    shell = Shell(World(), Plan())
+    other = child(SERVICES, "second", INFERENCE_SERVICES, OWNER, {}, spec={})
+
+    def decide(snapshot: Snapshot, _key: ObjectKey) -> Plan:
+        there = snapshot.store.get(SERVICES, "chat", "team") is not None
+        return Plan(create=(SERVICE, other) if there else (SERVICE,))
+
+    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) == 0.0
+
+
+async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
+    shell, answers = Shell(World(), Plan()), []
+    kind = Reconciler(
+        resource=INFERENCE_SERVICES,
+        decide=lambda _snapshot, _key: Plan(create=(TOKEN,), apply=(SERVICE,)),
+        written=lambda resource, answer: answers.append((resource, answer["metadata"]["name"])),
+    )
+    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    await executor.reconcile(kind, KEY)
+    assert answers == [(SECRETS, "chat-token")]

@@ -59,16 +59,16 @@ def test_answering_process_makes_the_service_ready() -> None:
         ([host(ready="False")], ("Pending", "NoHost"), "no live host"),
         ([host(runtimes=["mlx"])], ("Pending", "NoHost"), "llama.cpp"),
         (
-            [host(free_bytes=GIB), host("studio-2", GIB // 2)],
+            [host(free_bytes=GIB, budgetBytes=4 * GIB), host("studio-2", GIB // 2, budgetBytes=GIB)],
             ("Pending", "NoHostFits"),
-            "studio-1, has 1.0 GiB, 1.0 GiB too little",
+            "studio-1, has 4.0 GiB for models, of which too little is free now",
         ),
         ([host()], ("Pending", "Binding"), "studio-1"),
         ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
         (
-            [host(conditions=SHORT), host("studio-2", GIB)],
+            [host(conditions=SHORT), host("studio-2", GIB, budgetBytes=GIB)],
             ("Pending", "NoHostFits"),
-            "studio-2, has 1.0 GiB, 1.0 GiB too little: free memory there; ",
+            "studio-2, has 1.0 GiB for models, which is too little: ",
         ),
     ],
 )
@@ -82,8 +82,18 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
         assert "needs 2.0 GiB (1.0 GiB weights, " in planned_condition(plan, "Ready")["message"]
 
 
+def test_message_of_a_waiting_service_does_not_follow_the_free_memory() -> None:
+    def message(free_bytes: int) -> str:
+        base = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host(free_bytes=free_bytes, budgetBytes=GIB)))
+        ((_, made),) = decide_chat(*base).create
+        plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+        return str(planned_condition(plan, "Ready")["message"])
+
+    assert message(GIB // 2) == message(GIB // 3)
+
+
 @pytest.mark.parametrize(
-    ("fields", "free_bytes", "says"),
+    ("fields", "budget_bytes", "says"),
     [
         ({"contextLength": 1_048_576}, 2 * GIB, r"a contextLength of \d{6} would fit"),
         (
@@ -94,14 +104,14 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
         ({"contextLength": 8192}, 2**26, r"no quantization of this model would fit: .*"),
     ],
 )
-def test_settings_that_would_fit_are_suggested(fields: Obj, free_bytes: int, says: str) -> None:
-    made, small = chat_service(**METAL, **fields), host(free_bytes=free_bytes)
+def test_settings_that_would_fit_are_suggested(fields: Obj, budget_bytes: int, says: str) -> None:
+    made, small = chat_service(**METAL, **fields), host(free_bytes=budget_bytes, budgetBytes=budget_bytes)
     ((_, waiting),) = decide_chat(made, (MODELS, model()), (METAL_HOSTS, small)).create
     there = process(waiting["metadata"]["name"], memoryBytes=waiting["spec"]["memoryBytes"])
     message = planned_condition(
         decide_chat(made, (MODELS, model()), (METAL_HOSTS, small), (METAL_PROCESSES, there)), "Ready"
     )["message"]
-    assert re.search(f": free memory there; {says}$", message), message
+    assert re.search(f": {says}$", message), message
 
 
 def test_stated_memory_is_not_broken_down() -> None:
@@ -111,8 +121,8 @@ def test_stated_memory_is_not_broken_down() -> None:
     message = planned_condition(
         decide_chat(chat_service(**METAL), (MODELS, stated), (METAL_HOSTS, host(free_bytes=GIB)), there), "Ready"
     )["message"]
-    assert "a replica needs 2.0 GiB; the host" in message
-    assert message.endswith("free memory there; lower contextLength or parallel")
+    assert "a replica needs 2.0 GiB; the largest host" in message
+    assert message.endswith("too little: lower contextLength or parallel")
 
 
 @pytest.mark.parametrize(

@@ -446,8 +446,27 @@ class TokenSecret(Client):
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
     observe = service_reconciler(Prober()).observe
     assert observe is not None
-    facts = await observe(TokenSecret(owner_uid), Snapshot(store(chat_service()), NOW), KEY)
+    chat = service(status={"conditions": [condition("Ready", "False")]})
+    facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
     assert bool(facts.new_token) == made
+
+
+class NoSecretIsRead(Client):
+    """An API that refuses to read anything."""
+
+    def __init__(self) -> None:
+        pass
+
+
+async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
+    reconciler = service_reconciler(Prober())
+    assert reconciler.observe is not None
+    assert reconciler.written is not None
+    snapshot = Snapshot(store(chat_service()), NOW)
+    first = await reconciler.observe(NoSecretIsRead(), snapshot, KEY)
+    ((resource, made), *_) = decide_chat(chat_service(), new_token=first.new_token).create
+    reconciler.written(resource, made)
+    assert (await reconciler.observe(NoSecretIsRead(), snapshot, KEY)).new_token is None
 
 
 def test_deleted_service_needs_nothing() -> None:

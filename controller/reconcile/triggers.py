@@ -1,0 +1,77 @@
+"""Triggers: the changes of other objects that enqueue an object, and the parts of them that a decision reads.
+
+A change of anything that no decision reads enqueues nothing: an agent reports its host every few seconds, and each
+status that the controller writes comes back to it as an event.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from controller.reconcile.indexes import controller_of
+from kube.client import Obj
+from kube.resources import ObjectKey, Resource
+from kube.store import Store
+
+Reads = Callable[[Obj], object]
+"""Returns what a decision reads of an object."""
+
+_NOT_READ: Final = ("resourceVersion", "managedFields")
+_MEASURED: Final = (
+    "availableBytes",
+    "available",
+    "memoryPressure",
+    "swapUsedBytes",
+    "gpuUsedBytes",
+    "thermalLevel",
+    "powerSource",
+    "batteryPercent",
+    "processes",
+)
+"""Fields that an agent measures again and again; the binder alone decides by them."""
+
+
+class Trigger(NamedTuple):
+    """One kind of object whose changes enqueue others."""
+
+    resource: Resource
+    keys: Callable[[Store, Obj], Iterable[ObjectKey]]
+    """Returns the objects to reconcile after a change of this one."""
+    reads: Reads
+
+    def concerns(self, old: Obj | None, new: Obj | None) -> bool:
+        """Return whether a change from `old` to `new` matters; None: the object did not exist, or is gone."""
+        return old is None or new is None or self.reads(old) != self.reads(new)
+
+
+def everything(obj: Obj) -> object:
+    """Return the whole object, without the traces of who wrote it when."""
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in _NOT_READ}
+    return {**obj, "metadata": metadata}
+
+
+def all_but_status(obj: Obj) -> object:
+    """Return what users decide: a status that only its own reconciler writes is no news to it."""
+    return everything({name: value for name, value in obj.items() if name != "status"})
+
+
+def steady_facts(host: Obj) -> object:
+    """Return what does not change all the time of a MetalHost."""
+    status = {name: value for name, value in host.get("status", {}).items() if name not in _MEASURED}
+    return everything({**host, "status": status})
+
+
+def existence(obj: Obj) -> object:
+    """Return the identity of an object."""
+    return obj["metadata"].get("uid")
+
+
+def owned(resource: Resource, by: Resource, reads: Reads = everything) -> Trigger:
+    """Return the trigger by which a change of an object enqueues its controlling owner, an object of `by`."""
+
+    def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
+        owner = controller_of(obj)
+        if owner is None or (owner["apiVersion"], owner["kind"]) != (by.api_version, by.kind):
+            return []
+        return [ObjectKey(obj["metadata"].get("namespace", "") if by.namespaced else "", owner["name"])]
+
+    return Trigger(resource, keys, reads)

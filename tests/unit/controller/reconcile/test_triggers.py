@@ -1,0 +1,132 @@
+"""Changes that no decision reads enqueue nothing; all others enqueue what they concern."""
+
+from typing import Any
+
+import pytest
+
+from controller.run import Controller, ControllerOptions, Item
+from kube.client import Client, Obj
+from kube.credentials import Credentials
+from kube.queue import WorkQueue
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    ObjectKey,
+    Resource,
+)
+from tests.support.api_objects import GIB, condition, host, model, process, service, slice_of
+
+CHAT = Item(INFERENCE_SERVICES, ObjectKey("team", "chat"))
+TINY = Item(MODELS, ObjectKey("team", "tiny"))
+STUDIO = Item(METAL_HOSTS, ObjectKey("", "studio-1"))
+PROCESS = Item(METAL_PROCESSES, ObjectKey("team", "chat-1-0"))
+
+
+class NoApi(Client):
+    """An API that is never called."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Enqueued(WorkQueue[Item]):
+    """A queue that collects what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: set[Item] = set()
+
+    def add(self, key: Item, *, urgent: bool = False) -> None:
+        del urgent
+        self.items.add(key)
+
+
+@pytest.fixture
+def controller() -> Controller:
+    def no_credentials() -> Credentials:
+        raise AssertionError("only kopf needs them")
+
+    return Controller(NoApi(), no_credentials, ControllerOptions("pomona:test", {}))
+
+
+def deployment(**status: Any) -> Obj:
+    owner = {
+        "apiVersion": "inference.pomona.dev/v1alpha1",
+        "kind": "InferenceService",
+        "name": "chat",
+        "uid": "uid-chat",
+    }
+    metadata = {"name": "chat", "namespace": "team", "uid": "d", "ownerReferences": [{**owner, "controller": True}]}
+    return {"metadata": metadata, "status": status}
+
+
+def enqueued(controller: Controller, resource: Resource, old: Obj, new: Obj) -> set[Item]:
+    """Return what a change from `old` to `new` enqueues."""
+    old["metadata"]["resourceVersion"], new["metadata"]["resourceVersion"] = "1", "2"
+    controller.store.put(resource, old)
+    controller._queue = queue = Enqueued()
+    controller.store.put(resource, new)
+    return queue.items
+
+
+QUIET = {
+    "a host reports its free memory": (METAL_HOSTS, host(free_bytes=GIB), host(free_bytes=2 * GIB)),
+    "the status of a service is written": (INFERENCE_SERVICES, service(), service(status={"phase": "Pending"})),
+    "nothing is left but another version": (DEPLOYMENTS, deployment(replicas=1), deployment(replicas=1)),
+}
+NEWS = {
+    "the spec of a service": (INFERENCE_SERVICES, service(), service(replicas=2), {CHAT, TINY}),
+    "the status of a Model": (MODELS, model(cached=False), model(), {CHAT}),
+    "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
+    "the status of a process": (
+        METAL_PROCESSES,
+        process("chat-1-0", host="studio-1"),
+        process("chat-1-0", host="studio-1", phase="Ready"),
+        {CHAT, PROCESS},
+    ),
+    "the binding of a process": (
+        METAL_PROCESSES,
+        process("chat-1-0"),
+        process("chat-1-0", host="studio-1"),
+        {CHAT, PROCESS, STUDIO},
+    ),
+    "the life of a host": (METAL_HOSTS, host(), host(ready="False"), {CHAT, STUDIO}),
+    "the pressure of a host": (
+        METAL_HOSTS,
+        host(),
+        host(conditions=[condition("MemoryPressure", "True")]),
+        {CHAT, STUDIO},
+    ),
+    "an endpoint": (
+        ENDPOINT_SLICES,
+        slice_of("chat", "studio-1", ready=False),
+        slice_of("chat", "studio-1"),
+        {CHAT},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_change_that_is_not_read_enqueues_nothing(controller: Controller, name: str) -> None:
+    controller.store.put(METAL_PROCESSES, process("chat-9-0"))
+    resource, old, new = QUIET[name]
+    assert enqueued(controller, resource, old, new) == set()
+
+
+@pytest.mark.parametrize("name", NEWS)
+def test_change_that_is_read_enqueues_what_it_concerns(controller: Controller, name: str) -> None:
+    if name.endswith("host"):
+        controller.store.put(METAL_PROCESSES, process("chat-9-0"))
+    if name.endswith("Model"):
+        controller.store.put(INFERENCE_SERVICES, service())
+    resource, old, new, expected = NEWS[name]
+    assert enqueued(controller, resource, old, new) == expected
+
+
+def test_standby_enqueues_nothing(controller: Controller) -> None:
+    controller.store.put(METAL_PROCESSES, process("chat-1-0", host="studio-1"))
+    assert controller._queue is None
