@@ -130,9 +130,11 @@ class Bench:
 async def start_by_hand(bench: Bench) -> float:
     """Return the seconds from the start of the server to its first token, with nothing but polling between."""
     spec = msgspec.convert(bench.spec("hand"), MetalProcessSpec)
+    key_file = bench.model.with_name("key")
+    key_file.write_text(TOKEN)
     start = time.monotonic()
     server = await asyncio.create_subprocess_exec(
-        *engine_command.build_argv(spec, bench.model), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        *engine_command.build_argv(spec, bench.model, key_file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         while not (port := loopback_port(server.pid)):  # noqa: ASYNC110 - the floor is to poll

@@ -55,6 +55,7 @@ class DaemonModel:
 
     pid: None = None
     identity: None = None
+    key: None = None
 
     def __init__(self, shared: "SharedDaemon", model: str, *, loaded: bool) -> None:
         self.model = model

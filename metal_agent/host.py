@@ -22,9 +22,11 @@ from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.supervise.backend_reports import follow_backend_health
+from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.records import Records
-from metal_agent.supervise.runner import Exposure, Runner, RunnerContext
+from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
 from metal_agent.traffic.proxy_process import Proxy
 from metal_agent.weights import HostWeights
@@ -124,6 +126,7 @@ def build_host(
     context = RunnerContext(
         folder=folder,
         records=Records(folder / "processes"),
+        keys=EngineKeys(folder / "keys"),
         weights=HostWeights(folder / "weights", file_root, allowed_networks),
         ledger=ledger,
         session=session,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
+from runtimes.environment import PYTHON, select_environment
 from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
@@ -28,7 +29,6 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
     }
 )
 """Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
-_KEPT_ENVIRONMENT = frozenset({"PATH", "HOME", "TMPDIR", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "PYTHONPATH"})
 _ALL_LAYERS: Final = -1
 
 
@@ -37,6 +37,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     options = serving.options
     rendered = ["--model", serving.model, "--model_alias", serving.service]
     rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_length)]
+    if listen.api_key_file is not None:
+        rendered += ["--api-key-file", listen.api_key_file]
     if serving.gpu_layers is not None:
         rendered += ["--n_gpu_layers", str(_ALL_LAYERS if serving.gpu_layers else 0)]
     # By default, a request cancels the previous request; all logits of a whole context are kept, which takes gigabytes
@@ -57,15 +59,15 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
 
 def command() -> list[str] | None:
     """Return the argv prefix that starts the server, or None if it is not installed."""
-    return [sys.executable, "-m", "llama_cpp.server"] if importlib.util.find_spec("llama_cpp") else None
+    return [*PYTHON, "runtimes.llama_cpp_launcher"] if importlib.util.find_spec("llama_cpp") else None
 
 
 def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
-    """Return the variables of `base` that cannot be a setting of the server; on a Mac weights are not mapped.
+    """Return the server's environment, without a variable that is one of its settings; on a Mac weights are not mapped.
 
     Mapped weights are in no process's footprint, as `runtimes.llama_server` explains.
     """
-    kept = {name: value for name, value in base.items() if name in _KEPT_ENVIRONMENT}
+    kept = select_environment(base)
     return kept | {"USE_MMAP": "false"} if platform == "darwin" else kept
 
 

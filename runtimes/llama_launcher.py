@@ -187,6 +187,9 @@ def parse(argv: Sequence[str]) -> Any:
         ArgumentError: an unknown argument, a missing or wrong value, or no model.
     """
     parameters = xllamacpp.CommonParams()
+    # Web pages of this machine may see that a key is required; no other page sees anything.
+    parameters.cors_origins, parameters.cors_origins_explicit = "localhost", True
+    parameters.cors_credentials = False
     if stated := os.environ.get(_LOAD_MODE_VARIABLE):
         parameters.load_mode = _load_mode(stated)
     remaining = iter(argv)

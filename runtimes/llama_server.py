@@ -19,6 +19,7 @@ from typing import Final, get_args
 from crds.meta import Accelerator
 from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
+from runtimes.environment import PYTHON, select_environment
 from runtimes.serving import Listen, Process, Runtime, Serving
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
@@ -34,10 +35,9 @@ CHECKPOINTS: Final = 3
 """Copies of windows and recurrent states that a slot keeps to continue from. llama-server's own default of 32 takes
 gigabytes with a large window; of three, one is before the last answer of a conversation."""
 
-# Every llama-server argument also has an environment variable, so one variable of the owner's shell could silently
-# change a service; HF_* and OLLAMA_* also contain the owner's tokens and caches.
-_FOREIGN_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_CACHE", "HF_", "HUGGING_FACE_", "OLLAMA_")
-
+# Every llama-server argument also has an environment variable. These are set and not given as arguments, which a
+# llama-server that does not know them would refuse. By default it lets every web page read its answers.
+_ENVIRONMENT: Final = {"LLAMA_ARG_CORS_ORIGINS": "localhost", "LLAMA_ARG_CORS_CREDENTIALS": "0"}
 # Weights that are mapped from their file are in no process's footprint, and count as in use only while the GPU works on
 # them: whether they are counted never, once or twice would change by the minute. Read into memory, they are always in
 # the footprint. The second name is that of llama-server before it had load modes; each ignores the other one.
@@ -68,6 +68,9 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += _render_companions(serving)
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
+    if listen.behind_proxy:
+        # Nothing but inference passes the proxy; the slots show what others have asked.
+        rendered += ["--no-slots"]
     return [*rendered, *options.extra_args]
 
 
@@ -116,7 +119,7 @@ def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     stated = environment.get("LLAMA_SERVER_BIN")
     if stated:
         return [stated]
-    wheel = [sys.executable, "-m", "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
+    wheel = [*PYTHON, "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
     found = tools.find_program("llama-server", environment)
     if found is None:
         return wheel
@@ -145,12 +148,12 @@ def _wheel_build() -> int:
 
 
 def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
-    """Return `base` without the variables that would configure the server; on a Mac with those that it needs there.
+    """Return the server's environment; no variable of the owner's that would configure it is in it.
 
     An argument such as `--load-mode` in a service's extraArgs still counts: arguments win over variables.
     """
-    kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
-    return _MAC_ENVIRONMENT | kept if platform == "darwin" else kept
+    ours = _ENVIRONMENT | _MAC_ENVIRONMENT if platform == "darwin" else _ENVIRONMENT
+    return {**ours, **select_environment(base)}
 
 
 RUNTIME: Final = Runtime(

@@ -1,9 +1,9 @@
 """mlx-lm's own server, `mlx_lm.server`: how to start it on a host.
 
-Three properties of the server decide its arguments. It loads any model that a request names, so its requests must come
-through our proxy, which rewrites the name. It stays alive and listens even if it cannot load the model: only a
-generated token shows that it serves. It keeps caches of finished conversations without a limit in bytes: an argument
-limits their number, and `fitness.mlx` counts them.
+Some properties of the server decide how it is started. It requires no key, lets every web page read its answers, and
+loads any model that a request names: `runtimes.mlx_launcher` runs it and refuses all that. It stays alive and listens
+even if it cannot load the model: only a generated token shows that it serves. It keeps caches of finished conversations
+without a limit in bytes: an argument limits their number, and `fitness.mlx` counts them.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Final
 
 from crds.serving import CacheType
 from devices.tools import find_program
+from runtimes.environment import PYTHON, select_environment
 from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
@@ -26,9 +27,8 @@ _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _SAFE_VERSION: Final = (0, 32)
 """The first releases with the cure of CVE-2026-5843."""
-
-# The owner's tokens and caches, and variables that would point the server at another model.
-_FOREIGN_ENVIRONMENT = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_", "OLLAMA_")
+_LAUNCHER: Final = "runtimes.mlx_launcher"
+_SHEBANG: Final = re.compile(rb"#!(/\S*python[\d.]*)\s*\n")
 
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
@@ -36,6 +36,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     options = serving.options
     parallel = str(options.parallel)
     rendered = ["--model", serving.model, "--host", listen.host, "--port", str(listen.port)]
+    if listen.api_key_file is not None:
+        rendered += ["--api-key-file", listen.api_key_file]
     rendered += ["--decode-concurrency", parallel, "--prompt-concurrency", parallel]
     # For requests that set no limit; mlx_lm's own default of 512 would cut answers short.
     rendered += ["--max-tokens", str(options.context_length)]
@@ -58,14 +60,29 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def command() -> list[str] | None:
-    """Return the argv prefix of the server: the package beside us, else the program on PATH.
+    """Return the argv prefix of our launcher: with the package beside us, else with that of the program on PATH.
 
     None if neither is installed, or only one that runs Python which a model brings (CVE-2026-5843).
     """
     if importlib.util.find_spec("mlx_lm") and is_safe_version(version("mlx-lm")):
-        return [sys.executable, "-m", "mlx_lm", "server"]
+        return [*PYTHON, _LAUNCHER]
     binary = find_program("mlx_lm.server")
-    return [binary] if binary and is_safe_version(find_version(Path(binary))) else None
+    if binary is None or not is_safe_version(find_version(Path(binary))):
+        return None
+    python = find_python(Path(binary))
+    # Isolated, because its folder has modules of ours with the names of packages.
+    return [python, "-I", str(Path(__file__).with_name("mlx_launcher.py"))] if python else None
+
+
+def find_python(program: Path) -> str | None:
+    """Return the Python that runs the script `program`, by its first line or beside it; None if there is none."""
+    try:
+        with program.open("rb") as file:
+            match = _SHEBANG.match(file.readline(1024))
+    except OSError:
+        return None
+    beside = program.resolve().with_name("python3")
+    return match[1].decode() if match else str(beside) if beside.exists() else None
 
 
 def is_safe_version(text: str | None) -> bool:
@@ -86,8 +103,8 @@ def find_version(program: Path) -> str | None:
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` without the owner's Hugging Face settings, and with downloads disabled."""
-    ours = {name: value for name, value in base.items() if not name.startswith(_FOREIGN_ENVIRONMENT)}
+    """Return the server's environment, with downloads disabled and without the owner's tokens and caches."""
+    ours = select_environment(base)
     # An existing folder without models: without such a folder, GET /v1/models answers an empty body.
     ours |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent)}
     if sys.platform != "darwin":

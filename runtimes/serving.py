@@ -88,7 +88,9 @@ class Listen(NamedTuple):
     port: int
     """0 lets the kernel choose; `devices.sockets` then finds it."""
     api_key_file: str | None = None
-    """Path of a file with the bearer token, if no proxy is in front of the engine."""
+    """Path of a file with the bearer token that the engine requires; None: it requires none."""
+    behind_proxy: bool = False
+    """True if only the proxy of this host, and the agent, send requests to it."""
 
 
 class RuntimeDemand(NamedTuple):
@@ -113,7 +115,7 @@ class Process:
     arguments: Callable[[Serving, Listen], list[str]]
     """Render the arguments after the command. They contain no secret."""
     environment: Callable[[Mapping[str, str]], dict[str, str]]
-    """Make the child's environment from ours, without variables that would configure the engine."""
+    """Make the child's environment from ours: see `runtimes.environment`."""
     served_name: str | None = None
     """Value of `model` that the engine wants in a request; None: the service's name."""
 

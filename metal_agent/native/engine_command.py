@@ -14,20 +14,19 @@ from devices.vendors import VENDORS
 from runtimes.registry import RUNTIMES
 from runtimes.serving import CompanionFile, Listen, Process, RuntimeDemand, Serving, build_serving, refusal
 
-_LISTEN = Listen(LOOPBACK, 0)
-
 
 def list_installed() -> list[str]:
     """Return the runtimes with processes of their own that are installed. It reads files, so it blocks."""
     return [name for name, runtime in RUNTIMES.items() if runtime.process and runtime.installed()]
 
 
-def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()) -> list[str]:
+def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Sequence[Path] = ()) -> list[str]:
     """Return the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
 
     Args:
         spec: the spec of a MetalProcess whose runtime has a process of its own.
         model: the weights on this host.
+        key_file: the file with the key that the engine requires.
         further: the path on this host of each of `spec.further_artifacts`.
 
     Raises:
@@ -36,7 +35,8 @@ def build_argv(spec: MetalProcessSpec, model: Path, further: Sequence[Path] = ()
     command = _process(spec).command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
-    return [*command, *_process(spec).arguments(serving_of(spec, str(model), further), _LISTEN)]
+    listen = Listen(LOOPBACK, 0, str(key_file), behind_proxy=True)
+    return [*command, *_process(spec).arguments(serving_of(spec, str(model), further), listen)]
 
 
 def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
@@ -52,7 +52,7 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
-    """Return the engine's environment: the agent's, without tokens and without variables that configure the engine."""
+    """Return the engine's environment: what it needs of the agent's, and nothing that may be a secret."""
     return _process(spec).environment(os.environ)
 
 

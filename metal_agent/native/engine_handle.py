@@ -8,6 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from metal_agent.native.engine_keys import EngineKey
+
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """Identity of a process among all others, earlier and later: a pid is not used twice with the same start time."""
@@ -45,6 +47,10 @@ class EngineHandle(Protocol):
     @property
     def token(self) -> str | None:
         """Bearer token that the engine itself requires. Never logged, never in a status."""
+
+    @property
+    def key(self) -> EngineKey | None:
+        """The key of its process; None if it has no process of its own, or was started without a key."""
 
     def url(self) -> str | None:
         """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""

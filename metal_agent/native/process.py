@@ -24,6 +24,7 @@ import structlog
 from devices import processes
 from devices.sockets import LOOPBACK, loopback_port
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
+from metal_agent.native.engine_keys import EngineKey
 
 OWNER_VARIABLE: Final = "POMONA_AGENT_STATE"
 """Environment variable of every process that the agent starts; its value is the agent's state folder."""
@@ -59,7 +60,8 @@ class NativeProcess:
     """
 
     model: None = None
-    token: None = None
+    key: EngineKey | None = None
+    """The key that an engine requires, set by the supervisor, which knows it."""
 
     def __init__(self, pid: int, *, child: bool = False) -> None:
         self.pid = pid
@@ -77,6 +79,11 @@ class NativeProcess:
             self._loop.call_soon(self._ended)
         else:
             self._loop.add_reader(self._watch, self._ended)
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token that it requires."""
+        return self.key.token if self.key else None
 
     def url(self) -> str | None:
         """Return the URL at which it listens on loopback, as the kernel reports it; None if it does not listen."""

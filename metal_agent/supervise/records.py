@@ -13,7 +13,7 @@ from metal_agent.native.engine_handle import ProcessIdentity
 log = structlog.get_logger()
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine that was started for a MetalProcess. Times are RFC 3339.
 
     It has the whole spec, so that the engine can be supervised without any other file and without the API server.
@@ -31,6 +31,8 @@ class Record(msgspec.Struct, frozen=True):
     url: str = ""
     """URL at which the engine listens on loopback; known once it is ready."""
     restarts: int = 0
+    key_file: str = ""
+    """Path of the file with the key that the engine requires; empty if an earlier version started it without one."""
     model: str = ""
     """Name of the model in the shared daemon of `spec.runtime`, if the engine is a model there."""
 

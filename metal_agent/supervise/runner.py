@@ -2,14 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-import aiohttp
 import structlog
 from msgspec import structs
 
@@ -21,12 +17,10 @@ from kube.time import rfc3339
 from metal_agent import lifecycle
 from metal_agent import process_events as events
 from metal_agent.assignments import Assignment
-from metal_agent.daemons import Daemons, SharedDaemon
+from metal_agent.daemons import SharedDaemon
 from metal_agent.engine_health import Suspicion
 from metal_agent.lifecycle import ProcessState, step
 from metal_agent.memory.admission import admit, find_understated_memory, refusal
-from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.peaks import Peaks
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
@@ -41,62 +35,23 @@ from metal_agent.process_events import (
 )
 from metal_agent.supervise import engine_checks
 from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
+from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.liveness import LivenessCheck, read_cpu_seconds
-from metal_agent.supervise.load_queue import LoadQueue
-from metal_agent.supervise.records import Record, Records
-from metal_agent.weights import HostWeights, PinnedWeights
+from metal_agent.supervise.records import Record
+from metal_agent.weights import PinnedWeights
 from runtimes.daemon import UNKNOWN_MODEL, DaemonError
 from runtimes.registry import RUNTIMES
 
 PROGRESS_SECONDS: Final = 1.0
+WITHOUT_KEY: Final = (
+    "an earlier version of Pomona started the engine without a key, so every program of this host can use it until it "
+    "is started again"
+)
 _ANSWER_SECONDS: Final = 1.0
 """Time for the proxy to answer at the end of a drain."""
 _END_AGAIN_SECONDS: Final = 5.0
 
 log = structlog.get_logger()
-
-
-class Exposure(Protocol):
-    """The way of requests to a process."""
-
-    async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
-        """Route no new request to the process; takes a bounded time, and raises no error of the API server."""
-
-    async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request, and wait, for a bounded time, until it has none in progress."""
-
-    def requests(self, uid: str) -> int | None:
-        """Return the number of requests in progress that the proxy last reported for the process; None if unknown."""
-
-    async def clear_suspicion(self, uid: str) -> None:
-        """Tell the proxy that the agent has checked the process and that it works; raises no error of the proxy."""
-
-
-async def _do_nothing() -> None:
-    """Do nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerContext:
-    """The parts of the host that all its runners share."""
-
-    folder: Path
-    records: Records
-    weights: HostWeights
-    ledger: Ledger
-    session: aiohttp.ClientSession
-    exposure: Exposure
-    secret: Callable[[str, str], str | None]
-    """Returns the token in a Secret by namespace and name, or None if unknown."""
-    changed: Callable[["Runner"], None]
-    """Called after each change of state or progress."""
-    daemons: Daemons = field(default_factory=lambda: Daemons(Path(), ()))
-    loads: LoadQueue = field(default_factory=LoadQueue)
-    peaks: Peaks = field(default_factory=Peaks)
-    measure_memory: Callable[[], Awaitable[None]] = _do_nothing
-    """Updates the ledger with the memory in use now."""
-    hold: Callable[[str], Held | None] = lambda _uid: None
-    """Returns, by uid, the hold that keeps a new runner from starting an engine, or None; later changes are events."""
 
 
 class Runner:
@@ -119,6 +74,8 @@ class Runner:
         """False from a call of `check_liveness` until a check finds the engine alive; True when it becomes Ready."""
         self._host = host
         self._engine = adopted
+        self._key = adopted.key if adopted else None
+        """The key of the engine's process, or of the last one."""
         self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
         self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
@@ -197,10 +154,13 @@ class Runner:
     def status(self, port: int | None) -> MetalProcessStatus:
         """Return the status; `port` is the service's port on the host's address."""
         state, record = self.state, self.record if self.state.exists else None
+        message = state.message
+        if self._is_without_key and not message:
+            message = WITHOUT_KEY
         return MetalProcessStatus(
             phase=state.phase,
             reason=state.reason,
-            message=state.message[:4096],
+            message=message[:4096],
             progress=self.progress if state.phase == "Fetching" else None,
             pid=state.pid,
             port=port,
@@ -209,6 +169,11 @@ class Runner:
             ready_at=record.ready_at if record else None,
             last_exit=state.last_exit,
         )
+
+    @property
+    def _is_without_key(self) -> bool:
+        """True if an earlier version started the Ready engine, and every program of this host can use it."""
+        return self.state.phase == "Ready" and self.state.pid is not None and self.api_key is None
 
     def write_record(self) -> None:
         """Write the record that the next agent needs to adopt the engine, unless it is written.
@@ -246,6 +211,9 @@ class Runner:
             self._host.loads.release(self.assignment.uid)
         if state.phase in {"Rejected", "Stopped"}:
             self._host.ledger.release(self.assignment.uid)
+            if self._key:
+                self._host.keys.remove(self._key.path)
+                self._key = None
             self._hold_weights(None)
         if state.needed_bytes is not None and state.needed_bytes <= self._host.ledger.available_bytes:
             self.notify(MemoryFreed())  # the memory became free before the refusal arrived
@@ -391,6 +359,7 @@ class Runner:
                     name=self.assignment.name,
                     spec=spec,
                     identity=started.identity,
+                    key_file=str(self._key.path) if self._key else "",
                     model=started.model or "",
                     started_at=rfc3339(datetime.now(UTC)),
                     restarts=self.state.restarts,
@@ -406,10 +375,13 @@ class Runner:
         assert weights, "no process is started without weights"  # noqa: S101 - for the type checker
         if self.log_path.exists():
             self.log_path.replace(log_files.previous_log_path(self.log_path))
-        argv = engine_command.build_argv(spec, weights.model, weights.further)
-        return spawn_process(
+        self._key = key = self._host.keys.create(self.assignment.uid, self._key)
+        argv = engine_command.build_argv(spec, weights.model, key.path, weights.further)
+        started = spawn_process(
             argv, engine_command.build_environment(spec), self.log_path, self._host.folder, weights.descriptors
         )
+        started.key = key
+        return started
 
     async def _watch_exit(self, running: EngineHandle) -> None:
         ended = await running.wait()

@@ -18,8 +18,9 @@ from metal_agent.native.process import adopt_process, kill_strays
 from metal_agent.periodic import run_periodically
 from metal_agent.process_events import MemoryFreed
 from metal_agent.supervise import handover
+from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.records import Record
-from metal_agent.supervise.runner import Runner, RunnerContext
+from metal_agent.supervise.runner import Runner
 
 _STANDARD_ERROR = 2
 
@@ -64,6 +65,7 @@ class Supervisor:
                 continue
             self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
+        self._host.keys.keep({runner.record.key_file for runner in self.runners.values() if runner.record})
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await kill_strays(self._host.folder, adopted | set(others))
         self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))
@@ -237,4 +239,11 @@ class Supervisor:
         daemon = self._host.daemons.get(record.spec.runtime) if record.model else None
         if daemon:
             return daemon.adopt(record.model)
-        return adopt_process(record.identity) if record.identity else None
+        process = adopt_process(record.identity) if record.identity else None
+        if process and record.key_file:
+            process.key = self._host.keys.read(record.key_file)
+            if process.key is None:
+                # Without its key nobody can use it: it is killed as a stray, and started again.
+                process.release()
+                return None
+        return process

@@ -21,7 +21,7 @@ from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
 from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
 from metal_agent.options import StartError
-from runtimes.llama_server import child_environment
+from runtimes.environment import PYTHON, select_environment
 
 PATIENCE_SECONDS: Final = 60.0
 """A proxy that answers nothing for so long is ended, with all its streams; a busy machine is slow."""
@@ -141,9 +141,9 @@ class Proxy:
 
     def _spawn(self) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(self._socket)]
+        argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket)]
         process = spawn_process(
-            argv, child_environment(os.environ), self._folder / "logs" / log_files.PROXY_LOG, self._folder
+            argv, select_environment(os.environ), self._folder / "logs" / log_files.PROXY_LOG, self._folder
         )
         log.info("proxy_started", pid=process.pid)
         return process

@@ -95,7 +95,7 @@ async def test_engine_too_busy_to_answer_is_left_alone(
     tiny_gguf.write(model, loop=True, n_ctx=65536)
     machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
     pid = await ready(machine)
-    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
+    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG, headers=key(machine)) as stream:
         await stream.content.readline()
         # This request is not counted, so the engine is probed while its only slot is taken.
         await eventually(lambda: sum(bool(look.answer and look.answer.silent) for look in looks) > liveness.HUNG_CHECKS)
@@ -111,7 +111,7 @@ async def test_engine_that_answers_requests_is_not_probed(
     tiny_gguf.write(model, loop=True, n_ctx=65536)
     machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
     await ready(machine)
-    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG) as stream:
+    async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG, headers=key(machine)) as stream:
         await stream.content.readline()
         machine.exposure.in_flight["u1"] = 1
         await eventually(lambda: [look.answer for look in looks[-3:]] == [None] * 3)
@@ -149,6 +149,10 @@ async def test_doubted_engine_is_ready_again_once_it_has_answered(
     os.kill(pid, signal.SIGCONT)
     await eventually(lambda: doubted.is_answering)
     assert machine.changes == [("u1", "Ready")], "its endpoint is written anew"
+
+
+def key(machine: Machine) -> dict[str, str]:
+    return {"Authorization": f"Bearer {machine.runners['u1'].api_key}"}
 
 
 async def _unproven(doubted: Runner) -> bool:

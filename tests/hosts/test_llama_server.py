@@ -33,8 +33,8 @@ async def test_chat_is_answered_with_the_requested_context(tmp_path: Path, tiny:
     async with start_engine(tmp_path, tiny, contextLength=512, parallel=2) as engine:
         assert (await engine.ready()).reason == "Generated"
         assert await engine.says() == SENTENCE
-        slots = json.loads(await engine.get("/slots"))
-    assert [slot["n_ctx"] for slot in slots] == [512, 512]
+        props = json.loads(await engine.get("/props"))
+    assert (props["default_generation_settings"]["n_ctx"], props["total_slots"]) == (512, 2)
 
 
 async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: Path) -> None:

@@ -61,7 +61,7 @@ async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(
         # The pulse endpoint reports a Ready engine whose thread died later.
         async with aiohttp.ClientSession() as session:
             pulse = RUNTIMES["mlx-lm"].pulse
-            asked = await probe_liveness(ProbedEngine(session, engine.url, "chat", None, "chat", None, pulse))
+            asked = await probe_liveness(ProbedEngine(session, engine.url, "chat", engine.token, "chat", None, pulse))
         assert asked.problem.endswith("/health answered 503")
 
 
@@ -103,7 +103,9 @@ async def test_mlx_weights_with_an_adapter_are_fetched_and_served(machine: Machi
     question = {"model": runner.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{runner.url}/v1/chat/completions", json=question) as response,
+        session.post(
+            f"{runner.url}/v1/chat/completions", json=question, headers={"Authorization": f"Bearer {runner.api_key}"}
+        ) as response,
     ):
         said = (await response.json())["choices"][0]["message"]["content"]
     # The adapter turns the sentence into noise.

@@ -10,6 +10,7 @@ import msgspec
 
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.native import engine_command
+from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.native.process import spawn_process
 from runtimes.probe import ProbeResult, generate_token
 from tests.support.eventually import eventually
@@ -18,8 +19,9 @@ from tests.support.eventually import eventually
 class EngineProcess:
     """A running engine; `log` is its output so far."""
 
-    def __init__(self, spec: MetalProcessSpec, url: str, session: aiohttp.ClientSession, log: Path) -> None:
+    def __init__(self, spec: MetalProcessSpec, url: str, session: aiohttp.ClientSession, log: Path, token: str) -> None:
         self.url = url
+        self.token = token
         self._spec = spec
         self._session = session
         self._log = log
@@ -34,7 +36,7 @@ class EngineProcess:
             self._session,
             self.url,
             model=engine_command.find_served_name(self._spec) or self._spec.service_name,
-            token=None,
+            token=self.token,
             timeout_seconds=30,
             mode=self._spec.mode,
         )
@@ -90,11 +92,12 @@ async def start_engine(
     # Only tests may set the log level: the API server would refuse a MetalProcess with it.
     process_spec = msgspec.convert(wanted | spec, MetalProcessSpec)
     log = folder / "engine.log"
-    argv = engine_command.build_argv(process_spec, model, further)
+    key = EngineKeys(folder / "keys").create("engine")
+    argv = engine_command.build_argv(process_spec, model, key.path, further)
     process = spawn_process(argv, engine_command.build_environment(process_spec), log, folder)
     try:
         url = await eventually(lambda: process.url() or "")
-        async with aiohttp.ClientSession() as session:
-            yield EngineProcess(process_spec, url, session, log)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key.token}"}) as session:
+            yield EngineProcess(process_spec, url, session, log, key.token)
     finally:
         await process.end(grace_seconds=5)

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, NamedTuple
 
 from crds.serving import ServingOptions
 from runtimes import llama_server
+from runtimes.environment import PYTHON
 from runtimes.serving import Listen, Serving, build_serving
 
 
@@ -31,7 +31,7 @@ def serve(model: Path, *extra: str, service: str = "tiny", context_length: int =
 def serve_as(serving: Serving) -> Iterator[LlamaServer]:
     """Start the server for `serving` on a free port; kill it at the end."""
     arguments = llama_server.arguments(serving, Listen("127.0.0.1", 0))
-    command = [sys.executable, "-m", "runtimes.llama_launcher", *arguments]
+    command = [*PYTHON, "runtimes.llama_launcher", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr

@@ -14,6 +14,7 @@ import pytest
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client
 from kube.resources import EVENTS, LEASES, METAL_HOSTS, METAL_PROCESSES
+from metal_agent.supervise.runner import WITHOUT_KEY
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import GIB, BoundProcess, answers, answers_if_reachable, http
 from tests.controlplane.network import ADDRESS
@@ -191,7 +192,14 @@ async def test_update_keeps_engine_proxy_and_endpoint(
         await end(update.old)
         assert update.state_files == STATE_FILES - {"pressure.json"}
         await update.replace()
-    assert await seen(update) == before
+    # Only this is new, because the previous version gave engines no key.
+    expected = before._replace(status=before.status | {"message": WITHOUT_KEY})
+
+    async def is_reported() -> bool:
+        return bool((await seen(update)).status == expected.status)
+
+    await eventually(is_reported)
+    assert await seen(update) == expected
 
     await restarted(bound_process, 2)
     assert await bound_process.url() == url

@@ -1,8 +1,10 @@
 """llama-cpp-python, tested with a recording of its real server, because its build takes longer than all tests."""
 
+import importlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from crds.serving import TUNING_ARGUMENTS, Mode
-from runtimes import llama_cpp_python
+from runtimes import llama_cpp_launcher, llama_cpp_python
 from runtimes.probe import ProbeResult, generate_token
 from tests.support.record_llama_cpp_python import CASES, rendered
 from tests.support.stub_server import serve_stub
@@ -97,6 +99,33 @@ def test_environment_has_no_variable_that_is_a_setting() -> None:
     assert {"HOST", "PORT", "SEED", "CACHE"} <= settings
     stated = dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]}
     assert llama_cpp_python.child_environment(stated, "linux") == {"PATH": os.environ["PATH"]}
+
+
+async def test_launcher_adds_the_key_to_the_arguments_inside_and_lets_no_web_page_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The parts of the real package that the launcher replaces or runs, by the names that 0.3.36 has.
+    (tmp_path / "llama_cpp" / "server").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "server/__init__.py": "",
+        "server/app.py": "class CORSMiddleware:\n    pass\n",
+        "server/__main__.py": "import sys\nfrom llama_cpp.server import app\napp.argv = sys.argv\n",
+    }.items():
+        (tmp_path / "llama_cpp" / name).write_text(text)
+    (tmp_path / "key").write_text("sekret\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert llama_cpp_launcher.main(["--model", "m", "--api-key-file", str(tmp_path / "key"), "--n_ctx", "1"]) == 0
+    application: Any = importlib.import_module("llama_cpp.server.app")
+    assert application.argv[1:] == ["--model", "m", "--n_ctx", "1", "--api_key", "sekret"]
+    passed: list[object] = []
+
+    async def answer(*arguments: object) -> None:
+        passed.append(arguments)
+
+    await application.CORSMiddleware(answer, allow_origins=["*"])("scope", "receive", "send")
+    assert passed == [("scope", "receive", "send")]
 
 
 def test_weights_are_read_into_memory_on_a_mac() -> None:

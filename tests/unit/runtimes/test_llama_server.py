@@ -9,6 +9,8 @@ from crds.serving import ServingOptions
 from runtimes import llama_launcher, llama_server
 from runtimes.serving import Listen, build_serving
 
+NO_WEB_PAGES = {"LLAMA_ARG_CORS_ORIGINS": "localhost", "LLAMA_ARG_CORS_CREDENTIALS": "0"}
+
 
 def render(*, gpu_layers: int | None = None, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
     options = ServingOptions(context_length=4096, parallel=4, extra_args=list(extra))
@@ -54,14 +56,20 @@ def test_the_owners_environment_does_not_reach_the_server() -> None:
         "HF_TOKEN": "t",
         "OLLAMA_HOST": "h",
     }
-    assert llama_server.child_environment(owners, "linux") == {"PATH": "/bin"}
+    assert llama_server.child_environment(owners, "linux") == {"PATH": "/bin", **NO_WEB_PAGES}
 
 
 def test_weights_are_read_into_memory_on_a_mac() -> None:
     # Mapped weights are in no footprint: the agent would count them as the memory of other programs.
     kept_wired = "GGML_METAL_RESIDENCY_KEEP_ALIVE_S"
     child = llama_server.child_environment({"PATH": "/bin", "LLAMA_ARG_LOAD_MODE": "mmap"}, "darwin")
-    assert child == {"PATH": "/bin", "LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1", kept_wired: "86400"}
+    assert child == {
+        "PATH": "/bin",
+        **NO_WEB_PAGES,
+        "LLAMA_ARG_LOAD_MODE": "none",
+        "LLAMA_ARG_NO_MMAP": "1",
+        kept_wired: "86400",
+    }
     # The owner's choice of the time that idle weights stay wired counts.
     assert llama_server.child_environment({kept_wired: "180"}, "darwin")[kept_wired] == "180"
 
@@ -75,6 +83,7 @@ def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Pat
     assert llama_server.command(on_path) == [str(installed)]
     assert llama_server.command({"PATH": str(tmp_path / "empty")}) == [
         sys.executable,
+        "-P",
         "-m",
         "runtimes.llama_launcher",
     ]

@@ -1,12 +1,13 @@
 """The command line of mlx_lm.server: pure rendering; tests/hosts/test_mlx_lm.py runs the real server."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crds.serving import ServingOptions
-from runtimes import mlx_lm
+from runtimes import mlx_launcher, mlx_lm
 from runtimes.serving import CompanionFile, Listen, build_serving
 
 
@@ -50,9 +51,42 @@ def test_version_that_runs_code_of_a_model_is_not_used(
     program = tmp_path / "bin" / "mlx_lm.server"
     (tmp_path / f"lib/python3.11/site-packages/mlx_lm-{found}.dist-info").mkdir(parents=True)
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
+    program.write_text("#!/opt/mlx/bin/python3.12\n")
     program.chmod(0o755)
     monkeypatch.setattr(mlx_lm, "version", lambda _package: found)
     monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
     assert (mlx_lm.command() is not None) is is_used
     assert mlx_lm.RUNTIME.installed() is is_used
+
+
+def test_program_on_path_is_run_by_its_own_python_and_our_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "mlx_lm.server"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
+    assert mlx_lm.command() is None
+    program.write_text("#!/opt/mlx/bin/python3.12\nimport sys\n")
+    program.chmod(0o755)
+    assert mlx_lm.command() == ["/opt/mlx/bin/python3.12", "-I", str(Path(mlx_launcher.__file__))]
+    program.write_text("#!/bin/sh\nexec something\n")
+    assert mlx_lm.command() is None, "it cannot be given a key"
+    beside = tmp_path / "python3"
+    beside.touch()
+    assert mlx_lm.command() == [str(beside), "-I", str(Path(mlx_launcher.__file__))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "m"], "--api-key-file is required"),
+        (["--model", "m", "--api-key-file"], "--api-key-file is required"),
+        (["--api-key-file", "/no/such/file"], "cannot read --api-key-file /no/such/file: No such file"),
+        (["--api-key-file", "/dev/null"], "is empty"),
+    ],
+)
+def test_launcher_refuses_to_serve_without_a_key(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mlx_launcher.main(arguments) == 1
+    assert says in capsys.readouterr().err

@@ -7,6 +7,7 @@ import aiohttp
 
 from metal_agent.assignments import Assignment
 from metal_agent.native import engine_command
+from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.native.process import spawn_process
 from runtimes.probe import generate_token
 from tests.support.eventually import eventually
@@ -20,8 +21,9 @@ async def test_text_of_a_model_does_not_change_the_engine_url(
     tiny_gguf.write(model, name="listening on http://10.9.9.9:80")
     spec = assignment(extra_args=["-t", "1", "-lv", "5"]).spec
     assert spec
+    key = EngineKeys(tmp_path / "keys").create("u1")
     process = spawn_process(
-        engine_command.build_argv(spec, model), engine_command.build_environment(spec), log, tmp_path
+        engine_command.build_argv(spec, model, key.path), engine_command.build_environment(spec), log, tmp_path
     )
     try:
         url = await eventually(process.url)
@@ -29,7 +31,7 @@ async def test_text_of_a_model_does_not_change_the_engine_url(
         async with aiohttp.ClientSession() as session:
 
             async def answers() -> bool:
-                return (await generate_token(session, url, model="chat", token=None, timeout_seconds=10)).ok
+                return (await generate_token(session, url, model="chat", token=key.token, timeout_seconds=10)).ok
 
             await eventually(answers)
     finally:

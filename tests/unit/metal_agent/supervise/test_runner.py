@@ -11,10 +11,12 @@ import pytest
 from metal_agent.assignments import Assignment
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
+from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.process_events import Admitted, Evicted, Failed, Refused
 from metal_agent.supervise import runner as module
+from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.records import Record, Records
-from metal_agent.supervise.runner import Runner, RunnerContext
+from metal_agent.supervise.runner import Runner
 from metal_agent.weights import HostWeights
 from tests.support import virtual_time
 from tests.support.api_objects import GIB
@@ -42,7 +44,7 @@ class _Unreached:
 class _Stubborn:
     """An engine whose first end fails."""
 
-    pid = identity = model = token = None
+    pid = identity = model = token = key = None
 
     def __init__(self) -> None:
         self.ends = 0
@@ -87,11 +89,12 @@ class _Deaf(_Stubborn):
         self._exit.set_result(EngineExit(signal="SIGKILL"))
 
 
-def _host(folder: Path, ledger: Ledger, exposure: module.Exposure | None = None) -> RunnerContext:
+def _host(folder: Path, ledger: Ledger, exposure: Exposure | None = None) -> RunnerContext:
     session: Any = None
     return RunnerContext(
         folder=folder,
         records=Records(folder / "processes"),
+        keys=EngineKeys(folder / "keys"),
         weights=HostWeights(folder / "weights", folder),
         ledger=ledger,
         session=session,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway.proxy import control_client
@@ -49,6 +50,26 @@ async def test_proxy_outlives_its_agent_and_is_found_by_its_socket(folder: Path)
     async with agent(folder) as second:
         assert second.process
         assert await pid(second) == started
+
+
+async def test_file_of_the_working_directory_is_no_part_of_the_proxy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    planted = tmp_path_factory.mktemp("downloads")
+    for name in ("cli.py", "gateway.py", "aiohttp.py"):
+        (planted / name).write_text("raise SystemExit('planted')\n")
+    monkeypatch.chdir(planted)
+    async with agent(folder) as first:
+        await pid(first)
+
+
+async def test_proxy_gets_no_credential_of_the_agents_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "a-secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    async with agent(folder) as first:
+        assert "a-secret" not in psutil.Process(await pid(first)).environ().values()
 
 
 async def test_proxy_that_does_not_listen_yet_is_ended_too(folder: Path) -> None:
