@@ -5,8 +5,8 @@ instead of filling memory.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, cast
 
 import httptools
 
@@ -16,6 +16,9 @@ from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 _UNREAD_BYTES: Final = 64 << 10
 _FIRST_FINAL_STATUS: Final = 200
 _NO_CONTENT: Final = frozenset({204, 304})
+
+BodyPieces: TypeAlias = Sequence[bytes | memoryview]
+"""The body of a request; it is not copied together."""
 
 
 class UpstreamBrokeOffError(Exception):
@@ -136,7 +139,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._message_ended = False
         self._keeps = False
 
-    def send(self, request: bytes, body: bytes) -> UpstreamResponse:
+    def send(self, head: bytes, body: BodyPieces) -> UpstreamResponse:
         """Send a request, whose body is kept by reference until it is sent, and return the response to come."""
         response = self._response = UpstreamResponse(self)
         if self._transport is None:
@@ -146,9 +149,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._in_head = True
         self._until_close = self._answered = self._message_ended = self._keeps = False
-        self._transport.write(request)
-        if body:
-            self._transport.write(body)
+        self._transport.writelines([head, *body])
         return response
 
     def abort(self) -> None:

@@ -10,7 +10,7 @@ import functools
 from typing import Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection, UpstreamResponse
+from gateway.http.upstream_connection import BodyPieces, UpstreamBrokeOffError, UpstreamConnection, UpstreamResponse
 
 CONNECT_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 2.0
@@ -48,8 +48,10 @@ class UpstreamPool:
         self._origins: dict[UpstreamConnection, UpstreamOrigin] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def send(self, origin: UpstreamOrigin, head: bytes, body: bytes, *, repeatable: bool) -> UpstreamResponse:
-        """Send a request and return its response when the head has come.
+    async def send(
+        self, origin: UpstreamOrigin, head: bytes, body: BodyPieces, *, repeatable: bool
+    ) -> UpstreamResponse:
+        """Send a request, with its body in pieces, and return its response when the head has come.
 
         A request that is `repeatable` is sent once more, over a new connection, if the upstream closed a kept one
         without an answer.

@@ -87,6 +87,15 @@ def bad_request(message: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_REQUEST, "bad_request", message)
 
 
+def remote_media(medium: str) -> RequestError:
+    """400: an image, a sound or a file that the engine would have to fetch."""
+    message = (
+        f"{medium} is not in the request but at a URL, which an engine would fetch with its host's access to networks: "
+        "send it as a data: URL (data:image/png;base64,...)"
+    )
+    return RequestError(HTTPStatus.BAD_REQUEST, "remote_media", message, param=medium)
+
+
 def unknown_url(path: str) -> RequestError:
     """404: a path that is not served."""
     message = f"{path[:_LONGEST_TEXT]} is not served here: use {paths.SERVED}"

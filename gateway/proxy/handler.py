@@ -21,13 +21,14 @@ from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.headers import Field
 from gateway.http.request_head import InvalidRequestError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
-from gateway.proxy import errors, paths, request_body
+from gateway.proxy import errors, paths
 from gateway.proxy.authorization import authorize
 from gateway.proxy.body_budget import BodyBudget, BodyReservation
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.request_body import BodyReader, count_copied_bytes
 from gateway.proxy.request_queue import NoBackendError, QueueFullError
 from gateway.proxy.router import Router
 from gateway.proxy.service import CLIENT_GONE, InferenceRequest, Service
@@ -45,6 +46,7 @@ class SharedResources(NamedTuple):
 
     in_flight: InFlight
     body_budget: BodyBudget
+    body_reader: BodyReader
     pool: UpstreamPool
     health: HealthMonitor
 
@@ -108,8 +110,9 @@ async def _infer(exchange: Exchange, router: Router, shared: SharedResources) ->
     inference = InferenceRequest(exchange.head.path, _request_id(exchange), shared.body_budget.reserve())
     try:
         with _refusal_logged(router, inference.path):
-            inference.body = await _read_body(exchange, inference.reservation)
-            service = router.find_service(request_body.read_model(inference.body))
+            content = await _read_content(exchange, inference.reservation)
+            inference.body = await shared.body_reader.read(content)
+            service = router.find_service(inference.body.model)
         await _serve_and_record(exchange, inference, service, shared)
     finally:
         inference.free_body()
@@ -152,7 +155,7 @@ async def _serve(exchange: Exchange, inference: InferenceRequest, service: Servi
     try:
         while backend is not None:
             tried.add(backend.uid)
-            observer = shared.health.begin(backend.uid, inference.body)
+            observer = shared.health.begin(backend.uid, inference.body.content)
             try:
                 await UpstreamRequest(exchange, inference, service, backend, observer).send(shared.pool)
             except NotAcceptedError as error:
@@ -176,7 +179,7 @@ def _no_backend(inference: InferenceRequest, service: Service) -> RequestError:
     return errors.service_unavailable(f"service {service.config.name}")
 
 
-async def _read_body(exchange: Exchange, reservation: BodyReservation) -> bytes:
+async def _read_content(exchange: Exchange, reservation: BodyReservation) -> bytes | bytearray:
     """Read the whole body into memory that is reserved for it. Raises RequestError."""
     head = exchange.head
     if (head.content_length or 0) > BODY_LIMIT_BYTES:
@@ -184,21 +187,26 @@ async def _read_body(exchange: Exchange, reservation: BodyReservation) -> bytes:
     if encoding := head.headers.get("Content-Encoding"):
         raise errors.unsupported_encoding(encoding)
     exchange.send_continue()
-    pieces: list[bytes] = []
-    size_bytes = 0
+    content: bytes | bytearray = b""
     try:
         while piece := await exchange.read():
-            size_bytes += len(piece)
-            if size_bytes > BODY_LIMIT_BYTES:
+            if len(content) + len(piece) > BODY_LIMIT_BYTES:
                 raise errors.request_too_large(BODY_LIMIT_BYTES)
             if not reservation.grow(len(piece)):
                 raise errors.too_busy()
-            pieces.append(piece)
+            # A buffer that grows: to join the pieces of a large body would block all requests for a while.
+            if not content:
+                content = piece
+            else:
+                content = content if isinstance(content, bytearray) else bytearray(content)
+                content += piece
     except BodyTimeoutError as error:
         raise errors.request_timeout() from error
     except InvalidRequestError as error:
         raise errors.invalid_http(400, str(error)) from error
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if not reservation.grow(count_copied_bytes(content)):
+        raise errors.too_busy()
+    return content
 
 
 @contextmanager

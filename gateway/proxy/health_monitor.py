@@ -39,7 +39,7 @@ class HealthMonitor:
             self._report(self._pasts[uid].health)
         return True
 
-    def begin(self, uid: str, body: bytes) -> "AnswerObserver":
+    def begin(self, uid: str, body: bytes | bytearray) -> "AnswerObserver":
         """Observe the answer to a request that is sent to `uid`."""
         progress = AnswerProgress(_digest(body), len(body), time.monotonic())
         # A backend that has left the configuration is observed, too, but nobody reads the result.
@@ -167,6 +167,6 @@ def _identity(backend: Backend) -> tuple[object, ...]:
     return (backend.url, backend.model, backend.api_key, backend.concurrency)
 
 
-def _digest(body: bytes) -> int:
+def _digest(body: bytes | bytearray) -> int:
     """Return the same number for the same body, from its ends only, because a body may be large."""
-    return hash((len(body), body[:_DIGEST_BYTES], body[-_DIGEST_BYTES:]))
+    return hash((len(body), bytes(body[:_DIGEST_BYTES]), bytes(body[-_DIGEST_BYTES:])))

@@ -28,6 +28,7 @@ from gateway.proxy.handler import SharedResources, handle_request, render_invali
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
+from gateway.proxy.request_body import BodyReader
 from gateway.proxy.router import ModelRouter, Router, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
@@ -83,7 +84,7 @@ class Listeners:
     def __init__(self, pool: UpstreamPool, tasks: asyncio.TaskGroup, times: ConnectionTimes | None = None) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), pool, self.health)
+        self._shared = SharedResources(self.in_flight, BodyBudget(), BodyReader(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)

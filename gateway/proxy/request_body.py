@@ -1,40 +1,192 @@
-"""The JSON of a request: read the name of the model, and replace it by the engine's. All other values stay as they are.
+"""The JSON of a request: the model that it names, and the body that an engine gets.
 
 Engines differ in which of two equal keys they use, and some (Go's decoder) accept `Model` for `model`. If the name of
-the model decides which weights an engine loads, exactly one such key is left, and its value is the proxy's.
+the model decides which weights an engine loads, exactly one such key is left, and its value is the proxy's. Fields that
+make an engine load other weights are removed. All other values stay byte by byte.
+
+A short body is decoded at once. A large one, or one that may have media, is scanned in pieces, between which other
+requests go on, and it is not copied: `json_scanner` says why.
 """
+
+import asyncio
+import sys
+from collections.abc import Generator
+from typing import Final, TypeAlias
 
 import msgspec
 
 from gateway.proxy import errors
+from gateway.proxy.errors import RequestError
+from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, Pauses, check_encoding
+from gateway.proxy.request_media import MediaReader, may_have_media
 
-_FIELDS_THAT_LOAD_WEIGHTS = frozenset({"adapters", "draft_model"})
+SHORT_BODY_BYTES: Final = 32 << 10
+"""A body up to this size is decoded at once, which takes a millisecond at most."""
+FIELDS_LIMIT: Final = 1000
+"""The most fields of a request; all APIs together have about a hundred."""
+_LONGEST_MODEL_BYTES: Final = 4096
+
+_MODEL: Final = "model"
+_FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
+Pieces: TypeAlias = list[bytes | memoryview]
 
-class _ModelField(msgspec.Struct, frozen=True):
-    model: str | None = None
-
-
-_model_field = msgspec.json.Decoder(_ModelField)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_model_name = msgspec.json.Decoder(str | None)
 
 
-def read_model(body: bytes) -> str | None:
-    """Return the model that the body names; None if it names none. Raises RequestError if it is not a JSON object."""
+def is_short(content: bytes | bytearray) -> bool:
+    """Decide whether a body may be decoded, or copied, at once."""
+    return len(content) <= SHORT_BODY_BYTES
+
+
+class RequestBody:
+    """A JSON object as the client sent it, and its fields without the model and without those that load weights."""
+
+    def __init__(self, content: bytes | bytearray, model: str | None, other_fields: Pieces, *, complete: bool) -> None:
+        self.model = model
+        """The name that the client gave; None: it gave none."""
+        self.content = content
+        self._other_fields = other_fields
+        self._complete = complete
+        """No field loads weights: the content may go to an engine as it is."""
+
+    def replace_model(self, model: str | None) -> Pieces:
+        """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
+        if model is None and self._complete:
+            return [memoryview(self.content)]
+        name = self.model if model is None else model
+        fields = self._other_fields
+        if name is not None:
+            fields = [b'"model":' + msgspec.json.encode(name), *fields]
+        pieces: Pieces = [b"{"]
+        for number, field in enumerate(fields):
+            pieces += (b",", field) if number else (field,)
+        pieces.append(b"}")
+        return [b"".join(pieces)] if is_short(self.content) else pieces
+
+
+NO_BODY: Final = RequestBody(b"", None, [], complete=True)
+"""A body that is not read yet, or is needed no more."""
+
+
+class BodyReader:
+    """Reads bodies. Large ones take turns, so that many of them delay other requests no more than one does."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def read(self, content: bytes | bytearray) -> RequestBody:
+        """Return the body. Raises RequestError if it is not a JSON object, or asks for what no engine may do."""
+        if body := read_short_body(content):
+            return body
+        scan = scan_body(content)
+        while True:
+            async with self._turn:
+                try:
+                    next(scan)
+                except StopIteration as end:
+                    scanned: RequestBody = end.value
+                    return scanned
+                await asyncio.sleep(0)
+
+
+def read_short_body(content: bytes | bytearray) -> RequestBody | None:
+    """Return the body; None if it is large or may have media. Raises RequestError if it is not a JSON object."""
+    if not is_short(content) or may_have_media(content):
+        return None
     try:
-        if not body.isascii():
-            body.decode()
-        return _model_field.decode(body).model
+        if not content.isascii():
+            content.decode()
+        fields = _fields.decode(content)
+        model = _model_name.decode(fields[_MODEL]) if _MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.bad_request(f"the request body is not the JSON object that this path takes: {error}") from error
+        raise _not_an_object(str(error)) from error
+    if len(fields) > FIELDS_LIMIT:
+        raise _too_many_fields()
+    others = {}
+    complete = True
+    for key, value in fields.items():
+        lowered = key.lower()
+        if lowered in _FIELDS_THAT_LOAD_WEIGHTS:
+            complete = False
+        elif lowered != _MODEL:
+            others[key] = value
+    return RequestBody(content, model, [msgspec.json.encode(others)[1:-1]] if others else [], complete=complete)
 
 
-def replace_model(body: bytes, model: str) -> bytes:
-    """Return the body, which `read_model` accepted, with `model` as its only model; other values stay byte by byte."""
-    fields = {
-        key: value
-        for key, value in _fields.decode(body).items()
-        if key.lower() != "model" and key not in _FIELDS_THAT_LOAD_WEIGHTS
-    }
-    return msgspec.json.encode({"model": model, **fields})
+def count_copied_bytes(content: bytes | bytearray) -> int:
+    """Return the memory that a body takes beside its content: a short one is copied, the buffer of a large one grew."""
+    return len(content) if is_short(content) else sys.getsizeof(content) - len(content)
+
+
+def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
+    """Return the body after some pauses. Raises RequestError."""
+    scanner = JsonScanner(content)
+    fields = _FieldReader(scanner)
+    try:
+        yield from check_encoding(content)
+        yield from scanner.skip_blanks()
+        yield from scanner.read_object(fields.read)
+        yield from scanner.end()
+    except InvalidJsonError as error:
+        raise _not_an_object(str(error)) from error
+    view = memoryview(content)
+    others: Pieces = [view[start:end] for start, end in fields.others]
+    return RequestBody(content, fields.model, others, complete=fields.complete)
+
+
+class _FieldReader:
+    """Reads the fields of a request, one after the other."""
+
+    def __init__(self, scanner: JsonScanner) -> None:
+        self.model: str | None = None
+        self.complete = True
+        self.others: list[tuple[int, int]] = []
+        """The places of all fields but the model and those that load weights; neighbours are one."""
+        self._scanner = scanner
+        self._media = MediaReader(scanner)
+        self._count = 0
+        self._joins = False
+
+    def read(self, key: str, start: int) -> Pauses:
+        """Read the value of the field `key`, which starts at `start`."""
+        self._count += 1
+        if self._count > FIELDS_LIMIT:
+            raise _too_many_fields()
+        scanner = self._scanner
+        value_start = scanner.at
+        lowered = key.lower()
+        if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
+            yield from scanner.skip_value()
+            self._joins = False
+            if lowered != _MODEL:
+                self.complete = False
+            elif key == _MODEL:
+                self.model = _read_model(scanner, value_start)
+            return
+        yield from self._media.read_field(lowered)
+        if self._joins:
+            start, _ = self.others.pop()
+        self.others.append((start, scanner.at))
+        self._joins = True
+
+
+def _read_model(scanner: JsonScanner, start: int) -> str | None:
+    """Return the model, whose value starts at `start` and ends here."""
+    if scanner.at - start > _LONGEST_MODEL_BYTES:
+        raise errors.bad_request(f"the name of the model is longer than {_LONGEST_MODEL_BYTES} bytes")
+    try:
+        name: str | None = _model_name.decode(scanner.text[start : scanner.at])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _not_an_object(f"{error} - at `$.model`") from error
+    return name
+
+
+def _not_an_object(reason: str) -> RequestError:
+    return errors.bad_request(f"the request body is not the JSON object that this path takes: {reason}")
+
+
+def _too_many_fields() -> RequestError:
+    return errors.bad_request(f"the request body has more than {FIELDS_LIMIT} fields")

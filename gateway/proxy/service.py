@@ -10,6 +10,7 @@ from gateway.proxy.body_budget import BodyReservation
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.request_body import NO_BODY
 from gateway.proxy.request_queue import RequestQueue
 from gateway.proxy.response_body import TokenCount
 
@@ -119,7 +120,7 @@ class InferenceRequest:
         self.arrived = time.monotonic()
         self.path = path
         self.route = paths.route_name(path)
-        self.body = b""
+        self.body = NO_BODY
         self.reservation = reservation
         self.request_id = request_id
         self.status = CLIENT_GONE
@@ -130,5 +131,5 @@ class InferenceRequest:
 
     def free_body(self) -> None:
         """Free the request body: no other backend gets it now, and the response may last for hours."""
-        self.body = b""
+        self.body = NO_BODY
         self.reservation.release()

@@ -11,7 +11,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Field, encode_fields
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamResponse
 from gateway.http.upstream_pool import UpstreamPool, parse_origin
-from gateway.proxy import errors, request_body, response_body
+from gateway.proxy import errors, response_body
 from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
@@ -68,12 +68,11 @@ class UpstreamRequest:
             self._break_off(error)
 
     async def _send_request(self, pool: UpstreamPool) -> UpstreamResponse:
-        backend, body = self._backend, self._inference.body
-        if backend.model is not None:
-            body = request_body.replace_model(body, backend.model)
+        backend = self._backend
+        body = self._inference.body.replace_model(backend.model)
         fields = self._exchange.head.headers.forward(_NOT_TO_ENGINE)
         fields.append((b"Host", backend.url.removeprefix("http://").encode()))
-        fields.append((b"Content-Length", b"%d" % len(body)))
+        fields.append((b"Content-Length", b"%d" % sum(map(len, body))))
         fields.append((_REQUEST_ID_FIELD, self._inference.request_id.encode()))
         if backend.api_key:
             fields.append((b"Authorization", f"Bearer {backend.api_key}".encode()))

@@ -1,6 +1,7 @@
 """Requests through the real process: authorized, forwarded unchanged, streamed, and sent to the right backend."""
 
 import asyncio
+import io
 import json
 import socket
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 from aiohttp import web
+from msgspec import structs
 
 from gateway.proxy.config import Backend
 from gateway.proxy.handler import BODY_LIMIT_BYTES
@@ -186,6 +188,35 @@ async def test_chunked_body_over_the_limit_is_refused(proxy: ProxyProcess) -> No
         answer = await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
     assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_large_body_reaches_the_engine_with_another_model(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async def measure(request: web.BaseRequest) -> web.StreamResponse:
+        body = b"".join([piece async for piece in request.content.iter_any()])
+        return web.json_response({"bytes": len(body), "length": request.content_length, "begin": body[:20].decode()})
+
+    padding = "x" * (8 << 20)
+    async with fake_engine(measure) as backend:
+        url = await proxy.serve(structs.replace(backend, model="weights"))
+        body = json.dumps({"adapters": "/etc", "model": "tiny", "prompt": padding}).encode()
+        async with http.post(f"{url}/v1/completions", data=io.BytesIO(body), headers=AUTHORIZED) as response:
+            seen = await response.json()
+    size_bytes = len('{"model":"weights","prompt": ""}') + len(padding)
+    assert seen == {"bytes": size_bytes, "length": size_bytes, "begin": '{"model":"weights","'}
+
+
+async def test_image_at_a_url_is_refused(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    never = GatedEngine()
+    image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+    async with fake_engine(never) as backend:
+        url = await proxy.serve(backend)
+        body = {"messages": [{"role": "user", "content": [image]}]}
+        async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+            assert response.status == 400
+            assert error_code(await response.json()) == "remote_media"
+    assert not never.arrived.is_set()
 
 
 async def echo_unlimited(request: web.BaseRequest) -> web.StreamResponse:

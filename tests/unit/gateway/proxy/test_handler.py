@@ -16,6 +16,7 @@ from gateway.proxy.handler import SharedResources, handle_request, render_invali
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.request_body import BodyReader
 from gateway.proxy.router import SingleServiceRouter
 from gateway.proxy.service import Service
 from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service, post_chat
@@ -35,7 +36,7 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
     dead = make_service(Backend(uid="dead", url="http://127.0.0.1:9"))
     tiny = Service(dead, in_flight, ProxyMetrics(lambda: ()))
     async with fake_engine(hello) as fresh, UpstreamPool() as pool, aiohttp.ClientSession() as client:
-        shared = SharedResources(in_flight, BodyBudget(), pool, HealthMonitor())
+        shared = SharedResources(in_flight, BodyBudget(), BodyReader(), pool, HealthMonitor())
 
         async def answer(exchange: Exchange) -> None:
             await handle_request(exchange, SingleServiceRouter(tiny), shared)

@@ -104,7 +104,7 @@ async def test_client_that_stalls_in_its_body_holds_no_slot(http: aiohttp.Client
 async def test_bodies_over_the_memory_budget_are_refused(
     monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr(listeners, "BodyBudget", lambda: BodyBudget(4000))
+    monkeypatch.setattr(listeners, "BodyBudget", lambda: BodyBudget(8000))
     arrived, answer = asyncio.Event(), asyncio.Event()
 
     async def slow(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,15 +1,13 @@
-"""The rewriting of request and response bodies and of engines' errors, as pure functions over bytes."""
+"""The rewriting of response bodies and of engines' errors, as pure functions over bytes."""
 
 import itertools
 import json
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.proxy import errors, request_body
-from gateway.proxy.errors import RequestError
+from gateway.proxy import errors
 from gateway.proxy.response_body import TokenCount, TokenStream, rewrite_json
 
 
@@ -120,48 +118,6 @@ def test_json_response_with_the_right_name_is_unchanged() -> None:
 def test_error_under_status_200_is_recognized(body: bytes, failed: bool) -> None:
     found = rewrite_json(body, "chat")
     assert (found.body, found.failed) == (body, failed)
-
-
-# Requests
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b'{"model": 1}',
-        b'{"model": "a"',
-        b'{"a": NaN}',
-        b'{"a": "\xff"}',
-        b'{"\xff": 1}',
-        b'{"a": ' + b"[" * 100_000,
-        b"\x1f\x8b gzip",
-    ],
-)
-def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(RequestError, match="not the JSON object") as refused:
-        request_body.read_model(body)
-    assert refused.value.status == 400
-
-
-@pytest.mark.parametrize(
-    "keys", ['"model":"x"', '"model":"x","model":"chat"', '"Model":"x"', '"\\u006dodel":"x"', '"MODEL":"x","model":"y"']
-)
-def test_rewritten_request_has_one_model_and_loads_no_other_weights(keys: str) -> None:
-    body = b'{"n": 1.50, ' + keys.encode() + b', "draft_model": "evil", "adapters": "/etc", "messages": [{"a":  1}]}'
-    assert (
-        request_body.replace_model(body, "default_model")
-        == b'{"model":"default_model","n":1.50,"messages":[{"a":  1}]}'
-    )
-
-
-@given(st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5), max_size=5))
-def test_other_fields_of_a_request_are_unchanged(fields: dict[str, object]) -> None:
-    fields = {key: value for key, value in fields.items() if key.lower() != "model"}
-    body = msgspec.json.encode(fields | {"model": "chat"})
-    assert request_body.read_model(body) == "chat"
-    assert msgspec.json.decode(request_body.replace_model(body, "x")) == fields | {"model": "x"}
 
 
 # Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM

@@ -1,0 +1,266 @@
+"""A scan of a JSON text that may be large and is not trusted, in short pieces of work.
+
+Decoding such a text at once would hold up every other request, and the values of 64 MiB of small keys take a gigabyte.
+The scanner builds no values: it moves over them, and pauses after about a millisecond of work. Structure is checked
+where it is walked; a value that is only skipped must have closed strings and brackets, and may be invalid otherwise,
+which is for the engine to refuse.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Generator
+from typing import Final, TypeAlias
+
+import msgspec
+
+VALUES_LIMIT: Final = 1_000_000
+"""The most strings, objects and arrays that a text may have: half a second of work."""
+LEVELS_LIMIT: Final = 1000
+"""The most levels of objects and arrays in each other; decoders of engines have such limits, too."""
+
+_PIECE_BYTES: Final = 64 << 10
+"""The work between two pauses, in bytes of text that an expression reads: about a millisecond."""
+_VALUE_COST_BYTES: Final = 128
+"""The work on one value beside reading it, in the same measure."""
+_FOUND_BYTES_PER_COST: Final = 16
+"""A search for one character is that much faster than an expression."""
+_DECODED_BYTES: Final = 4 * _PIECE_BYTES
+"""Decoding is faster than an expression."""
+_SHORT_STRING_BYTES: Final = 4096
+_LONGEST_KEY_BYTES: Final = 4096
+
+_QUOTE, _BACKSLASH, _COLON, _COMMA = b'"\\:,'
+_BRACKET_OPENS, _BRACKET_CLOSES, _BRACE_OPENS, _BRACE_CLOSES = b"[]{}"
+
+_BLANKS = re.compile(rb"[ \t\n\r]*")
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+"', re.DOTALL)
+_CHARACTERS = re.compile(rb'(?:[^"\\]+|\\.)*+', re.DOTALL)
+# Strings that are complete and everything else but brackets.
+_FLAT = re.compile(rb'(?:[^"\[\]{}]+|"(?:[^"\\]+|\\.)*+")*+', re.DOTALL)
+_SCALAR = re.compile(rb"true|false|null|[-+.0-9eE]+")
+
+Pauses: TypeAlias = Generator[None, None, None]
+"""Work in pieces: others may run at each yield."""
+
+
+class InvalidJsonError(Exception):
+    """The text is not JSON, or has more than the limits allow; the message quotes nothing of it."""
+
+
+class JsonScanner:
+    """A position in a JSON text, which every method moves behind what it reads."""
+
+    def __init__(self, text: bytes | bytearray) -> None:
+        self.text = text
+        self.at = 0
+        self._values = 0
+        self._work_bytes = 0
+
+    def peek(self) -> int:
+        """Return the next byte. Raises InvalidJsonError at the end of the text."""
+        if self.at >= len(self.text):
+            raise InvalidJsonError("it ends within a value")
+        return self.text[self.at]
+
+    def skip_blanks(self) -> Pauses:
+        """Skip white space."""
+        while True:
+            start = self.at
+            self.at = _end(_BLANKS, self.text, start, start + _PIECE_BYTES)
+            if self.at < start + _PIECE_BYTES:
+                return
+            if self._works(self.at - start):
+                yield
+
+    def end(self) -> Pauses:
+        """Expect nothing but white space up to the end of the text."""
+        yield from self.skip_blanks()
+        if self.at < len(self.text):
+            raise InvalidJsonError(f"it goes on behind its end, at byte {self.at}")
+
+    def read_object(self, read_member: Callable[[str, int], Pauses]) -> Pauses:
+        """Read an object; `read_member` gets each key and the place where it starts, and reads the value behind it."""
+        self._expect(_BRACE_OPENS)
+        self._count_value()
+        yield from self.skip_blanks()
+        if self.peek() == _BRACE_CLOSES:
+            self.at += 1
+            return
+        while True:
+            start = self.at
+            yield from self.skip_string()
+            key = self.decode_string(start)
+            yield from self.skip_blanks()
+            self._expect(_COLON)
+            yield from self.skip_blanks()
+            yield from read_member("" if key is None else key, start)
+            yield from self.skip_blanks()
+            if self.peek() == _BRACE_CLOSES:
+                self.at += 1
+                return
+            self._expect(_COMMA)
+            yield from self.skip_blanks()
+
+    def read_objects(self, read_object: Callable[[], Pauses]) -> Pauses:
+        """Read an array, and arrays in it, and call `read_object` at each object in them; skip all other values."""
+        levels = 0
+        while True:
+            yield from self._skip_flat()
+            byte = self.peek()
+            if byte == _BRACE_OPENS:
+                yield from read_object()
+                continue
+            self._count_value()
+            if byte == _QUOTE:
+                yield from self.skip_string()
+                continue
+            if byte == _BRACE_CLOSES:
+                raise _wrong_bracket(self.at)
+            levels += 1 if byte == _BRACKET_OPENS else -1
+            if levels > LEVELS_LIMIT:
+                raise _too_deep()
+            self.at += 1
+            if not levels:
+                return
+
+    def skip_value(self) -> Pauses:
+        """Skip a value of any kind."""
+        byte = self.peek()
+        if byte == _QUOTE:
+            yield from self.skip_string()
+        elif byte in (_BRACE_OPENS, _BRACKET_OPENS):
+            yield from self._skip_brackets()
+        else:
+            yield from self._skip_scalar()
+
+    def skip_string(self) -> Pauses:
+        """Skip a string."""
+        self._count_value()
+        start = self.at
+        if short := _STRING.match(self.text, start, start + _SHORT_STRING_BYTES):
+            self.at = short.end()
+            if self._works(self.at - start):
+                yield
+            return
+        self._expect(_QUOTE)
+        while not self._skip_characters():
+            yield
+
+    def decode_string(self, start: int) -> str | None:
+        """Return the string that starts at `start` and ends here; None if it is long."""
+        if self.at - start > _LONGEST_KEY_BYTES:
+            return None
+        try:
+            return msgspec.json.decode(self.text[start : self.at], type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidJsonError(f"the string at byte {start} is not valid") from error
+
+    def _skip_characters(self) -> bool:
+        """Skip some characters of a string, and its end; return True if this was the end."""
+        text, start = self.text, self.at
+        stop = min(start + _FOUND_BYTES_PER_COST * _PIECE_BYTES, len(text))
+        quote = text.find(b'"', start, stop)
+        plain_end = stop if quote < 0 else quote
+        backslash = text.find(b"\\", start, plain_end)
+        if backslash >= 0:
+            # Only an expression can tell which quotation mark is escaped.
+            self.at = _end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
+        else:
+            self.at = plain_end
+        if self.at == start and text[start : start + 1] != b'"':
+            raise InvalidJsonError("it ends within a string")
+        self._works((self.at - start) // (1 if backslash >= 0 else _FOUND_BYTES_PER_COST))
+        if text[self.at : self.at + 1] == b'"':
+            self.at += 1
+            return True
+        return False
+
+    def _skip_flat(self) -> Pauses:
+        """Skip to the next bracket, or to a string that is too long for one piece."""
+        while True:
+            start = self.at
+            self.at = _end(_FLAT, self.text, start, start + _PIECE_BYTES)
+            pause = self._works(self.at - start + _VALUE_COST_BYTES)
+            if self.at >= len(self.text):
+                raise InvalidJsonError("it ends within an object or an array")
+            if pause:
+                yield
+            if self.text[self.at] in b'"[]{}':
+                return
+
+    def _skip_brackets(self) -> Pauses:
+        """Skip an object or an array, and all in it."""
+        closing = bytearray()
+        while True:
+            byte = self.text[self.at]
+            if byte == _QUOTE:
+                yield from self.skip_string()
+            elif byte in (_BRACE_OPENS, _BRACKET_OPENS):
+                self._count_value()
+                if len(closing) == LEVELS_LIMIT:
+                    raise _too_deep()
+                closing.append(byte + 2)  # in ASCII, `]` and `}` are the second after `[` and `{`
+                self.at += 1
+            elif closing.pop() == byte:
+                self.at += 1
+                if not closing:
+                    return
+            else:
+                raise _wrong_bracket(self.at)
+            yield from self._skip_flat()
+
+    def _skip_scalar(self) -> Pauses:
+        start = self.at
+        while (end := _end(_SCALAR, self.text, self.at, self.at + _PIECE_BYTES)) > self.at:
+            pause = self._works(end - self.at)
+            self.at = end
+            if pause:
+                yield
+        if self.at == start:
+            raise InvalidJsonError(f"no value begins at byte {start}")
+
+    def _expect(self, byte: int) -> None:
+        if self.peek() != byte:
+            raise InvalidJsonError(f"{chr(byte)} is missing at byte {self.at}")
+        self.at += 1
+
+    def _count_value(self) -> None:
+        self._values += 1
+        self._work_bytes += _VALUE_COST_BYTES
+        if self._values > VALUES_LIMIT:
+            raise InvalidJsonError(f"it has more than {VALUES_LIMIT} strings, objects and arrays")
+
+    def _works(self, work_bytes: int) -> bool:
+        """Count work; return True if a pause is due."""
+        self._work_bytes += work_bytes
+        if self._work_bytes < _PIECE_BYTES:
+            return False
+        self._work_bytes = 0
+        return True
+
+
+def check_encoding(text: bytes | bytearray) -> Pauses:
+    """Check that a text is UTF-8. Raises InvalidJsonError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(text), _DECODED_BYTES):
+            piece = text[start : start + _DECODED_BYTES]
+            if not piece.isascii() or decoder.getstate()[0]:
+                decoder.decode(piece)
+            yield
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InvalidJsonError("it is not UTF-8") from error
+
+
+def _end(pattern: re.Pattern[bytes], text: bytes | bytearray, start: int, stop: int) -> int:
+    found = pattern.match(text, start, stop)
+    return found.end() if found else start
+
+
+def _wrong_bracket(at: int) -> InvalidJsonError:
+    return InvalidJsonError(f"the bracket at byte {at} closes nothing")
+
+
+def _too_deep() -> InvalidJsonError:
+    return InvalidJsonError(f"it has more than {LEVELS_LIMIT} levels of objects and arrays")

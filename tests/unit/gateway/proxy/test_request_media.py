@@ -1,0 +1,89 @@
+"""Media of a request must be in it: an engine fetches nothing."""
+
+import json
+
+import pytest
+
+from gateway.proxy.errors import RequestError
+from gateway.proxy.request_body import read_short_body
+from tests.unit.gateway.proxy.test_request_body import read_scanned
+
+URL = "http://169.254.169.254/latest"
+DATA = "data:image/png;base64,iVBORw0KGgo="
+
+
+def image(url: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": url}
+
+
+def chat(*parts: object) -> dict[str, object]:
+    return {"model": "x", "messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, *parts]}]}
+
+
+def answer(*parts: object) -> dict[str, object]:
+    return {"model": "x", "input": [{"role": "user", "content": list(parts)}]}
+
+
+REMOTE = {
+    "chat": chat(image({"detail": "low", "url": URL})),
+    "after data": chat(image({"url": DATA}), image({"url": URL})),
+    "text": chat(image(URL)),
+    "upper case": chat(image({"url": URL.upper()})),
+    "blanks": chat(image({"url": " " + URL})),
+    "relative": chat(image({"url": "//10.0.0.1/x"})),
+    "file": chat(image({"url": "file:///etc/passwd"})),
+    "two": chat({"type": "image_url", "image_url": {"url": DATA}, "Image_URL": {"url": URL}}),
+    "sound": chat({"type": "input_audio", "input_audio": {"data": URL, "format": "wav"}}),
+    "sound's url": chat({"type": "audio_url", "audio_url": {"url": URL}}),
+    "video": chat({"type": "video_url", "video_url": {"url": URL}}),
+    "document": chat({"type": "file", "file": {"file_data": URL}}),
+    "responses": answer({"type": "input_image", "image_url": URL}),
+    "responses, file": answer({"type": "input_file", "file_url": URL}),
+    "responses, tool": {"input": [{"type": "function_call_output", "output": [{"image_url": URL}]}]},
+    "responses, screenshot": {"input": [{"type": "computer_call_output", "output": {"image_url": URL}}]},
+    "messages": chat({"type": "image", "source": {"type": "url", "url": URL}}),
+    "messages, tool": chat({"type": "tool_result", "content": [{"type": "image", "source": {"url": URL}}]}),
+    "arrays": {"messages": [[[{"content": [[image(URL)]]}]]]},
+    "message alone": {"messages": {"content": image(URL)}},
+}
+LOCAL = {
+    "chat": chat(image({"url": DATA})),
+    "upper case": chat(image({"url": DATA.upper()})),
+    "sound": chat({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}),
+    "document": chat({"type": "file", "file": {"file_data": DATA, "filename": "a.pdf"}}),
+    "text": {"messages": [{"role": "user", "content": f'"image_url": {{"url": "{URL}"}} and image_url {URL}'}]},
+    "part of text": chat({"type": "text", "text": URL}),
+    "arguments": chat({"type": "tool_use", "name": "show", "input": {"image_url": URL, "content": [image(URL)]}}),
+    "schema": {"tools": [{"function": {"parameters": {"properties": {"image_url": {"default": URL}}}}}]},
+    "metadata": {"metadata": {"image_url": URL}, "image_url": URL},
+    "citation": {"input": [{"content": [{"text": "a", "annotations": [{"type": "url_citation", "url": URL}]}]}]},
+    "text with a URL": chat({"type": "document", "source": {"type": "text", "data": f"{URL} is a page"}}),
+    "texts": {"input": [URL, "image_url"]},
+    "no value": chat(image(None), image({}), image([])),
+}
+
+
+@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize("escaped", [False, True])
+def test_remote_media_is_refused(name: str, escaped: bool) -> None:
+    content = json.dumps(REMOTE[name]).encode()
+    if escaped:
+        content = content.replace(b"_", b"\\u005f").replace(b"/", b"\\/").replace(b"source", b"\\u0073ource")
+    assert read_short_body(content) is None
+    with pytest.raises(RequestError, match="send it as a data: URL") as refused:
+        read_scanned(content)
+    assert refused.value.status == 400
+    assert json.loads(refused.value.body)["error"]["code"] == "remote_media"
+    assert "169" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_media_in_the_request_passes(name: str) -> None:
+    content = json.dumps(LOCAL[name]).encode()
+    assert b"".join(read_scanned(content).replace_model(None)) == content
+
+
+def test_contents_within_contents_are_limited() -> None:
+    read_scanned(b'{"messages":' + b'[{"content":' * 10 + b"1" + b"}]" * 10 + b"}")
+    with pytest.raises(RequestError, match="more than 16 levels"):
+        read_scanned(b'{"messages":' + b'[{"content":' * 20 + b"1" + b"}]" * 20 + b"}")
