@@ -66,7 +66,12 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = None
     source_secret_ref: Annotated[
         SecretReference | None,
-        described("Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source."),
+        described(
+            "Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source. The token "
+            "is sent to the server of spec.source, so its owner must allow that: by the Secret's type "
+            "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret. Any "
+            "other Secret is refused."
+        ),
     ] = None
     hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
         ModelHardware()
@@ -76,7 +81,8 @@ class ModelSpec(ApiStruct, frozen=True):
         described(
             "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// sources, because "
             "nothing in the cluster can read the file. For other sources, the memory is computed from the "
-            "artifact's header, and this field overrides the computed value.",
+            "artifact's header, and this field overrides the computed value. A host that reads in the header that "
+            "serving takes clearly more rejects the process with reason MemoryUnderstated.",
             format="int64",
         ),
     ] = None

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from controller.models.source_secret import is_source_secret
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import child
 from controller.services.tokens import TOKEN_KEY, is_token_secret
@@ -112,7 +113,7 @@ def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, O
 
 
 def _token(secret: Obj, service_uid: str) -> str | None:
-    if service_uid and not is_token_secret(secret, service_uid):
+    if not (is_token_secret(secret, service_uid) if service_uid else is_source_secret(secret)):
         return None
     token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
     return token

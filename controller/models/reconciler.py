@@ -12,9 +12,10 @@ from typing import Final
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import jobs, volume
+from controller.models import jobs, source_secret, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
 from controller.models.served import accelerator_of, claim_name, format_of, weights_path
+from controller.models.source_secret import SecretVerdict
 from controller.models.volume import INSPECTION, MODELS_PATH, JobSettings, ModelFacts
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
@@ -25,13 +26,13 @@ from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
 from crds.size import size_text
 from devices.vendors import VENDORS
-from kube.client import Obj
+from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey, Resource
 from kube.store import Store
 
 READY: Final = "Ready"
 CACHED: Final = "Cached"
-REASONS_WITHOUT_EVENT: Final = {"Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
+REASONS_WITHOUT_EVENT: Final = {"Accepted", "Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
 
@@ -43,6 +44,8 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     pods: Mapping[str, Sequence[Obj]] = {}
     """Pods by the uid of their Job."""
     claim: Obj | None = None
+    secret: SecretVerdict | None = None
+    """Verdict on the Secret of the source; None if it was not read, or the source has none."""
     consumer: InferenceService | None = None
     """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
 
@@ -71,9 +74,14 @@ def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
             return Plan()  # its children are garbage-collected
         return desired(model, observe_model(snapshot, key, model), settings, snapshot.now)
 
+    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> SecretVerdict | None:
+        model = snapshot.read(MODELS, key, Model)
+        return await source_secret.read_verdict(client, model) if model is not None else None
+
     return Reconciler(
         resource=MODELS,
         decide=decide,
+        observe=observe,
         triggers=(
             *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
             Trigger(PODS, _model_of_pod, everything),
@@ -92,6 +100,7 @@ def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedM
         pods={job["metadata"]["uid"]: snapshot.children(PODS, job["metadata"]["uid"]) for job in owned},
         claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
         consumer=_find_consumer(snapshot, key, model),
+        secret=snapshot.inputs,
     )
 
 
@@ -122,7 +131,9 @@ def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None
 
 def desired(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> Plan:
     """Decide about a Model: its Jobs, its volume and its status."""
-    return _plan(model, observed, _decide(model, observed, settings, now))
+    verdict = _decide(model, observed, settings, now)
+    conditions = [*verdict.conditions, *source_secret.list_conditions(model, observed.secret)]
+    return _plan(model, observed, msgspec.structs.replace(verdict, conditions=conditions))
 
 
 def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> ModelDecision:
@@ -133,6 +144,15 @@ def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: d
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"}:
         return _decide_hosts_only(model, source)
+    refused = _refused_secret(observed)
+    if refused and not _is_inspected(model):
+        ready = _condition(model, READY, true=False, reason=refused.reason, message=refused.message)
+        cached = find(model.status.conditions, CACHED)
+        return ModelDecision(
+            phase="Pending",
+            conditions=[ready, *([msgspec.to_builtins(cached)] if cached else [])],
+            cached=model.status.cached,
+        )
     if _is_inspected(model):
         return _decide_cache(model, observed, settings, now, known=_inspected_facts(model, observed, settings, now))
     work = volume.inspection(model, settings)
@@ -162,7 +182,7 @@ def _inspected_facts(
     """Return the facts of an inspected Model; a Model that an earlier release inspected is inspected again."""
     known = ModelFacts.of_status(model)
     work = volume.inspection(model, settings, known)
-    if not volume.is_outdated(model):
+    if not volume.is_outdated(model) or _refused_secret(observed):
         return known, JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
@@ -172,6 +192,11 @@ def _inspected_facts(
     elif progress.outcome.state == "Failed":
         known = msgspec.structs.replace(known, inspection=INSPECTION)
     return known, progress
+
+
+def _refused_secret(observed: ObservedModel) -> SecretVerdict | None:
+    """Return the verdict on a Secret that must not be used, or None."""
+    return observed.secret if observed.secret is not None and not observed.secret.accepted else None
 
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
@@ -219,6 +244,9 @@ def _decide_cache(
         if model.status.cached == there:
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
             return decision("Ready", held, fetched, cached=there)
+        if observed.consumer is not None and (refused := _refused_secret(observed)):
+            waits = _condition(model, CACHED, true=False, reason=refused.reason, message=refused.message)
+            return decision("Downloading", waits)
         if observed.consumer is not None and not volume.is_settling(observed.claim, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
@@ -254,7 +282,9 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         status |= msgspec.to_builtins(verdict.facts)
         if verdict.facts.size_bytes is not None:
             status["size"] = size_text(verdict.facts.size_bytes)
-    waits = (work.again_seconds for work in verdict.works if work.again_seconds is not None)
+    waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]
+    if _refused_secret(observed):
+        waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
         create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
         delete=prune(past, ()),
@@ -297,8 +327,8 @@ def _explain_progress(model: Model, progress: JobProgress, *, doing: str, what: 
         return outcome.reason, f"{outcome.message.rstrip('.')}; it is retried automatically"
     secret = model.spec.source_secret_ref
     if outcome.reason == "CreateContainerConfigError" and secret is not None:
-        way_out = f"kubectl -n {namespace} create secret generic {secret.name} --from-literal=token=TOKEN"
-        return "SecretNotFound", f"spec.sourceSecretRef {secret.name}: {outcome.message}; create it with: {way_out}"
+        refused = source_secret.judge_secret(namespace, secret.name, None)
+        return refused.reason, f"{refused.message} ({outcome.message})"
     if outcome.reason:
         return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
     return doing, f"Job {progress.job} {what}"

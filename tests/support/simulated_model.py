@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from controller.models.reconciler import ObservedModel, desired
+from controller.models.source_secret import SecretVerdict
 from controller.models.volume import JobSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Plan
@@ -41,10 +42,15 @@ class SimulatedModel:
         self.claim_phase = "Bound"
         self.consumers: list[InferenceService] = []
         self.made: list[Obj] = []
+        self.secret: SecretVerdict | None = None
 
     def decide(self) -> Plan:
         observed = ObservedModel(
-            jobs=list(self.jobs.values()), pods=self.pods, claim=self.claim, consumer=next(iter(self.consumers), None)
+            jobs=list(self.jobs.values()),
+            pods=self.pods,
+            claim=self.claim,
+            consumer=next(iter(self.consumers), None),
+            secret=self.secret,
         )
         return desired(self.model, observed, SETTINGS, self.now)
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from controller.models import source_secret
 from controller.reconcile.conditions import find
 from crds.meta import LABEL_MODEL, Condition
 from crds.model import Model
@@ -179,8 +180,29 @@ async def test_missing_secret_is_reported_until_it_is_created(cluster: ModelName
         return condition(await cluster.model(), "Ready").reason == "SecretNotFound"
 
     await eventually(told)
-    await cluster.make(SECRETS, "hub", stringData={"token": "open-sesame"})
+    await cluster.make(SECRETS, "hub", stringData={"token": "open-sesame"}, type=source_secret.TYPE)
     await cluster.phase("Ready")
+
+
+async def test_secret_that_its_owner_did_not_give_to_sources_is_never_sent(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    files.token = "open-sesame"
+    await cluster.make(SECRETS, "hub", stringData={"token": "open-sesame"})
+    await cluster.make_model(f"{files.url}/tiny.gguf", sourceSecretRef={"name": "hub"})
+
+    async def told() -> bool:
+        return condition(await cluster.model(), source_secret.ACCEPTED).reason == "SecretNotMarked"
+
+    await eventually(told)
+    message = condition(await cluster.model(), "Ready").message
+    assert (files.requests, await cluster.jobs()) == ([], [])
+
+    way_out = message[message.index("kubectl ") :].split()
+    assert way_out[3:] == ["label", "secret", "hub", "inference.pomona.dev/source=true"]
+    await cluster.edit(SECRETS, "hub", "/metadata/labels", {source_secret.LABEL: "true"})
+    await cluster.phase("Ready")
+    assert condition(await cluster.model(), source_secret.ACCEPTED).status == "True"
 
 
 async def test_restarted_controller_continues_after_a_kill(

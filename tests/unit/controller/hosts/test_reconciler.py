@@ -13,6 +13,7 @@ from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import HostSecrets, NeededSecret, list_needed_secrets
+from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
@@ -206,6 +207,8 @@ def token_of(owner_uid: str) -> Obj:
 async def test_host_secret_has_tokens_of_its_services_only() -> None:
     bound = (
         process("chat-b-0", host="studio-1", sourceSecret="hub"),
+        process("chat-b-3", host="studio-1", sourceSecret="unmarked"),
+        process("chat-b-4", host="studio-1", sourceSecret="account"),
         process("chat-b-1", host="studio-1", tokenSecret="foreign-token"),
         process("chat-b-2", host="studio-1", tokenSecret="missing-token"),
     )
@@ -213,7 +216,9 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
     secrets = {
         "chat-token": token_of("uid-chat"),
         "foreign-token": token_of("uid-other"),
-        "hub": token_of("uid-user"),
+        "hub": token_of("uid-user") | {"type": source_secret.TYPE},
+        "unmarked": token_of("uid-user"),
+        "account": token_of("uid-user") | {"type": "kubernetes.io/service-account-token"},
         "studio-1": {"metadata": {"name": "studio-1"}},
     }
     observe = reconciler.host_reconciler(reconciler.LeaseReader()).observe
@@ -246,7 +251,8 @@ class CountedSecrets(Client):
         del resource
         self.reads.append(f"{namespace}/{name}")
         owner = {"uid": "uid-chat", "controller": True}
-        return {"metadata": {"name": name, "ownerReferences": [owner]}, "data": {"token": "c2VjcmV0"}}
+        metadata = {"name": name, "ownerReferences": [owner], "labels": {source_secret.LABEL: "true"}}
+        return {"metadata": metadata, "data": {"token": "c2VjcmV0"}}
 
 
 async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> None:

@@ -1,0 +1,100 @@
+"""The Secret with the token of a Model's source: its owner has to give it to sources, by its type or by a label.
+
+Whoever may create Models names the Secret and the server that gets its token. So a Secret that was made for something
+else is refused, and the token of a ServiceAccount always is.
+"""
+
+from typing import Final, NamedTuple
+
+from controller.reconcile.conditions import condition, find
+from crds.meta import GROUP
+from crds.model import Model
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import SECRETS
+
+TYPE: Final = f"{GROUP}/source"
+"""Type of a Secret that was made for sources."""
+LABEL: Final = f"{GROUP}/source"
+"""Label with which the owner gives an Opaque Secret to sources; its value is "true"."""
+ACCEPTED: Final = "SourceSecretAccepted"
+"""Condition of a Model with a Secret."""
+KEY: Final = "token"
+READ_AGAIN_SECONDS: Final = 15.0
+"""Time within which a Secret that was created or labelled is noticed: Secrets are not watched."""
+
+
+class SecretVerdict(NamedTuple):
+    """The result of reading a Secret; `reason` and `message` explain a refusal."""
+
+    accepted: bool
+    reason: str = "Accepted"
+    message: str = "the Secret is meant for sources"
+
+
+def is_source_secret(secret: Obj) -> bool:
+    """Return whether the token in a Secret may be sent to a source."""
+    labels = secret["metadata"].get("labels") or {}
+    kind = secret.get("type", "Opaque")
+    return kind == TYPE or (kind == "Opaque" and labels.get(LABEL) == "true")
+
+
+def judge_secret(namespace: str, name: str, secret: Obj | None) -> SecretVerdict:
+    """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources."""
+    field = f"spec.sourceSecretRef {name}"
+    create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} --from-literal={KEY}=TOKEN"
+    if secret is None or KEY not in (secret.get("data") or {}):
+        problem = "there is no such Secret" if secret is None else f"the Secret has no key `{KEY}`"
+        return SecretVerdict(
+            accepted=False, reason="SecretNotFound", message=f"{field}: {problem}: {create.replace('NAME', name)}"
+        )
+    if is_source_secret(secret):
+        return SecretVerdict(accepted=True)
+    kind = secret.get("type", "Opaque")
+    if kind != "Opaque":
+        message = f"{field}: a Secret of type {kind} is never sent to a source: name another one, made with: {create}"
+        return SecretVerdict(accepted=False, reason="SecretRefused", message=message)
+    message = (
+        f"{field}: the Secret is not marked for sources, and its token would be sent to the server of spec.source: if "
+        f"that is wanted: kubectl -n {namespace} label secret {name} {LABEL}=true"
+    )
+    return SecretVerdict(accepted=False, reason="SecretNotMarked", message=message)
+
+
+async def read_verdict(client: Client, model: Model) -> SecretVerdict | None:
+    """Read the Secret of a Model if the next Job or host may need it, and judge it; None if it was not read.
+
+    Secrets are not watched, so one that was accepted is read again only for more work. Raises as `Client`.
+    """
+    reference, metadata = model.spec.source_secret_ref, model.metadata
+    if reference is None:
+        return None
+    known = find(model.status.conditions, ACCEPTED)
+    is_known = known is not None and known.status == "True" and known.observed_generation == metadata.generation
+    if is_known and model.status.phase == "Ready":
+        return None
+    try:
+        secret: Obj | None = await client.get(SECRETS, reference.name, metadata.namespace)
+    except NotFound:
+        secret = None
+    return judge_secret(metadata.namespace, reference.name, secret)
+
+
+def list_conditions(model: Model, verdict: SecretVerdict | None) -> list[Obj]:
+    """Return the condition about the Model's Secret, if it has one; without a verdict the last one stays."""
+    if model.spec.source_secret_ref is None:
+        return []
+    if verdict is None:
+        known = find(model.status.conditions, ACCEPTED)
+        if known is None:
+            return []
+        verdict = SecretVerdict(known.status == "True", known.reason, known.message)
+    return [
+        condition(
+            ACCEPTED,
+            true=verdict.accepted,
+            reason=verdict.reason,
+            message=verdict.message,
+            generation=model.metadata.generation,
+        )
+    ]

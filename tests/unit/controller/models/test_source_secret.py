@@ -1,0 +1,79 @@
+"""A Secret is sent to a source only if its owner gave it to sources."""
+
+from typing import Any
+
+import pytest
+
+from controller.models.source_secret import ACCEPTED, LABEL, TYPE, SecretVerdict, judge_secret
+from crds.meta import SecretReference
+from kube.resources import JOBS
+from tests.support.simulated_model import HTTP, SimulatedModel, make_inspected
+
+REFERENCE = SecretReference(name="hub")
+MARKED = {LABEL: "true"}
+
+
+def _secret(kind: str = "Opaque", labels: dict[str, str] | None = None, **data: str) -> Any:
+    return {"metadata": {"name": "hub", "labels": labels}, "type": kind, "data": data or {"token": "c2VjcmV0"}}
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason", "way_out"),
+    [
+        (_secret(TYPE), "Accepted", ""),
+        (_secret(labels=MARKED), "Accepted", ""),
+        (_secret(), "SecretNotMarked", f"kubectl -n team label secret hub {LABEL}=true"),
+        (_secret(labels={LABEL: "false"}), "SecretNotMarked", f"label secret hub {LABEL}=true"),
+        (_secret("kubernetes.io/service-account-token", MARKED), "SecretRefused", f"--type={TYPE}"),
+        (_secret("bootstrap.kubernetes.io/token", MARKED), "SecretRefused", f"--type={TYPE}"),
+        (_secret(TYPE, other="eA=="), "SecretNotFound", "create secret generic hub"),
+        (None, "SecretNotFound", "create secret generic hub"),
+    ],
+)
+def test_verdict_on_a_secret_states_the_way_out(secret: Any, reason: str, way_out: str) -> None:
+    verdict = judge_secret("team", "hub", secret)
+    assert (verdict.reason, verdict.accepted) == (reason, reason == "Accepted")
+    assert way_out in verdict.message
+    assert "c2VjcmV0" not in verdict.message
+
+
+def _simulate(verdict: SecretVerdict | None) -> SimulatedModel:
+    simulated = SimulatedModel(source=HTTP, source_secret_ref=REFERENCE)
+    simulated.secret = verdict
+    return simulated
+
+
+def test_no_job_gets_a_secret_that_is_refused() -> None:
+    simulated = _simulate(judge_secret("team", "hub", _secret()))
+    plan = simulated.settle()
+    assert simulated.jobs == {}
+    assert plan.again_seconds
+    for kind in ("Ready", ACCEPTED):
+        assert simulated.condition(kind).reason == "SecretNotMarked"
+
+    simulated.secret = SecretVerdict(accepted=True)
+    simulated.settle()
+    assert simulated.job("inspect")
+    assert simulated.condition(ACCEPTED).status == "True"
+
+
+def test_inspected_model_of_an_earlier_version_stays_ready_and_says_what_to_do() -> None:
+    simulated = make_inspected(source_secret_ref=REFERENCE)
+    simulated.secret = judge_secret("team", "hub", _secret())
+    simulated.settle()
+    assert simulated.model.status.phase == "Ready"
+    assert (simulated.condition("Ready").status, simulated.condition(ACCEPTED).status) == ("True", "False")
+
+    simulated.add_consumer()
+    plan = simulated.settle()
+    assert not [obj for kind, obj in plan.create if kind == JOBS]
+    assert simulated.condition("Cached").reason == "SecretNotMarked"
+    assert simulated.condition("Ready").status == "True"
+
+
+def test_verdict_stays_while_the_secret_is_not_read_again() -> None:
+    simulated = _simulate(SecretVerdict(accepted=True))
+    simulated.settle()
+    simulated.secret = None
+    simulated.settle()
+    assert simulated.condition(ACCEPTED).status == "True"
