@@ -16,6 +16,7 @@ from cli.options import allow_private_sources
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.run import Controller, ControllerOptions
+from controller.tenant_limits import TenantLimits
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
@@ -69,6 +70,19 @@ def _read_address(_context: click.Context, parameter: click.Parameter, text: str
     callback=_read_address,
     help="Address of /healthz and /readyz, HOST:PORT or :PORT; 0 turns them off.",
 )
+@click.option(
+    "--allowed-image-prefix",
+    "image_prefixes",
+    multiple=True,
+    help="Beginning of the images that an InferenceService may name, such as registry.example/llm/; may be repeated. "
+    "Default: all images.",
+)
+@click.option(
+    "--allow-control-plane-tolerations",
+    "control_plane",
+    is_flag=True,
+    help="Accept InferenceServices that tolerate the taints of control-plane nodes.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -79,6 +93,8 @@ def command(
     *,
     leader_elect: bool,
     allowed_networks: Networks,
+    image_prefixes: tuple[str, ...],
+    control_plane: bool,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -93,8 +109,9 @@ def command(
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
     trust = _load_authorities(hosts_ca) if hosts_ca else None
+    limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
-        options = ControllerOptions(image, environment, trust, leader_elect)
+        options = ControllerOptions(image, environment, trust, leader_elect, limits)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

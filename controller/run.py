@@ -32,6 +32,7 @@ from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
+from controller.tenant_limits import TenantLimits
 from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
@@ -94,6 +95,8 @@ class ControllerOptions(NamedTuple):
     """Trust for the certificates of hosts; None: the system's roots."""
     elects: bool = True
     """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
+    limits: TenantLimits = TenantLimits()
+    """Limits of what tenants may state about pods."""
 
 
 class Item(NamedTuple):
@@ -111,8 +114,8 @@ def registrations(
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
-        model_reconciler(options.image, options.environment),
-        service_reconciler(prober),
+        model_reconciler(options.image, options.environment, options.limits),
+        service_reconciler(prober, options.limits),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases),
     )

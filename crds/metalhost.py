@@ -2,11 +2,24 @@
 
 from typing import Annotated
 
-from crds.meta import ApiStruct, Conditions, ObjectMeta, described, keyed_by, rule
+from msgspec import Meta
+
+from crds.meta import ApiStruct, Conditions, LabelName, ObjectMeta, described, keyed_by, rule
 
 
 class MetalHostSpec(ApiStruct, frozen=True):
-    """Empty: a host is registered by its agent and has no desired state."""
+    """Decisions of an administrator about a host, which its agent registers without any."""
+
+    namespaces: Annotated[
+        list[LabelName],
+        Meta(max_length=256),
+        described(
+            "Namespaces whose services this host may run. If the list is empty, the host runs services of all "
+            "namespaces. Processes that run already stay when the list changes. To have a new host run nothing else, "
+            "create its MetalHost before its agent starts.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
 
 
 class HostProcess(ApiStruct, frozen=True):
@@ -116,9 +129,7 @@ class MetalHost(ApiStruct, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
     metadata: ObjectMeta
-    spec: Annotated[MetalHostSpec, described("Empty: a host has no desired state, and its agent registers it.")] = (
-        MetalHostSpec()
-    )
+    spec: Annotated[MetalHostSpec, described("Decisions of an administrator about this host.")] = MetalHostSpec()
     status: Annotated[MetalHostStatus, described("Facts that the agent reports, and whether the agent is alive.")] = (
         MetalHostStatus()
     )

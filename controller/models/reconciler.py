@@ -21,6 +21,7 @@ from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
+from controller.tenant_limits import UNLIMITED, TenantLimits, allowed_tolerations
 from crds.inferenceservice import InferenceService, ServiceHardware
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
@@ -64,9 +65,9 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that are kept until the inspection shows whether they are needed."""
 
 
-def model_reconciler(image: str, environment: Mapping[str, str]) -> Reconciler:
+def model_reconciler(image: str, environment: Mapping[str, str], limits: TenantLimits = UNLIMITED) -> Reconciler:
     """Return the reconciler; `image` and `environment` are those of its Jobs."""
-    settings = JobSettings(image, environment)
+    settings = JobSettings(image, environment, limits)
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
         model = snapshot.read(MODELS, key, Model)
@@ -234,7 +235,7 @@ def _decide_cache(
         )
 
     if observed.claim is not None:
-        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer), settings)
+        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer, settings), settings)
         there = Cached(
             claim=observed.claim["metadata"]["uid"],
             path=weights_path(model.spec.source, facts.revision, facts.file),
@@ -308,12 +309,13 @@ def _cached_message(cached: Cached) -> str:
     return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
 
 
-def _placement(model: Model, consumer: InferenceService | None) -> Placement:
+def _placement(model: Model, consumer: InferenceService | None, settings: JobSettings) -> Placement:
     """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
     if consumer is None:
         return Placement()
     spec = consumer.spec
-    tolerations = (*VENDORS[accelerator_of(consumer, model)].tolerations, *spec.tolerations)
+    allowed = allowed_tolerations(spec.tolerations, settings.limits)
+    tolerations = (*VENDORS[accelerator_of(consumer, model)].tolerations, *allowed)
     return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 

@@ -13,6 +13,7 @@ from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse
 from controller.models.jobs import JobResult, Placement, Work
 from controller.models.served import claim_name, weights_path
 from controller.reconcile.plan import child
+from controller.tenant_limits import UNLIMITED, TenantLimits
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Layout, Model
 from kube.client import Obj
@@ -36,6 +37,7 @@ class JobSettings(msgspec.Struct, frozen=True):
 
     image: str
     environment: Mapping[str, str] = {}
+    limits: TenantLimits = UNLIMITED
 
 
 class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

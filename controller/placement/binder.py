@@ -45,6 +45,12 @@ class HostCapacity(NamedTuple):
     """The host accepts no process, whatever its budget: other programs use its memory."""
     budget_bytes: int = 0
     """Memory for models in all, which does not change all the time."""
+    namespaces: frozenset[str] = frozenset()
+    """Namespaces that the host is given to; none: all."""
+
+    def accepts(self, namespace: str) -> bool:
+        """Return whether the host is given to this namespace."""
+        return not self.namespaces or namespace in self.namespaces
 
 
 class WaitingProcess(NamedTuple):
@@ -100,7 +106,8 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     pressure = find(host.status.conditions, MEMORY_PRESSURE)
     short = pressure is not None and pressure.status == "True"
     budget_bytes = host.status.budget_bytes or host.status.available_bytes or 0
-    return HostCapacity(host.metadata.name, frozenset(host.status.runtimes), free_bytes, short, budget_bytes)
+    runtimes, namespaces = frozenset(host.status.runtimes), frozenset(host.spec.namespaces)
+    return HostCapacity(host.metadata.name, runtimes, free_bytes, short, budget_bytes, namespaces)
 
 
 def _stored(store: Store, host: str) -> Obj:
@@ -124,12 +131,20 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
     return found
 
 
-def eligible_hosts(runtime: str, avoid: Collection[str | None], among: Iterable[HostCapacity]) -> list[HostCapacity]:
-    """Return the hosts that can take this engine and are not to be avoided; most free memory first, ties by name."""
+def eligible_hosts(
+    runtime: str, namespace: str, avoid: Collection[str | None], among: Iterable[HostCapacity]
+) -> list[HostCapacity]:
+    """Return the hosts that can take this engine, are given to the namespace and are not to be avoided.
+
+    The host with most free memory comes first, ties are in the order of names.
+    """
     found = [
         capacity
         for capacity in among
-        if runtime in capacity.runtimes and not capacity.short_of_memory and capacity.host not in avoid
+        if runtime in capacity.runtimes
+        and not capacity.short_of_memory
+        and capacity.host not in avoid
+        and capacity.accepts(namespace)
     ]
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
@@ -142,7 +157,7 @@ def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> li
     left = {capacity.host: capacity for capacity in among}
     bindings = []
     for process in sorted(waiting, key=lambda each: each.order):
-        eligible = eligible_hosts(process.runtime, process.avoid, left.values())
+        eligible = eligible_hosts(process.runtime, process.key.namespace, process.avoid, left.values())
         fitting = (capacity for capacity in eligible if capacity.free_bytes >= process.memory_bytes)
         # The first of the best: the one with most free memory, unless it refused and another did not.
         capacity = min(fitting, key=lambda each: each.host in process.refused_by, default=None)
@@ -235,8 +250,9 @@ def still_fits(store: Store, bindable: Callable[[str], bool], binding: Binding) 
     """Return whether the host of a binding that was decided before still lives and has the memory."""
     found = store.get(METAL_HOSTS, binding.host)
     hosts = filter_live(decode_stored(store, METAL_HOSTS, [found] if found else [], MetalHost), bindable)
-    left = eligible_hosts(binding.process.runtime, binding.process.avoid, stored_capacities(store, hosts))
-    return any(capacity.free_bytes >= binding.process.memory_bytes for capacity in left)
+    process = binding.process
+    left = eligible_hosts(process.runtime, process.key.namespace, process.avoid, stored_capacities(store, hosts))
+    return any(capacity.free_bytes >= process.memory_bytes for capacity in left)
 
 
 class Binder:

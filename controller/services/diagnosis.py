@@ -110,19 +110,26 @@ def _unbound(
     siblings: SortedProcesses,
     advise: Callable[[int], Advice],
 ) -> ServiceProblem:
-    runtime, needed = process.spec.runtime, process.spec.memory_bytes
+    runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
     if not capacities:
         message = f"no live host: run `pomona agent` on a host that has {size_text(needed)} of memory free"
         return ServiceProblem("NoHost", message, "Pending")
-    capable = [capacity for capacity in capacities if runtime in capacity.runtimes]
+    given = [capacity for capacity in capacities if capacity.accepts(namespace)]
+    if not given:
+        message = (
+            f"none of the {len(capacities)} live hosts is given to namespace {namespace}: an administrator may add it "
+            f"to spec.namespaces of one, such as MetalHost {min(each.host for each in capacities)}"
+        )
+        return ServiceProblem("NoHost", message, "Pending")
+    capable = [capacity for capacity in given if runtime in capacity.runtimes]
     if not capable:
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
-        message = f"none of the {len(capacities)} live hosts can run {runtime}: {hint} on one of them"
+        message = f"none of the {len(given)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
     left_by = {each.spec.host_name for each in siblings.displaced}
     short = [capacity.host for capacity in capable if capacity.short_of_memory or capacity.host in left_by]
-    left = eligible_hosts(runtime, {*refused, *left_by}, capacities)
+    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, given)
     if not left and short:
         message = (
             f"host {short[0]} is short of memory and accepts nothing until it has recovered; no other host can run it: "
@@ -149,4 +156,6 @@ def _unbound(
         )
     if short:
         message += f"; host {short[0]} is short of memory and accepts nothing until it has recovered"
+    if len(given) < len(capacities):
+        message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"
     return ServiceProblem("NoHostFits", message, "Pending")

@@ -4,6 +4,7 @@ An unmet precondition (a Model that is missing or being fetched, a spec that con
 serves: existing replicas stay until others replace them. `Ready` means that an endpoint has answered.
 """
 
+import functools
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,10 +18,12 @@ from controller.reconcile.triggers import Trigger, everything, owned, steady_fac
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
 from controller.services.metal_processes import observe_hosts
+from controller.services.preconditions import CheckedService, ServiceProblem
 from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, token_secret
+from controller.tenant_limits import UNLIMITED, TenantLimits, check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
 from crds.model import Model
@@ -56,7 +59,7 @@ class ServiceInputs(NamedTuple):
     revision: int = 0
 
 
-def service_reconciler(prober: Prober) -> Reconciler:
+def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
     """Return the reconciler; `prober` probes the endpoints."""
     tokens = KnownTokens()
 
@@ -67,7 +70,7 @@ def service_reconciler(prober: Prober) -> Reconciler:
             tokens.forget(key)
             return None
         revision = snapshot.store.revision
-        view = build_view(snapshot, key, service)
+        view = build_view(snapshot, key, service, limits)
         question = view.question
         answer = prober.answer(key, question, view.proof)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
@@ -76,7 +79,7 @@ def service_reconciler(prober: Prober) -> Reconciler:
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
-        decide=decide_service,
+        decide=functools.partial(decide_service, limits=limits),
         triggers=(
             *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
             Trigger(MODELS, _services_of_model, everything),
@@ -89,14 +92,14 @@ def service_reconciler(prober: Prober) -> Reconciler:
     )
 
 
-def decide_service(snapshot: Snapshot, key: ObjectKey) -> Plan:
+def decide_service(snapshot: Snapshot, key: ObjectKey, limits: TenantLimits = UNLIMITED) -> Plan:
     """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
-    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service)
+    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service, limits)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -119,7 +122,9 @@ def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None
     return None if service is None or service.metadata.deletion_timestamp is not None else service
 
 
-def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> ServiceView:
+def build_view(
+    snapshot: Snapshot, key: ObjectKey, service: InferenceService, limits: TenantLimits = UNLIMITED
+) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
     def find(key: ObjectKey) -> Model | None:
@@ -130,6 +135,8 @@ def build_view(snapshot: Snapshot, key: ObjectKey, service: InferenceService) ->
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
     checked = preconditions.check_service(service, model, companions)
+    if exceeded := check_limits(service, limits):
+        checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()

@@ -210,7 +210,7 @@ def _blocking_processes(
     if waiting is None or standing.terminating:
         return []
     avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
-    eligible_hosts = binder.eligible_hosts(waiting.spec.runtime, avoid, capacities)
+    eligible_hosts = binder.eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible_hosts):
         return []
     for capacity in eligible_hosts:

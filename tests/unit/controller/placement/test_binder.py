@@ -44,6 +44,15 @@ def test_host_with_most_free_memory_is_picked() -> None:
     assert placed([wants("a", 4)], [capacity("small", 8), capacity("large", 16)]) == {"a": "large"}
 
 
+def test_host_is_given_to_namespaces() -> None:
+    large = capacity("large", 16)._replace(namespaces=frozenset({"other"}))
+    assert placed([wants("a", 4)], [capacity("small", 8), large]) == {"a": "small"}
+    assert placed([wants("a", 4)], [large]) == {}
+    assert placed([wants("a", 4)], [large._replace(namespaces=frozenset({"other", "team"}))]) == {"a": "large"}
+    stated = host("large") | {"spec": {"namespaces": ["other"]}}
+    assert host_capacities([as_host(stated)], [])[0].namespaces == {"other"}
+
+
 def test_each_binding_counts_for_the_next() -> None:
     assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8), capacity("two", 7)]) == {"a": "one", "b": "two"}
     assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8)]) == {"a": "one"}

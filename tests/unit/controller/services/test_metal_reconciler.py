@@ -52,6 +52,9 @@ def test_answering_process_makes_the_service_ready() -> None:
     assert (plan.create, plan.delete) == ((), ())
 
 
+OTHERS: Obj = {"spec": {"namespaces": ["other"]}}
+
+
 @pytest.mark.parametrize(
     ("hosts", "expected", "says"),
     [
@@ -64,6 +67,16 @@ def test_answering_process_makes_the_service_ready() -> None:
             "studio-1, has 4.0 GiB for models, of which too little is free now",
         ),
         ([host()], ("Pending", "Binding"), "studio-1"),
+        (
+            [host() | OTHERS],
+            ("Pending", "NoHost"),
+            "none of the 1 live hosts is given to namespace team: an administrator may add it to spec.namespaces",
+        ),
+        (
+            [host(free_bytes=GIB), host("studio-2") | OTHERS],
+            ("Pending", "NoHostFits"),
+            "; 1 more live hosts are not given to namespace team",
+        ),
         ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
         (
             [host(conditions=SHORT), host("studio-2", GIB, budgetBytes=GIB)],

@@ -1,0 +1,70 @@
+"""Limits of what tenants may state about pods: the images and the taints that the platform team allows.
+
+Whoever may create InferenceServices creates pods. By the image of its engine a pod could become something else than an
+engine, and by its tolerations it could run beside the control plane.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from crds.inferenceservice import InferenceService
+from crds.meta import Toleration
+
+CONTROL_PLANE_TAINTS: Final = frozenset({"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"})
+
+
+class TenantLimits(NamedTuple):
+    """Options of the controller that limit what an InferenceService may state."""
+
+    image_prefixes: tuple[str, ...] = ()
+    """Beginnings of the images that spec.image may name; none: all images."""
+    control_plane: bool = False
+    """True if spec.tolerations may tolerate the taints of control-plane nodes."""
+
+
+UNLIMITED: Final = TenantLimits(control_plane=True)
+
+
+class ExceededLimit(NamedTuple):
+    """A field that exceeds the limits."""
+
+    reason: str
+    message: str
+
+
+def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
+    """Return the first field of a service that exceeds the limits, with the way out, or None."""
+    image, prefixes = service.spec.image, limits.image_prefixes
+    if image is not None and prefixes and not any(_begins_with(image, each) for each in prefixes):
+        message = (
+            f"spec.image {image} is not allowed: images begin with {' or '.join(prefixes)} here; use one of those, "
+            "leave spec.image out for the default, or ask the platform team for another --allowed-image-prefix"
+        )
+        return ExceededLimit("ImageNotAllowed", message)
+    for number, toleration in enumerate(service.spec.tolerations):
+        if not _is_allowed(toleration, limits):
+            message = (
+                f"spec.tolerations[{number}] {_describe(toleration)} would tolerate control-plane nodes: name the keys "
+                "of other taints, or ask the platform team for --allow-control-plane-tolerations"
+            )
+            return ExceededLimit("TolerationNotAllowed", message)
+    return None
+
+
+def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits) -> list[Toleration]:
+    """Return the tolerations that are within the limits."""
+    return [each for each in tolerations if _is_allowed(each, limits)]
+
+
+def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:
+    # An empty key with Exists tolerates every taint.
+    return limits.control_plane or (toleration.key != "" and toleration.key not in CONTROL_PLANE_TAINTS)
+
+
+def _describe(toleration: Toleration) -> str:
+    return f"with key {toleration.key}" if toleration.key else "without a key"
+
+
+def _begins_with(image: str, prefix: str) -> bool:
+    """Decide whether an image begins with a prefix, of whole names: `a.example` allows no `a.example.com/b`."""
+    return image.startswith(prefix) and (prefix[-1:] in "/:@" or image[len(prefix) : len(prefix) + 1] in {"", *"/:@"})

@@ -1,0 +1,57 @@
+"""Limits of what tenants may state about pods: field, value and way out of each refusal."""
+
+import pytest
+
+from controller.tenant_limits import TenantLimits, allowed_tolerations, check_limits
+from tests.support.api_objects import as_service, service
+
+LIMITED = TenantLimits(("registry.example/llm/", "ghcr.io/ggml-org/llama.cpp"))
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+
+
+@pytest.mark.parametrize(
+    ("image", "is_allowed"),
+    [
+        ("registry.example/llm/server:1", True),
+        ("registry.example/llm", False),
+        ("registry.example/other/server:1", False),
+        ("registry.example.evil.com/llm/server:1", False),
+        ("ghcr.io/ggml-org/llama.cpp:server", True),
+        ("ghcr.io/ggml-org/llama.cpp@sha256:0", True),
+        ("ghcr.io/ggml-org/llama.cpp", True),
+        ("ghcr.io/ggml-org/llama.cpp-evil:server", False),
+        ("evil/registry.example/llm/server", False),
+        (None, True),
+    ],
+)
+def test_image_begins_with_an_allowed_prefix(image: str | None, *, is_allowed: bool) -> None:
+    stated = as_service(service(image=image) if image else service())
+    problem = check_limits(stated, LIMITED)
+    assert (problem is None) == is_allowed
+    assert check_limits(stated, TenantLimits()) is None, "without the flag, all images are allowed"
+    if problem:
+        assert problem.reason == "ImageNotAllowed"
+        assert f"spec.image {image}" in problem.message
+        assert "registry.example/llm/ or ghcr.io/ggml-org/llama.cpp" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("toleration", "is_allowed"),
+    [
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),
+        ({"key": CONTROL_PLANE, "operator": "Exists", "effect": "NoSchedule"}, False),
+        ({"key": "node-role.kubernetes.io/master", "value": ""}, False),
+        ({"operator": "Exists"}, False),
+        ({"key": "", "operator": "Exists", "effect": "NoExecute"}, False),
+    ],
+)
+def test_taints_of_the_control_plane_are_not_tolerated(toleration: dict[str, str], *, is_allowed: bool) -> None:
+    stated = as_service(service(tolerations=[{"key": "team", "value": "a"}, toleration]))
+    problem = check_limits(stated, LIMITED)
+    assert (problem is None) == is_allowed
+    assert len(allowed_tolerations(stated.spec.tolerations, LIMITED)) == 1 + is_allowed
+    assert check_limits(stated, TenantLimits(control_plane=True)) is None
+    if problem:
+        assert problem.reason == "TolerationNotAllowed"
+        assert "spec.tolerations[1]" in problem.message
+        assert "--allow-control-plane-tolerations" in problem.message
