@@ -31,6 +31,7 @@ class Assignment:
     spec: MetalProcessSpec | None
     """None when this version of the agent cannot read it; then `problem` says why."""
     problem: str = ""
+    """The reason why this version starts no engine for it; one that runs, of a newer version, runs on."""
     deleted: bool = False
 
     @property

@@ -219,6 +219,14 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
     return process if is_same else None
 
 
+def is_owned(pid: int, owner: Path) -> bool:
+    """Return whether the agent of folder `owner` started the process `pid`; False if that cannot be found out."""
+    try:
+        return psutil.Process(pid).environ().get(OWNER_VARIABLE) == str(owner)
+    except (psutil.Error, OSError):
+        return False
+
+
 async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
     """Kill processes of `owner` outside the sessions that `known` pids lead; returns their pids.
 

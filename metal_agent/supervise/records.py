@@ -1,14 +1,22 @@
-"""Records of started engines on disk, one file per process, so that the next agent adopts running engines."""
+"""Records of started engines on disk, one file per process, so that the next agent adopts running engines.
 
+A newer version may have written a record with values or fields that this one does not know. What is unreadable is
+unknown, and no reason to end an engine: the rest of the record is used, and what is unknown survives a rewrite.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.assignments import Assignment
 from metal_agent.native.engine_handle import ProcessIdentity
+from runtimes.registry import RUNTIMES
 
 log = structlog.get_logger()
 
@@ -35,11 +43,32 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of the file with the key that the engine requires; empty if an earlier version started it without one."""
     model: str = ""
     """Name of the model in the shared daemon of `spec.runtime`, if the engine is a model there."""
+    unread: tuple[str, ...] = ()
+    """Fields of the spec whose values this version cannot read, never written: the engine runs on, but this version
+    does not start it."""
 
     @property
     def assignment(self) -> Assignment:
         """The assignment that the engine was started for."""
-        return Assignment(self.uid, self.namespace, self.name, self.spec)
+        fields = ", ".join(self.unread)
+        problem = f"this agent cannot read {fields} of the MetalProcess; update the agent" if fields else ""
+        return Assignment(self.uid, self.namespace, self.name, self.spec, problem)
+
+
+class UnreadableRecord(NamedTuple):
+    """A record of another version, of which only this is read; its engine runs on, and gets no requests."""
+
+    uid: str
+    pid: int | None
+    memory_bytes: int
+    key_file: str
+
+
+class _KeptContent(NamedTuple):
+    """A record as it was on disk."""
+
+    record: Record
+    content: Mapping[str, Any]
 
 
 class Records:
@@ -47,15 +76,36 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._kept: dict[str, _KeptContent] = {}
+        self.unreadable: list[UnreadableRecord] = []
+        """Records of another version that the last `load` found."""
 
     def load(self) -> dict[str, Record]:
-        """Read all records, by uid; damaged ones are left out. Raises OSError if a file cannot be read."""
-        found = (durable.read(path, Record) for path in sorted(self._folder.glob("[!.]*.json")))
-        return {record.uid: record for record in found if record is not None}
+        """Read all records, by uid, without damaged and unreadable ones. Raises OSError if a file cannot be read."""
+        self._kept, self.unreadable = {}, []
+        for path in sorted(self._folder.glob("[!.]*.json")):
+            content = durable.read(path, dict[str, Any])
+            if content is None:
+                continue
+            record = _read_record(content)
+            if record:
+                self._kept[record.uid] = _KeptContent(record, content)
+            else:
+                log.warning("record_unreadable", path=str(path), hint="its engine runs on; update the agent")
+                self.unreadable.append(_read_unreadable(path.stem, content))
+        return {uid: kept.record for uid, kept in self._kept.items()}
 
     def write(self, record: Record) -> None:
         """Write `record`, in place of an earlier one of the same uid. Raises OSError."""
-        durable.write(self._path(record.uid), record)
+        content: dict[str, Any] = msgspec.to_builtins(structs.replace(record, unread=()))
+        kept = self._kept.get(record.uid)
+        if kept and kept.record.identity == record.identity:
+            # The same engine, recorded by a newer version; its spec never changes.
+            known = {field.encode_name for field in structs.fields(Record)}
+            content |= {name: value for name, value in kept.content.items() if name not in known}
+            if kept.record.spec == record.spec:
+                content["spec"] = kept.content["spec"]
+        durable.write(self._path(record.uid), content)
 
     def remove(self, uid: str) -> None:
         """Delete the record of `uid`, whose engine is gone; a failure is harmless, since nothing would be adopted."""
@@ -66,3 +116,40 @@ class Records:
 
     def _path(self, uid: str) -> Path:
         return self._folder / f"{uid}.json"
+
+
+def _read_record(content: Mapping[str, Any]) -> Record | None:
+    """Read a record, without fields of the spec that are unreadable; None if it lacks what every record has."""
+    spec = content.get("spec")
+    readable, unread = _split_fields(spec, MetalProcessSpec) if isinstance(spec, dict) else ({}, ())
+    try:
+        record = msgspec.convert({**content, "spec": readable, "unread": unread}, Record)
+    except msgspec.ValidationError:
+        return None
+    return record if record.spec.runtime in RUNTIMES else None
+
+
+def _split_fields(content: Mapping[str, Any], struct: type[msgspec.Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the values of `content` that the fields of `struct` can have, and the names of the other fields."""
+    readable, unread = dict(content), []
+    for field in structs.fields(struct):
+        name = field.encode_name
+        try:
+            if name in readable:
+                msgspec.convert(readable[name], field.type)
+        except msgspec.ValidationError:
+            del readable[name]
+            unread.append(name)
+    return readable, tuple(unread)
+
+
+def _read_unreadable(uid: str, content: Mapping[str, Any]) -> UnreadableRecord:
+    identity, spec, key_file = content.get("identity"), content.get("spec"), content.get("key_file")
+    pid = identity.get("pid") if isinstance(identity, dict) else None
+    memory_bytes = spec.get("memoryBytes") if isinstance(spec, dict) else None
+    return UnreadableRecord(
+        uid,
+        pid if isinstance(pid, int) else None,
+        memory_bytes if isinstance(memory_bytes, int) else 0,
+        key_file if isinstance(key_file, str) else "",
+    )

@@ -342,6 +342,8 @@ class Runner:
         """Start the engine and write its record; without a record, the next agent finds and kills the engine."""
         spec = self.assignment.spec
         there = self._daemon or (self._weights and self._weights.exists)
+        if self.assignment.problem:
+            return events.Failed("Unsupported", self.assignment.problem, permanent=True)
         if spec is None or not there:
             return events.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
         if not self._host.loads.try_acquire(self.assignment.uid):

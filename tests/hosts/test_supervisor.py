@@ -1,6 +1,7 @@
 """The supervisor with llama.cpp's real server: to Ready, through crashes and agent restarts, to Stopped."""
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import replace
@@ -316,3 +317,43 @@ async def test_a_download_token_that_has_not_arrived_is_waited_for(
     assert "Secret hub" in await phase(machine, "Failed", "SecretUnknown")
     machine.secrets["team-a", "hub"] = "token"
     await ready(machine)
+
+
+async def test_engine_with_a_value_of_a_newer_version_serves_on(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    path = machine.folder / "processes" / "u1.json"
+    record = json.loads(path.read_text())
+    record["spec"]["priority"] = "imperial"
+    path.write_text(json.dumps(record))
+    await machine.start()
+    machine.supervisor.assign([replace(assignment(), spec=None, problem="priority 'imperial' is unknown")])
+    runner = machine.runners["u1"]
+    assert (runner.state.phase, runner.state.pid, runner.model or "chat") == ("Ready", pid, "chat")
+    assert json.loads(path.read_text())["spec"]["priority"] == "imperial"
+    os.kill(pid, signal.SIGKILL)
+    assert "cannot read priority" in await phase(machine, "Failed", "Unsupported")
+
+
+async def test_engine_of_an_unreadable_record_runs_on_until_it_is_no_longer_assigned(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    path = machine.folder / "processes" / "u1.json"
+    record = json.loads(path.read_text())
+    record["spec"]["runtime"] = "warp-drive"
+    path.write_text(json.dumps(record))
+    await machine.start()
+    assert machine.runners == {}
+    assert identify_process(pid)
+    assert sum(machine.ledger.reserved.values()) == record["spec"]["memoryBytes"]
+    machine.supervisor.assign([replace(assignment(), spec=None, problem="runtime 'warp-drive' is unknown")])
+    await phase(machine, "Rejected", "Unsupported")
+    assert identify_process(pid)
+    assert path.exists()
+    machine.supervisor.assign([])
+    await eventually(lambda: identify_process(pid) is None)
+    await eventually(lambda: not machine.ledger.reserved and not path.exists())

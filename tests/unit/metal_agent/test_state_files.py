@@ -1,8 +1,11 @@
 """State that the agent keeps on disk over a restart: address, ports, assignments, records."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from metal_agent import assignments
 from metal_agent.assignments import LastKnown, LastKnownFile
@@ -48,6 +51,48 @@ def test_state_folder_with_too_long_socket_path_is_refused(tmp_path: Path) -> No
 def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "u1.json").write_text("half a rec")
     assert Records(tmp_path).load() == {}
+
+
+def _record_of_a_newer_version(**changes: object) -> dict[str, Any]:
+    record = {
+        "uid": "u1",
+        "namespace": "team-a",
+        "name": "chat-1",
+        "spec": PROCESS["spec"] | {"priority": "imperial", "warmStandby": {"seconds": 5}},  # type: ignore[operator]  # a JSON object
+        "identity": {"pid": 7, "start_time": "123", "boot_id": "boot"},
+        "started_at": "2026-11-22T00:00:00Z",
+        "url": "http://127.0.0.1:9",
+        "shard": {"rank": 1},
+    }
+    return record | changes
+
+
+def test_record_with_values_of_a_newer_version_is_read_and_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "u1.json"
+    path.write_text(json.dumps(_record_of_a_newer_version()))
+    records = Records(tmp_path)
+    record = records.load()["u1"]
+    assert (record.spec.service_name, record.spec.priority) == ("chat", "normal")
+    assert "priority" in record.assignment.problem, "an engine with another priority is not started by this version"
+    records.write(structs.replace(record, ready_at="2026-11-22T00:00:05Z"))
+    assert json.loads(path.read_text()) == _record_of_a_newer_version(ready_at="2026-11-22T00:00:05Z")
+    assert record.identity
+    another = structs.replace(record, identity=structs.replace(record.identity, pid=8))
+    records.write(another)
+    assert "shard" not in json.loads(path.read_text()), "it was of the engine before"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"spec": {"memoryBytes": 7}}, {"spec": PROCESS["spec"] | {"runtime": "warp-drive"}}, {"started_at": 5}],  # type: ignore[operator]  # a JSON object
+)
+def test_record_that_cannot_be_read_is_known_by_uid_and_pid(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "u1.json").write_text(json.dumps(_record_of_a_newer_version(**changes)))
+    records = Records(tmp_path)
+    assert records.load() == {}
+    (unreadable,) = records.unreadable
+    assert (unreadable.uid, unreadable.pid) == ("u1", 7)
+    assert (tmp_path / "u1.json").exists()
 
 
 def test_ports_are_the_same_after_a_restart(tmp_path: Path) -> None:
