@@ -182,18 +182,12 @@ class Exchange:
         self.keep_alive = self.keep_alive and self.body_complete
         if not self.keep_alive:
             fields = (*fields, (b"connection", b"close"))
-        if not any(name.lower() == b"date" for name, _ in fields):
-            fields = (*fields, (b"date", _date(int(time.time()))))
-        head = encode_fields(_status_line(status), fields)
+        head = encode_fields(_status_line(status, int(time.time())), fields)
         self._connection.write(head + body if self.head.method != "HEAD" else head)
 
 
-@functools.lru_cache(maxsize=128)
-def _status_line(status: int) -> bytes:
+@functools.lru_cache(maxsize=64)
+def _status_line(status: int, unix_seconds: int) -> bytes:
+    """Return the first line of a response and its Date."""
     phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
-
-
-@functools.lru_cache(maxsize=2)
-def _date(unix_seconds: int) -> bytes:
-    return formatdate(unix_seconds, usegmt=True).encode()
+    return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(unix_seconds, usegmt=True)}\r\n".encode()

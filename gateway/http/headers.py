@@ -21,9 +21,7 @@ class Headers:
 
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
-        self._first: dict[bytes, bytes] = {}
-        for name, value in reversed(self.fields):
-            self._first[name.lower()] = value
+        self._first = {name.lower(): value for name, value in reversed(self.fields)}
 
     def value(self, name: bytes) -> bytes | None:
         """Return the first value of the field `name`, which is in lower case."""
@@ -33,6 +31,8 @@ class Headers:
         """Return all values of the field `name`, which is in lower case."""
         if name not in self._first:
             return []
+        if len(self._first) == len(self.fields):  # none is repeated
+            return [self._first[name]]
         return [value for each, value in self.fields if each.lower() == name]
 
     def get(self, name: str, default: str = "") -> str:

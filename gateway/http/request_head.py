@@ -80,15 +80,15 @@ class RequestParser:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
             # Upgrades are not made: the request is answered as if it did not offer one.
-            if self._is_chunked():
+            if any(name.lower() == b"transfer-encoding" for name, _ in self._fields):
                 raise InvalidRequestError("it offers an upgrade and has a chunked body") from None
         except httptools.HttpParserError as error:
             raise InvalidRequestError(_rule(error)) from None
         self._head_ended = True
-        is_chunked = self._is_chunked()
+        headers = Headers(self._fields)
+        is_chunked = headers.value(b"transfer-encoding") is not None
         if not is_chunked:
             self._parser = None  # the parser refers to this object: without it, neither waits for the garbage collector
-        headers = Headers(self._fields)
         is_http_1_0 = line[1] == b"0"
         self._check_fields(headers, is_http_1_0=is_http_1_0)
         method = parser.get_method().decode()
@@ -119,9 +119,6 @@ class RequestParser:
         if self.complete:
             self._parser = None
         return content
-
-    def _is_chunked(self) -> bool:
-        return any(name.lower() == b"transfer-encoding" for name, _ in self._fields)
 
     def _check_fields(self, headers: Headers, *, is_http_1_0: bool) -> None:
         if len(self._fields) > HEADER_COUNT:

@@ -67,6 +67,7 @@ class ServerConnection(asyncio.Protocol):
         self._parser = RequestParser()
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Future[None] | None = None
         self._body_left_bytes = 0
         self._reading_paused = False
         self._idle = False
@@ -249,7 +250,10 @@ class ServerConnection(asyncio.Protocol):
         self._body_left_bytes = head.content_length or 0
         self.deadline = math.inf
         self._take_body(exchange)
-        self._task = self._loop.create_task(self._answer(exchange))
+        if self._task is None:
+            self._task = self._loop.create_task(self._answer_requests())
+        elif self._next and not self._next.done():
+            self._next.set_result(None)
 
     def _take_body(self, exchange: Exchange) -> None:
         buffer = self._buffer
@@ -278,6 +282,20 @@ class ServerConnection(asyncio.Protocol):
         if exchange.waits_for_body:
             self._set_deadline()
 
+    async def _answer_requests(self) -> None:
+        """Answer one request after the other; one task for all of them costs less than one for each."""
+        try:
+            while self._exchange or not self._ended:
+                if exchange := self._exchange:
+                    await self._answer(exchange)
+                    self._end_exchange(exchange)
+                else:
+                    self._next = self._loop.create_future()
+                    await self._next
+        finally:
+            if exchange := self._exchange:  # cancelled
+                self._end_exchange(exchange)
+
     async def _answer(self, exchange: Exchange) -> None:
         try:
             await self._handling.answer(exchange)
@@ -286,9 +304,6 @@ class ServerConnection(asyncio.Protocol):
             if not exchange.started:
                 fields, body = self._handling.render_error(500, "the server failed to answer it")
                 exchange.respond(500, fields, body)
-        finally:
-            self._task = None
-            self._end_exchange(exchange)
 
     def _end_exchange(self, exchange: Exchange) -> None:
         """Go on with the next request, or close the connection."""

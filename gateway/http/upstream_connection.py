@@ -15,6 +15,7 @@ from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 
 _UNREAD_BYTES: Final = 64 << 10
 _FIRST_FINAL_STATUS: Final = 200
+_NO_HEADERS: Final = Headers()
 _NO_CONTENT: Final = frozenset({204, 304})
 
 BodyPieces: TypeAlias = Sequence[bytes | memoryview]
@@ -37,7 +38,7 @@ class UpstreamResponse:
 
     def __init__(self, connection: "UpstreamConnection") -> None:
         self.status = 0
-        self.headers = Headers()
+        self.headers = _NO_HEADERS
         self.complete = False
         """The whole response has come; some of it may not be read yet."""
         self._connection: UpstreamConnection | None = connection

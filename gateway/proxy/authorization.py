@@ -20,10 +20,10 @@ def authorize(headers: Headers, token: str | None) -> None:
 
 def _has_token(headers: Headers, token: str) -> bool:
     """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
-    scheme, _, credentials = headers.get("Authorization").partition(" ")
-    if scheme.lower() != "bearer":
-        credentials = headers.get("X-Api-Key")
-    return hmac.compare_digest(credentials.strip().encode(errors="surrogateescape"), token.encode())
+    scheme, _, credentials = (headers.value(b"authorization") or b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        credentials = headers.value(b"x-api-key") or b""
+    return hmac.compare_digest(credentials.strip(), token.encode())
 
 
 def _is_local_program(headers: Headers) -> bool:

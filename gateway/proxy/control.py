@@ -7,6 +7,7 @@ anything. Nothing is kept on disk: an agent that restarts the proxy sends the co
 
 import asyncio
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from gateway.proxy.listeners import Listeners
 
 _GROUP_AND_OTHERS = 0o077
 _SOCKET_MASK = 0o177
+_GARBAGE_THRESHOLD = 20_000
 
 _log = structlog.get_logger()
 
@@ -67,6 +69,9 @@ def claim_socket(path: Path) -> Iterator[socket.socket]:
 async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
     """Serve the control API on the claimed socket until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     limits.raise_descriptor_limit()
+    # What was imported stays: to look through it again and again would take a tenth of the time of short requests.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,11 +7,9 @@ response never looks like a whole one.
 """
 
 import asyncio
+import os
 import re
-import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import msgspec
@@ -71,8 +69,11 @@ async def _dispatch(exchange: Exchange, router: Router, shared: SharedResources)
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)
         return
-    with _refusal_logged(router, path):
+    try:
         authorize(exchange.head.headers, router.token)
+    except RequestError as error:
+        _log_refusal(router, path, error)
+        raise
     if path in paths.INFERENCE:
         if method != "POST":
             raise errors.method_not_allowed(method, path, "POST")
@@ -109,10 +110,13 @@ async def _infer(exchange: Exchange, router: Router, shared: SharedResources) ->
     """Answer a request for inference by the service that its body names. Raises RequestError."""
     inference = InferenceRequest(exchange.head.path, _request_id(exchange), shared.body_budget.reserve())
     try:
-        with _refusal_logged(router, inference.path):
+        try:
             content = await _read_content(exchange, inference.reservation)
             inference.body = await shared.body_reader.read(content)
             service = router.find_service(inference.body.model)
+        except RequestError as error:
+            _log_refusal(router, inference.path, error)
+            raise
         await _serve_and_record(exchange, inference, service, shared)
     finally:
         inference.free_body()
@@ -209,17 +213,12 @@ async def _read_content(exchange: Exchange, reservation: BodyReservation) -> byt
     return content
 
 
-@contextmanager
-def _refusal_logged(router: Router, path: str) -> Iterator[None]:
+def _log_refusal(router: Router, path: str, error: RequestError) -> None:
     """Log a request that is refused before it reaches a service."""
-    try:
-        yield
-    except RequestError as error:
-        _log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
-        raise
+    _log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
 
 
 def _request_id(exchange: Exchange) -> str:
     """Return the client's request id if it is harmless in a log, else a new one."""
     given = exchange.head.headers.get(REQUEST_ID)
-    return given if given and _VALID_REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    return given if given and _VALID_REQUEST_ID.fullmatch(given) else os.urandom(8).hex()

@@ -96,8 +96,8 @@ class Service:
         if self._forget_metrics:
             self.metrics.count_request(inference.route, inference.status, inference.error)
             self.metrics.request_seconds.observe(seconds)
-            self.metrics.prompt_tokens.inc(prompt)
-            self.metrics.generated_tokens.inc(generated)
+            self.metrics.prompt_tokens += prompt
+            self.metrics.generated_tokens += generated
         _log.info(
             "request_finished",
             service=self.config.name,

@@ -23,9 +23,17 @@ _LARGEST_ERROR_BYTES: Final = 64 << 10
 _LARGEST_JSON_BYTES: Final = 64 << 20
 """A larger response is passed on unchanged, with the engine's name for the model."""
 _REQUEST_ID_FIELD: Final = REQUEST_ID.encode()
-_FOR_WEB_PAGES: Final = b"access-control-"
+_FOR_WEB_PAGES: Final = frozenset(
+    b"access-control-" + name
+    for name in (
+        *(b"allow-origin", b"allow-credentials", b"allow-headers", b"allow-methods", b"allow-private-network"),
+        *(b"expose-headers", b"max-age"),
+    )
+)
 """Fields by which an engine would open the proxy to web pages."""
-_NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"server", b"set-cookie", b"x-request-id"}
+_NOT_TO_CLIENT: Final = (
+    HOP_BY_HOP | _FOR_WEB_PAGES | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
+)
 # The token is the proxy's, not the engine's; a compressed response could not be rewritten; the others belong to the
 # connection with the client.
 _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
@@ -195,11 +203,7 @@ class UpstreamRequest:
             self._exchange.start(upstream.status, self._fields(upstream))
 
     def _fields(self, upstream: UpstreamResponse) -> Iterable[Field]:
-        fields = [
-            field
-            for field in upstream.headers.forward(_NOT_TO_CLIENT)
-            if not field[0].lower().startswith(_FOR_WEB_PAGES)
-        ]
+        fields = upstream.headers.forward(_NOT_TO_CLIENT)
         fields.append((_REQUEST_ID_FIELD, self._inference.request_id.encode()))
         return fields
 

@@ -43,7 +43,7 @@ async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host:
     await host.agent.kill()
     assert await cluster.answers("chat")
     host.agent.start()
-    await eventually(lambda: '"event": "engine_adopted"' in host.agent.log.read_text())
+    await eventually(lambda: '"event":"engine_adopted"' in host.agent.log.read_text())
     assert await cluster.answers("chat")
     assert (await cluster.process("chat")).status.started_at == process.status.started_at
 

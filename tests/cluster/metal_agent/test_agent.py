@@ -158,7 +158,7 @@ async def test_a_killed_agent_breaks_no_stream_and_its_successor_adopts(
         await bound_process.host.agent.kill()
         assert await answers(http, url), "new requests are answered without an agent"
         bound_process.host.agent.start()
-        await eventually(lambda: '"event": "engine_adopted"' in bound_process.host.agent.tail(50))
+        await eventually(lambda: '"event":"engine_adopted"' in bound_process.host.agent.tail(50))
         await eventually(lambda: _renewed_again(bound_process))
         assert await stream.content.readline()
         assert stream.content.exception() is None
@@ -186,7 +186,7 @@ async def test_processes_are_restarted_while_the_api_server_is_away(
         await eventually(lambda: answers_if_reachable(http, url))
         await bound_process.host.agent.kill()
         bound_process.host.agent.start()
-        await eventually(lambda: '"event": "engine_adopted"' in bound_process.host.agent.tail(50))
+        await eventually(lambda: '"event":"engine_adopted"' in bound_process.host.agent.tail(50))
         assert await answers(http, url)
         await bound_process.host.host.kill_all()
         await bound_process.host.agent.wait()

@@ -91,7 +91,7 @@ async def test_unreadable_record_stops_only_the_agent_with_a_message(
     record.rmdir()
     record.write_bytes(kept)
     agent.start()
-    await eventually(lambda: '"event": "engine_adopted"' in agent.tail(20))
+    await eventually(lambda: '"event":"engine_adopted"' in agent.tail(20))
     assert await bound_process.pid() == pid
 
 
