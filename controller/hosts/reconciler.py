@@ -24,7 +24,7 @@ from controller.hosts.grants import (
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
 from controller.hosts.secrets import HostSecrets, host_secret
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, host_of_slice
+from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, host_of_slice, stated_addresses
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
@@ -33,7 +33,16 @@ from crds.metalhost import MetalHost
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLE_BINDINGS, ROLES, ObjectKey
+from kube.resources import (
+    ENDPOINT_SLICES,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    ROLE_BINDINGS,
+    ROLES,
+    ObjectKey,
+    object_key,
+)
 from kube.store import Store
 
 READ_SECONDS: Final = 3.0
@@ -139,6 +148,7 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         reads=steady_facts,
         triggers=(
             *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
+            Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),
             Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
             Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
         ),
@@ -150,6 +160,12 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
 def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
     host = process["spec"].get("hostName")
     return [ObjectKey("", host)] if host else []
+
+
+def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
+    """Return the hosts that state the address of this one, which one of them loses or gets."""
+    hosts = (each for address in stated_addresses(host) for each in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address))
+    return [object_key(each) for each in hosts]
 
 
 def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:

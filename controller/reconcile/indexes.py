@@ -102,7 +102,8 @@ def _host_of_slice(obj: Obj) -> list[str]:
     return [host] if host else []
 
 
-def _stated_addresses(host: Obj) -> list[str]:
+def stated_addresses(host: Obj) -> list[str]:
+    """Return the address that a MetalHost states, if any."""
     address = host.get("status", {}).get("address")
     return [address] if address else []
 
@@ -113,7 +114,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     JOBS: {OWNER_INDEX: _owners},
     PVCS: {OWNER_INDEX: _owners},
     PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE)},
-    METAL_HOSTS: {ADDRESS_INDEX: _stated_addresses},
+    METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {MODEL_INDEX: _models},

@@ -35,7 +35,7 @@ class BoundProcess:
         self.namespace = namespace
         self.host = host
         self.addresses = [host.address]
-        """Addresses that the host is granted with the next process."""
+        """Addresses that the host is granted with the next process; none: it is granted nothing."""
 
     async def bind(self, name: str = "chat-1", **changes: object) -> None:
         token = {f"{self.namespace}_chat-token_token": b64encode(TOKEN.encode()).decode()}
@@ -54,7 +54,8 @@ class BoundProcess:
             "extraArgs": ["-t", "1"],
         }
         process = {"metadata": metadata, "spec": spec | changes}
-        await grant_host(self.client, self.host.name, self.addresses, [process])
+        if self.addresses:
+            await grant_host(self.client, self.host.name, self.addresses, [process])
         await self.client.create(METAL_PROCESSES, process)
 
     async def object(self, name: str = "chat-1") -> Obj:

@@ -1,0 +1,150 @@
+"""The controller grants a host its own address, and none that something else in the cluster has."""
+
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from controller.hosts.grants import granted_addresses, grants_name
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client, Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ROLES, SERVICES
+from tests.cluster.policy.objects import build_process
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+
+FREE = "10.77.151.1"
+Register = Callable[[str, str], Awaitable[None]]
+
+
+@pytest.fixture
+async def register(client: Client) -> AsyncIterator[Register]:
+    """Register a host at an address, as its agent does; its MetalHost is deleted afterwards."""
+    names: set[str] = set()
+
+    async def register(name: str, address: str) -> None:
+        if name not in names:
+            await client.create(METAL_HOSTS, {"metadata": {"name": name}, "spec": {}})
+            names.add(name)
+        status = {"metadata": {"name": name}, "status": {"address": address}}
+        await client.apply(METAL_HOSTS, status, field_manager="pomona-metal-agent", subresource="status")
+
+    yield register
+    for name in names:
+        await client.delete(METAL_HOSTS, name)
+
+
+async def reaches(client: Client, host: str, reason: str) -> str:
+    """Wait until AddressAccepted has this reason; return its message, which must agree with what is granted."""
+
+    async def decided() -> str:
+        found = await client.get(METAL_HOSTS, host)
+        accepted = next(each for each in found["status"]["conditions"] if each["type"] == "AddressAccepted")
+        assert accepted["reason"] == reason, accepted
+        address = found["status"]["address"]
+        assert address in accepted["message"]
+        granted = granted_addresses(await client.get(ROLES, grants_name(host), HOSTS_NAMESPACE))
+        assert granted == ({address} if accepted["status"] == "True" else set())
+        message: str = accepted["message"]
+        return message
+
+    return await eventually(decided)
+
+
+async def test_addresses_of_the_cluster_are_refused(
+    client: Client, controller: Process, namespace: str, register: Register
+) -> None:
+    del controller
+    service = await client.create(
+        SERVICES, {"metadata": {"namespace": namespace, "name": "web"}, "spec": {"ports": [{"port": 80}]}}
+    )
+    pod = await make_pod(client, namespace, "10.77.152.1")
+    node = await make_node(client, "elsewhere", "10.77.152.2", "10.78.0.0/24")
+    cluster_ip = ipaddress.ip_address(service["spec"]["clusterIP"])
+    try:
+        for host, address, reason, owner in (
+            ("thief-1", str(cluster_ip), "AddressOfService", f"Service {namespace}/web"),
+            ("thief-2", str(cluster_ip + 7), "AddressOfService", "range of Services"),
+            ("thief-3", "10.77.152.1", "AddressOfPod", f"pod {namespace}/{pod}"),
+            ("thief-4", "10.77.152.2", "AddressOfNode", f"node {node}"),
+            ("thief-5", "10.78.0.9", "AddressOfPod", f"pods of node {node}"),
+            ("thief-6", ADDRESS, "AddressOfApiServer", "API server"),
+            ("thief-7", "169.254.169.254", "AddressNotUsable", "does not route to"),
+            ("thief-8", "10.77.152.3,metadata.name=a", "AddressNotUsable", "not an IP address"),
+        ):
+            await register(host, address)
+            assert owner in await reaches(client, host, reason)
+    finally:
+        await client.delete(NODES, node)
+
+
+async def test_address_of_another_host_is_refused_until_that_host_is_gone(
+    client: Client, controller: Process, register: Register
+) -> None:
+    del controller
+    await register("studio-1", FREE)
+    await reaches(client, "studio-1", "AddressFree")
+    await register("thief-1", FREE)
+    assert "MetalHost studio-1" in await reaches(client, "thief-1", "AddressOfHost")
+    await reaches(client, "studio-1", "AddressFree")
+    # The owner moves away: the address is free for the next report of the other.
+    await register("studio-1", "10.77.151.2")
+    await reaches(client, "thief-1", "AddressFree")
+
+
+async def test_grants_follow_what_is_bound(
+    client: Client, controller: Process, namespace: str, register: Register
+) -> None:
+    del controller
+    await register("studio-1", FREE)
+    await client.create(METAL_PROCESSES, build_process(namespace, "chat-1", "studio-1"))
+    await client.create(METAL_PROCESSES, build_process(namespace, "mail-1", None))
+
+    async def granted() -> dict[str, Any]:
+        role = await client.get(ROLES, grants_name("studio-1"), HOSTS_NAMESPACE)
+        return {rule["resources"][0].partition("/")[2]: rule["resourceNames"] for rule in role["rules"] or []}
+
+    async def grants(**wanted: list[str]) -> None:
+        async def reached() -> bool:
+            found = await granted()
+            assert found == wanted
+            return True
+
+        await eventually(reached)
+
+    chat, mail = f"{namespace}.chat", f"{namespace}.mail"
+    await grants(address=[FREE], services=[chat], processes=[f"{chat}-1"])
+    binding = [{"op": "add", "path": "/spec/hostName", "value": "studio-1"}]
+    await client.patch_json(METAL_PROCESSES, "mail-1", namespace, binding)
+    await grants(address=[FREE], services=[chat, mail], processes=[f"{chat}-1", f"{mail}-1"])
+    await client.delete(METAL_PROCESSES, "chat-1", namespace)
+    await grants(address=[FREE], services=[mail], processes=[f"{mail}-1"])
+    await client.delete(METAL_PROCESSES, "mail-1", namespace)
+    await grants(address=[FREE])
+    await client.patch_json(ROLES, grants_name("studio-1"), HOSTS_NAMESPACE, [{"op": "remove", "path": "/rules"}])
+    await grants(address=[FREE])
+
+
+async def make_pod(client: Client, namespace: str, address: str) -> str:
+    """Make a pod that no kubelet runs, with an address."""
+    spec = {"containers": [{"name": "web", "image": "web"}], "nodeName": "nowhere"}
+    await client.create(PODS, {"metadata": {"namespace": namespace, "name": "web"}, "spec": spec})
+    status = {"podIP": address, "podIPs": [{"ip": address}], "phase": "Running"}
+    await set_status(client, "web", namespace, status)
+    return "web"
+
+
+async def set_status(client: Client, name: str, namespace: str, status: Obj) -> None:
+    operations = [{"op": "add", "path": f"/status/{key}", "value": value} for key, value in status.items()]
+    await client.patch_json(PODS, name, namespace, operations, subresource="status")
+
+
+async def make_node(client: Client, name: str, address: str, pods: str) -> str:
+    """Make a Node with an address and a range of pods."""
+    await client.create(NODES, {"metadata": {"name": name}, "spec": {"podCIDR": pods, "podCIDRs": [pods]}})
+    addresses = [{"type": "InternalIP", "address": address}]
+    operations = [{"op": "add", "path": "/status/addresses", "value": addresses}]
+    await client.patch_json(NODES, name, None, operations, subresource="status")
+    return name
