@@ -102,6 +102,23 @@ class Comparison:
         return True
 
 
+def covers_owned(owned: FieldSet, desired: Any) -> bool:
+    """Decide whether all fields of `desired` are still owned, whatever their values: no other writer has taken one."""
+    if not owned:
+        return True  # owned as a whole, or a leaf
+    if isinstance(desired, Mapping):
+        return all(
+            f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
+        )
+    if isinstance(desired, list) and (items := _keyed_items(owned)):
+        keys = items[0][0].keys()
+        return all(
+            any(_identifies(item, identity, keys) and covers_owned(fields, item) for identity, fields in items)
+            for item in desired
+        )
+    return True
+
+
 def _identifies(item: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
     """Decide whether both have the same keys; a key that `item` leaves out is the server's default."""
     return all(key not in item or item[key] == other.get(key) for key in keys)

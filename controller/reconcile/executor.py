@@ -20,7 +20,8 @@ import structlog
 from controller.reconcile.conditions import MESSAGE_LENGTH, condition
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import FIELD_MANAGER, Event, Patch, Plan, Reconciler, Ref, Snapshot
-from kube.apply import apply_status, is_applied, merge_conditions
+from controller.reconcile.stamp import needs_apply
+from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
@@ -143,7 +144,7 @@ class Executor:
         if observed is None:
             return await self._apply_first(resource, obj)
         _require_ours(resource, observed, obj)
-        if is_applied(resource, obj, observed, FIELD_MANAGER):
+        if not needs_apply(resource, obj, observed):
             return None
         return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
 

@@ -14,7 +14,8 @@ from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
 from controller.models.served import Companion, Served, cache_path, claim_name
 from controller.models.volume import MODELS_PATH
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
-from controller.reconcile.plan import FIELD_MANAGER, Patch, Snapshot, child, ref
+from controller.reconcile.plan import Patch, Snapshot, child, ref
+from controller.reconcile.stamp import is_desired, stamp
 from controller.services import diagnosis, preconditions
 from controller.services.replicas import Replicas
 from controller.services.tokens import TOKEN_KEY, token_name
@@ -22,7 +23,6 @@ from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
 from crds.model import Model
 from devices.vendors import VENDORS, Vendor
-from kube.apply import is_applied
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, SERVICES, Resource
 from runtimes import llama_server
@@ -60,7 +60,8 @@ def observe_pods(
             weights = _weights(served.model)
             made = deployment(service, accelerator=accelerator, memory=memory, weights=weights, companions=companions)
             is_estimate = stated is None and not preconditions.is_memory_stated(served)
-            desired = (_with_what_is_requested(made, observed) if is_estimate and observed else made,)
+            resource, wanted_deployment = _with_what_is_requested(made, observed) if is_estimate and observed else made
+            desired = ((resource, stamp(wanted_deployment)),)
     if observed is None:
         return Replicas(total=0, apply=desired)
     named = namespaced(service.metadata.namespace, service.metadata.name)
@@ -95,7 +96,7 @@ def _with_what_is_requested(made: tuple[Resource, Obj], observed: Obj) -> tuple[
     requested = there.get("resources", {}).get("requests", {}).get("memory")
     container["resources"]["requests"]["memory"] = requested
     compared = kept | {"spec": kept["spec"] | {"replicas": observed["spec"]["replicas"]}}
-    is_same = requested is not None and is_applied(resource, compared, observed, FIELD_MANAGER)
+    is_same = requested is not None and is_desired(resource, compared, observed)
     return (resource, kept) if is_same else made
 
 
@@ -123,7 +124,7 @@ def _is_ready(pod: Obj) -> bool:
 def _current_ready(observed: Obj, desired: Sequence[tuple[Resource, Obj]], ready: int) -> int:
     """Return the number of ready pods that certainly have the wanted template."""
     status = observed.get("status", {})
-    applied = all(is_applied(resource, obj, observed, FIELD_MANAGER) for resource, obj in desired)
+    applied = all(is_desired(resource, obj, observed) for resource, obj in desired)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
         return 0
     earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)

@@ -64,11 +64,12 @@ def chat_deployment(
 ) -> Obj:
     """Return the Deployment for these objects in its state after it was applied."""
     (desired,) = list_applied(decide_chat(*objects), DEPLOYMENTS)
+    owned: Obj = {f"f:{name}": {} for name in desired["spec"]}
     metadata = desired["metadata"] | {
         "uid": "uid-deployment",
         "generation": 1,
         "resourceVersion": "1",
-        "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
+        "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": owned}}],
     }
     status = {
         "observedGeneration": 1,

@@ -7,6 +7,7 @@ falls silent; `test_agent.py` has the real agent.
 import asyncio
 import base64
 import functools
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -41,6 +42,7 @@ from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.file_server import FileServer
+from tests.support.rewriting_webhook import rewriting_deployments
 from tests.support.tiny_models import tiny_gguf
 
 GIB = 2**30
@@ -146,6 +148,30 @@ async def test_a_pod_serves_from_apply_to_token(cluster: ServiceNamespace, files
     assert (await cluster.ask(token="another")).reason == "Unauthorized"
     events = (await cluster.client.list(EVENTS, cluster.namespace)).items
     assert "Serving" in {each["reason"] for each in events if each["regarding"]["kind"] == "InferenceService"}
+
+
+@pytest.mark.usefixtures("node")
+async def test_pods_become_ready_although_a_policy_rewrites_them(cluster: ServiceNamespace, files: FileServer) -> None:
+    grace = "/spec/template/spec/terminationGracePeriodSeconds"
+    async with rewriting_deployments(cluster.client, cluster.namespace, {"op": "replace", "path": grace, "value": 7}):
+        # A webhook takes a moment to be known to the API server.
+        probe = {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}}}
+        pod = {"containers": [{"name": "a", "image": "a"}], "terminationGracePeriodSeconds": 30}
+        probe = {"replicas": 0, **probe, "template": {**probe["template"], "spec": pod}}
+
+        async def rewrites() -> bool:
+            name = f"probe-{secrets.token_hex(4)}"
+            made = await cluster.client.create(
+                DEPLOYMENTS, {"metadata": {"name": name, "namespace": cluster.namespace}, "spec": probe}
+            )
+            return bool(made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7)
+
+        await eventually(rewrites)
+        await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+        await cluster.make_service(hardware={"accelerator": "cpu"}, contextLength=512)
+        await cluster.reaches("Ready")
+        made = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+        assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7
 
 
 @pytest.mark.usefixtures("node")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from controller.models.volume import INSPECTION
+from controller.reconcile.stamp import stamp
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.support.api_objects import GIB, host, model, planned_condition, process
@@ -138,9 +139,14 @@ def requested(deployment: Obj) -> Obj:
     ],
     ids=["upgrade", "scaled", "edited", "stated by the Model", "stated by the service"],
 )
-def test_pods_keep_their_memory_request_until_something_else_changes(spec: Obj, weights: Obj, keeps: bool) -> None:
+@pytest.mark.parametrize("stamped", [True, False])
+def test_pods_keep_their_memory_request_until_something_else_changes(
+    spec: Obj, weights: Obj, keeps: bool, stamped: bool
+) -> None:
     there = chat_deployment(chat_service(), (MODELS, model()))
+    del there["metadata"]["annotations"]
     requested(there)["memory"] = "1234567"
+    there = stamp(there) if stamped else there
     (wanted,) = list_applied(
         decide_chat(chat_service(**spec), (MODELS, model(**weights)), (DEPLOYMENTS, there)), DEPLOYMENTS
     )

@@ -1,0 +1,67 @@
+"""The stamp of an applied object: a digest of what was desired, by which a later decision recognises it.
+
+A policy of the cluster may rewrite what is applied, such as the registry of an image. Compared by its values, such an
+object would differ for ever. Compared by the stamp it is what was desired, as long as no other writer has taken over
+one of its fields since. The number of replicas is no part of the digest: a change of it restarts nothing.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from controller.reconcile.plan import FIELD_MANAGER
+from crds.meta import GROUP
+from kube.apply import is_applied
+from kube.client import Obj
+from kube.comparison import covers_owned, owned_fields
+from kube.resources import Resource
+
+ANNOTATION_STAMP: Final = f"{GROUP}/desired"
+
+
+def stamp(desired: Obj) -> Obj:
+    """Return the desired object with its stamp."""
+    annotations = {**desired["metadata"].get("annotations", {}), ANNOTATION_STAMP: _digest(desired["spec"])}
+    return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
+
+
+def is_desired(resource: Resource, desired: Obj, observed: Obj) -> bool:
+    """Return whether `observed` is what applying `desired`, which may be stamped, has made or would make.
+
+    An object without a stamp, as an earlier version applied it, is compared by its values.
+    """
+    wanted, found = _read_stamp(desired), _read_stamp(observed)
+    if found is None:
+        return is_applied(resource, _without_stamp(desired), observed, FIELD_MANAGER)
+    if found != (wanted or _digest(desired["spec"])):
+        return False
+    owned = owned_fields(observed, FIELD_MANAGER) or {}
+    template = {name: value for name, value in desired["spec"].items() if name != "replicas"}
+    return observed["spec"].get("replicas") == desired["spec"].get("replicas") and covers_owned(
+        owned.get("f:spec", {}), template
+    )
+
+
+def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
+    """Return whether `desired` must be applied; an object that is as desired and has no stamp yet gets one."""
+    if _read_stamp(desired) is None:
+        return not is_applied(resource, desired, observed, FIELD_MANAGER)
+    return _read_stamp(observed) is None or not is_desired(resource, desired, observed)
+
+
+def _digest(spec: Mapping[str, Any]) -> str:
+    constant = {name: value for name, value in spec.items() if name != "replicas"}
+    return hashlib.sha256(msgspec.json.encode(constant, order="deterministic")).hexdigest()[:16]
+
+
+def _read_stamp(obj: Obj) -> str | None:
+    found: str | None = (obj["metadata"].get("annotations") or {}).get(ANNOTATION_STAMP)
+    return found
+
+
+def _without_stamp(desired: Obj) -> Obj:
+    metadata = dict(desired["metadata"])
+    annotations = {name: value for name, value in metadata.pop("annotations", {}).items() if name != ANNOTATION_STAMP}
+    return {**desired, "metadata": {**metadata, "annotations": annotations} if annotations else metadata}
