@@ -24,7 +24,7 @@ class Cache(ApiStruct, frozen=True):
         Literal["ReadWriteOnce", "ReadWriteMany"],
         described(
             "Access mode of the volume. ReadWriteOnce: all pods run on one node. ReadWriteMany: pods run on any node.",
-            rule("self == oldSelf", "cache.accessMode cannot change while the volume exists: make a new Model"),
+            rule("self == oldSelf", "cache.accessMode cannot change: make a new Model"),
         ),
     ] = "ReadWriteOnce"
     storage_class_name: Annotated[

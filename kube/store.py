@@ -185,14 +185,26 @@ class Store:
     async def sweep(
         self, client: Client, resource: Resource, *, namespace: str | None = None, label_selector: str = ""
     ) -> int:
-        """Remove objects that vanished without an event (kopf reports none after a relist); return how many.
+        """Mend what the source missed: objects that vanished, changed or appeared without an event; return how many.
 
-        The selector must be that of the source, or everything that it does not select is removed.
-        Raises ApiError and Unreachable, and then changes nothing.
+        The selector must be that of the source, or everything that it does not select is removed. Objects are read
+        only if one is out of date. Raises ApiError and Unreachable.
         """
         before = self.snapshot(resource, namespace)
         found = await client.list_metadata(resource, namespace, label_selector=label_selector)
-        return self._drop_vanished(resource, before, {object_key(obj): obj for obj in found.items})
+        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in found.items})
+        outdated = sum(self._is_outdated(resource, obj) for obj in found.items)
+        if outdated:
+            before = self.snapshot(resource, namespace)
+            whole = await client.list(resource, namespace, label_selector=label_selector)
+            self.replace(resource, whole.items, namespace=namespace, before=before)
+        return dropped + outdated
+
+    def _is_outdated(self, resource: Resource, listed: Obj) -> bool:
+        """Return whether a listed object is unknown, or known in an older version only."""
+        uid, version = _version(listed)
+        known = self._objects[resource].get(object_key(listed))
+        return uid not in self._deleted and (known is None or _is_newer(version, _version(known)[1]))
 
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many."""

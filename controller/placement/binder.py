@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import structlog
 
 from controller.reconcile.conditions import find
-from controller.reconcile.indexes import HOST_INDEX, UNBOUND
+from controller.reconcile.indexes import HOST_INDEX, OWNER_INDEX, UNBOUND, controller_of
 from controller.reconcile.plan import Leading, decode_stored
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
@@ -23,7 +23,7 @@ from crds.metalprocess import MetalProcess
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource, object_key
 from kube.store import Store
 
 FIRST_RETRY_SECONDS: Final = 0.1
@@ -228,17 +228,41 @@ def decide_bindings(
     store: Store, bindable: Callable[[str], bool], failures: Mapping[str, BindFailures] = _NONE, now: float = 0.0
 ) -> list[Binding]:
     """Return all bindings that are possible now; `failures` are those of processes, by uid."""
+    unbound = store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)
+    if not unbound:
+        return []
+    hosts = decode_stored(store, METAL_HOSTS, store.list(METAL_HOSTS), MetalHost)
+    capacities = stored_capacities(store, filter_live(hosts, bindable))
+    largest = _largest_free(capacities)
+    # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
+    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest.get(obj["spec"]["runtime"], -1)]
     waits = []
-    for process in list_waiting(decode_stored(store, METAL_PROCESSES, store.list(METAL_PROCESSES), MetalProcess)):
+    for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)
         if failed is None:
             waits.append(process)
         elif failed.retry_at <= now:
             waits.append(process._replace(refused_by=failed.refused_by))
-    if not waits:
-        return []
-    hosts = decode_stored(store, METAL_HOSTS, store.list(METAL_HOSTS), MetalHost)
-    return bind(waits, stored_capacities(store, filter_live(hosts, bindable)))
+    return bind(waits, capacities)
+
+
+def _largest_free(capacities: Iterable[HostCapacity]) -> dict[str, int]:
+    """Return the most memory that one host has left, by runtime."""
+    largest: dict[str, int] = {}
+    for capacity in capacities:
+        for runtime in () if capacity.short_of_memory else capacity.runtimes:
+            largest[runtime] = max(capacity.free_bytes, largest.get(runtime, 0))
+    return largest
+
+
+def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
+    """Return these processes and all others of their owners: hosts that rejected one of them are avoided."""
+    found = {object_key(obj): obj for obj in unbound}
+    for owner in {owner["uid"] for obj in found.values() if (owner := controller_of(obj)) is not None}:
+        for obj in store.by_index(METAL_PROCESSES, OWNER_INDEX, owner):
+            if obj["spec"].get("hostName"):
+                found[object_key(obj)] = obj
+    return decode_stored(store, METAL_PROCESSES, found.values(), MetalProcess)
 
 
 def filter_live(hosts: Iterable[MetalHost], bindable: Callable[[str], bool]) -> list[MetalHost]:
@@ -266,6 +290,8 @@ class Binder:
         self._changed = asyncio.Event()
         self._failures: dict[str, BindFailures] = {}
         self._listens = False
+        self._least_bytes: tuple[Sequence[Obj], dict[str, int]] | None = None
+        """The waiting processes, and the least memory that one of them needs, by runtime."""
 
     def wake(self) -> None:
         """Decide again: something outside the store has changed, such as the liveness of a host."""
@@ -274,7 +300,7 @@ class Binder:
     async def run(self, leading: Leading) -> None:
         """Bind for ever, one process at a time."""
         if not self._listens:
-            leading.store.subscribe(self._wake_on_change)
+            leading.store.subscribe(functools.partial(self._wake_on_change, leading.store))
             self._listens = True
         self._failures = {}
         self.wake()
@@ -301,8 +327,9 @@ class Binder:
                 await _refresh(leading, binding.process.key)
             else:
                 self._on_decision("bound")
-        waiting = {each["metadata"]["uid"] for each in store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)}
-        self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
+        if self._failures:
+            waiting = {each["metadata"]["uid"] for each in store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)}
+            self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
 
     def _back_off(self, binding: Binding, error: ApiError | Unreachable) -> None:
         process, host = binding
@@ -322,9 +349,21 @@ class Binder:
             retry_seconds=round(pause, 1),
         )
 
-    def _wake_on_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
-        if resource in {METAL_PROCESSES, METAL_HOSTS}:
+    def _wake_on_change(self, store: Store, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
+        if resource == METAL_PROCESSES or (resource == METAL_HOSTS and new is not None and self._may_take(store, new)):
             self.wake()
+
+    def _may_take(self, store: Store, host: Obj) -> bool:
+        """Return whether any waiting process may fit on a host: its agent reports again and again that none does."""
+        unbound = store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)
+        if self._least_bytes is None or self._least_bytes[0] is not unbound:
+            least: dict[str, int] = {}
+            for spec in (obj["spec"] for obj in unbound):
+                least[spec["runtime"]] = min(spec["memoryBytes"], least.get(spec["runtime"], spec["memoryBytes"]))
+            self._least_bytes = unbound, least
+        _, least = self._least_bytes
+        capacities = stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost))
+        return any(least.get(runtime, free + 1) <= free for runtime, free in _largest_free(capacities).items())
 
 
 async def _write_binding(leading: Leading, binding: Binding) -> None:

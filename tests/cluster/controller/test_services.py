@@ -155,9 +155,9 @@ async def test_pods_become_ready_although_a_policy_rewrites_them(cluster: Servic
     grace = "/spec/template/spec/terminationGracePeriodSeconds"
     async with rewriting_deployments(cluster.client, cluster.namespace, {"op": "replace", "path": grace, "value": 7}):
         # A webhook takes a moment to be known to the API server.
-        probe = {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}}}
         pod = {"containers": [{"name": "a", "image": "a"}], "terminationGracePeriodSeconds": 30}
-        probe = {"replicas": 0, **probe, "template": {**probe["template"], "spec": pod}}
+        template = {"metadata": {"labels": {"a": "b"}}, "spec": pod}
+        probe = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": template}
 
         async def rewrites() -> bool:
             name = f"probe-{secrets.token_hex(4)}"

@@ -105,7 +105,7 @@ async def test_access_mode_of_the_volume_cannot_be_changed(client: Client, names
     await client.create(MODELS, model)
     changed = deepcopy(model)
     changed["spec"]["cache"] = {"accessMode": "ReadWriteMany"}
-    with pytest.raises(Invalid, match=r"cache\.accessMode cannot change while the volume exists: make a new Model"):
+    with pytest.raises(Invalid, match=r"cache\.accessMode cannot change: make a new Model"):
         await client.apply(MODELS, changed, field_manager="test")
 
 

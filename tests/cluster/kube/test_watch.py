@@ -151,6 +151,18 @@ async def test_sweep_removes_vanished_objects_only(client: Client, namespace: st
     assert await store.sweep(client, SECRETS, namespace=namespace) == 0
 
 
+async def test_sweep_reads_what_changed_or_appeared_without_an_event(client: Client, namespace: str) -> None:
+    store = Store()
+    store.put(SECRETS, await client.create(SECRETS, secret(namespace, "changed")))
+    change = [{"op": "add", "path": "/data", "value": {"a": "YmFy"}}]
+    await client.patch_json(SECRETS, "changed", namespace, change)
+    await client.create(SECRETS, secret(namespace, "new"))
+    assert await store.sweep(client, SECRETS, namespace=namespace) == 2
+    assert names(store) == {"changed", "new"}
+    assert (store.get(SECRETS, "changed", namespace) or {})["data"] == {"a": "YmFy"}
+    assert await store.sweep(client, SECRETS, namespace=namespace) == 0
+
+
 async def test_a_sweep_that_fails_removes_nothing(faulty: Client, transport: FaultyTransport, namespace: str) -> None:
     store = Store()
     store.put(SECRETS, await faulty.create(SECRETS, secret(namespace, "one")))

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement import binder
-from controller.placement.binder import Binder, HostCapacity, WaitingProcess, bind, host_capacities, list_waiting
+from controller.placement.binder import (
+    Binder,
+    HostCapacity,
+    WaitingProcess,
+    bind,
+    decide_bindings,
+    host_capacities,
+    list_waiting,
+)
 from controller.reconcile.plan import Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
@@ -380,3 +388,37 @@ async def test_host_that_comes_alive_is_bound_when_the_binder_is_notified() -> N
         alive.add("one")
         loop.wake()
         await eventually(lambda: api.objects["a-b-0"]["spec"].get("hostName") == "one")
+
+
+SIZES = st.integers(1, 6)
+PLACES = st.sampled_from([None, "one", "two", "three"])
+PHASES = st.sampled_from(["Pending", "Ready", "Rejected", "Stopped"])
+
+
+@given(
+    st.dictionaries(st.sampled_from(["one", "two", "three"]), st.integers(0, 12), min_size=1),
+    st.lists(st.tuples(st.sampled_from("ab"), SIZES, PLACES, PHASES), max_size=10),
+)
+def test_decision_by_indexes_is_that_of_a_look_at_everything(
+    hosts: dict[str, int], processes: list[tuple[str, int, str | None, str]]
+) -> None:
+    objects = [
+        process(f"{prefix}-{number}", host=place, phase=phase if place else "Pending", gib=gib)
+        for number, (prefix, gib, place, phase) in enumerate(processes)
+    ]
+    known = store(
+        *((METAL_HOSTS, host(name, gib * GIB)) for name, gib in hosts.items()),
+        *((METAL_PROCESSES, each) for each in objects),
+    )
+    capacities = host_capacities([as_host(each) for each in known.list(METAL_HOSTS)], objects)
+    assert decide_bindings(known, lambda _: True) == bind(list_waiting([*map(as_process, objects)]), capacities)
+
+
+def test_report_of_a_host_wakes_the_binder_only_if_something_fits() -> None:
+    known = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
+    binder_loop = Binder(lambda _: True)
+    assert not binder_loop._may_take(known, known.list(METAL_HOSTS)[0])
+    known.put(METAL_HOSTS, newer(host("one", 4 * GIB), 2))
+    assert binder_loop._may_take(known, known.list(METAL_HOSTS)[0])
+    known.put(METAL_PROCESSES, newer(process("a-b-0", gib=5), 8))
+    assert not binder_loop._may_take(known, known.list(METAL_HOSTS)[0])

@@ -1,4 +1,4 @@
-"""A stamped object is recognised although a policy has rewritten it; a field that another writer took is applied again."""
+"""A stamped object is recognised although a policy rewrote it; a field that another writer took is applied again."""
 
 from copy import deepcopy
 from typing import Any

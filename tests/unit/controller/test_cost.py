@@ -1,0 +1,119 @@
+"""The cost of a decision does not grow with what else there is: objects read are counted, not seconds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+
+import pytest
+
+from controller.hosts.reconciler import HostInputs, decide_host
+from controller.placement.binder import decide_bindings
+from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.plan import Snapshot
+from controller.services.reconciler import ServiceInputs, decide_service
+from kube.client import Obj
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    ObjectKey,
+    Resource,
+)
+from kube.store import Store
+from tests.support.api_objects import GIB, NOW, host, model, process, service, slice_of
+from tests.support.service_decisions import KEY, METAL, chat_deployment, chat_service
+
+
+class CountedObjects(tuple[Obj, ...]):  # noqa: SLOT001 - it has an attribute
+    """The answer of an index, which counts its objects when they are looked at."""
+
+    store: "CountingStore"
+
+    def __iter__(self) -> Iterator[Obj]:
+        self.store.reads += len(self)
+        return super().__iter__()
+
+
+class CountingStore(Store):
+    """A store that counts the objects that a decision looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self._counted: dict[tuple[Resource, str, str], tuple[Sequence[Obj], CountedObjects]] = {}
+
+    def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj | None:
+        self.reads += 1
+        return super().get(resource, name, namespace)
+
+    def list(self, resource: Resource, namespace: str | None = None) -> list[Obj]:
+        found = super().list(resource, namespace)
+        self.reads += len(found)
+        return found
+
+    def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
+        found = super().by_index(resource, name, value)
+        known = self._counted.get((resource, name, value))
+        if known is None or known[0] is not found:
+            counted = CountedObjects(found)
+            counted.store = self
+            known = self._counted[resource, name, value] = found, counted
+        return known[1]
+
+
+def other_service(number: int, on_metal: bool) -> list[tuple[Resource, Obj]]:
+    """Return another service of the same Model with its children."""
+    name = f"other-{number}"
+    pod = {"metadata": {"name": name, "namespace": "team", "uid": f"pod-{name}", "resourceVersion": "1", "labels": {}}}
+    pod["metadata"]["labels"] = {"inference.pomona.dev/service": name}
+    bound = process(f"{name}-1-0", host="studio-9", phase="Ready")
+    bound["metadata"]["ownerReferences"][0] |= {"name": name, "uid": f"uid-{name}"}
+    return [
+        (INFERENCE_SERVICES, service(name, hardware=METAL["hardware"] if on_metal else {})),
+        (METAL_PROCESSES, bound) if on_metal else (PODS, pod),
+        (ENDPOINT_SLICES, slice_of(name, "studio-9")),
+    ]
+
+
+def count_reads(decide: Callable[[Snapshot], object], objects: list[tuple[Resource, Obj]], others: int) -> int:
+    known = CountingStore()
+    declare_indexes(known)
+    everything = [*objects, *(each for number in range(others) for each in other_service(number, bool(number % 2)))]
+    for resource, obj in everything:
+        known.put(resource, deepcopy(obj))
+    decide(Snapshot(known, NOW))  # sums over the processes of a host are computed once, until one of them changes
+    known.reads = 0
+    decide(Snapshot(known, NOW))
+    return known.reads
+
+
+def decide_chat(snapshot: Snapshot) -> object:
+    inputs = ServiceInputs(question=None, answer=None, new_token=None)
+    return decide_service(Snapshot(snapshot.store, NOW, inputs), KEY)
+
+
+def decide_studio(snapshot: Snapshot) -> object:
+    return decide_host(Snapshot(snapshot.store, NOW, HostInputs("Alive", {}, None)), ObjectKey("", "studio-1"))
+
+
+def decide_bind(snapshot: Snapshot) -> object:
+    return decide_bindings(snapshot.store, lambda _: True)
+
+
+BASE = (chat_service(), (MODELS, model()))
+WAITING = [chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), (METAL_HOSTS, host("studio-9", GIB))]
+DECISIONS = {
+    "a service in pods": (decide_chat, [*BASE, (DEPLOYMENTS, chat_deployment(*BASE))]),
+    "a service that waits for a host": (decide_chat, [*WAITING, (METAL_PROCESSES, process("chat-1-0"))]),
+    "a host": (decide_studio, [(METAL_HOSTS, host())]),
+    "a binding": (decide_bind, [*WAITING, (METAL_PROCESSES, process("chat-1-0"))]),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decision_reads_the_same_whatever_else_there_is(name: str) -> None:
+    decide, objects = DECISIONS[name]
+    assert count_reads(decide, objects, 4) == count_reads(decide, objects, 200)
