@@ -60,7 +60,8 @@ def command(
 
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
     endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
-    requests and stops everything; press it again to abort them. To load changes of FILES, restart the command.
+    requests and stops everything; press it again to abort them, and to end soon whatever does not stop. To load changes
+    of FILES, restart the command.
     The environment variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
@@ -122,6 +123,9 @@ async def _serve(
                 asking.cancel()
             showing.cancel()
             await asyncio.wait({each for each in (asking, showing) if each})
+        if not signals.hand_over.is_set():
+            for message in machine.list_left():
+                print(message, file=sys.stderr)
         if signals.hand_over.is_set():
             console.print("handed over to `pomona agent`, which keeps everything running", markup=False)
         return asking is None or (not asking.cancelled() and asking.result())

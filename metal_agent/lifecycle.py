@@ -15,6 +15,7 @@ from metal_agent.process_events import (
     Admitted,
     Answered,
     BackoffElapsed,
+    EndOverdue,
     Evicted,
     Exited,
     Failed,
@@ -51,6 +52,10 @@ GRACE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
 HUNG_GRACE_SECONDS: Final = 3.0
 """The same for an engine that hangs, which hardly heeds SIGTERM."""
+END_LIMIT_SECONDS: Final = 10.0
+"""Time to end after the grace, when SIGKILL was sent; then the process counts as one that cannot be ended."""
+UNLOAD_LIMIT_SECONDS: Final = 60.0
+"""The same for a model that its daemon does not unload."""
 EVICTION_SECONDS: Final = (1.0, 4.0, 3.0)
 """Withdrawal, drain and grace of an eviction: the host runs out of memory, and the engine is gone in ten seconds."""
 
@@ -223,6 +228,8 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
             return _on_hold_change(state, event)
         case Exited():
             return _on_exited(state, event, now)
+        case EndOverdue() if state.exists:
+            return _on_end_overdue(state, event), ()
         case Failed():
             return _on_failed(state, event)
         case Admitted() | Refused() | MemoryFreed():
@@ -388,7 +395,7 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     )
     if state.evicting:
         return _resume(replace(gone, evicting=False))
-    if state.phase == "Stopping":
+    if state.leaving:
         return replace(gone, phase="Stopped"), ()
     stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
     how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
@@ -399,6 +406,14 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
         state.reason if ended else event.reason or "EngineExited",
         state.message if ended else event.message or f"the engine exited with {how}{LOG_HINT}",
     )
+
+
+def _on_end_overdue(state: ProcessState, event: EndOverdue) -> ProcessState:
+    """Say that the engine does not end. Nothing waits for it any longer; its memory stays reserved while it exists."""
+    if state.phase == "Stopping" and not state.evicting:
+        return replace(state, phase="Stopped", reason="EngineNotEnded", message=event.message)
+    cause = f"{state.message}; " if state.message else ""
+    return replace(state, message=f"{cause}{event.message}")
 
 
 def _on_failed(state: ProcessState, event: Failed) -> ProcessStep:

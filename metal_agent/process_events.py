@@ -104,6 +104,13 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class EndOverdue:
+    """The engine that is being ended has not ended in time: a process that ignores SIGKILL, or a daemon."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffElapsed:
     """The back-off is over."""
 
@@ -149,6 +156,7 @@ ProcessEvent = (
     | Trusted
     | Hung
     | Exited
+    | EndOverdue
     | BackoffElapsed
     | Removed
     | Held

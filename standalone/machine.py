@@ -23,6 +23,7 @@ from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableErro
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
 from metal_agent.host import HostCallbacks, build_host
+from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.native.process import is_running
@@ -41,6 +42,8 @@ FILE_ROOT: Final = Path("/")
 """file:// sources may be any file that the user can read."""
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 60.0
+ABORT_SECONDS: Final = GRACE_SECONDS + 2
+"""Time between the second Ctrl-C and the end: an engine that ignores SIGTERM is killed in it."""
 _CONFIGURE_AGAIN_SECONDS: Final = 0.2
 
 log = structlog.get_logger()
@@ -304,11 +307,33 @@ class Machine:
                 self._reconfigure.set()
 
     async def _drain_and_stop(self, supervisor: Supervisor) -> None:
-        """Drain and stop everything; return when the last engine has stopped."""
+        """Drain and stop everything; return when the last engine has stopped, or soon after the user asked twice."""
         supervisor.assign([])
+        stopped = asyncio.create_task(self._wait_until_stopped())
+        given_up = asyncio.create_task(self._wait_until_aborted())
+        try:
+            await asyncio.wait({stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel_all([stopped, given_up])
+
+    async def _wait_until_stopped(self) -> None:
         seen = self.changes.count
         while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
             seen = await self.changes.wait_past(seen)
+
+    async def _wait_until_aborted(self) -> None:
+        """Wait until the user has asked twice, and engines have had the time to end by force."""
+        await self.signals.abort.wait()
+        await asyncio.sleep(ABORT_SECONDS)
+
+    def list_left(self) -> list[str]:
+        """Return a message for each engine that did not end."""
+        return [
+            f"{runner.assignment.spec.service_name if runner.assignment.spec else uid}: "
+            + (runner.state.message or "its engine has not ended, and holds its memory until it does")
+            for uid, runner in self.runners.items()
+            if runner.state.exists
+        ]
 
 
 class _ServingEnded(Exception):  # noqa: N818 - no error

@@ -143,7 +143,7 @@ class Runner:
                 if self._engine:
                     group.create_task(self._watch_exit(self._engine))
                 self._enter_state(group, self.state, self._first)
-                while self.state.phase != "Stopped":
+                while self.state.phase != "Stopped" or self.state.exists:
                     event = await self._events.get()
                     self._enter_state(group, *step(self.state, event, time.monotonic()))
         finally:
@@ -198,7 +198,8 @@ class Runner:
             # Spawned here and not in a task, so that no event is handled between the start of an engine and its state.
             state, actions = step(self.state, self._spawn(group), time.monotonic())
             self._apply_state(state)
-        if self._work and (actions or self.state.phase in {"Stopped", "Rejected"}):
+        is_over = self.state.phase in {"Stopped", "Rejected"} and not self.state.exists
+        if self._work and (actions or is_over):
             self._work.cancel()
         if actions:
             self._work = group.create_task(self._perform_all(actions))
@@ -209,7 +210,7 @@ class Runner:
             self._host.loads.occupy(self.assignment.uid)
         elif state.phase != "Starting" and not state.queued:
             self._host.loads.release(self.assignment.uid)
-        if state.phase in {"Rejected", "Stopped"}:
+        if state.phase in {"Rejected", "Stopped"} and not state.exists:
             self._host.ledger.release(self.assignment.uid)
             if self._key:
                 self._host.keys.remove(self._key.path)
@@ -272,12 +273,28 @@ class Runner:
 
     async def _end(self, running: EngineHandle, grace_seconds: float, *, for_all: bool) -> None:
         """End the engine, and retry after any error: nothing else would end it, and its memory stays reserved."""
-        while True:
-            try:
-                return await running.end(grace_seconds, for_all=for_all)
-            except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
-                self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
-                await asyncio.sleep(_END_AGAIN_SECONDS)
+        limit_seconds = lifecycle.UNLOAD_LIMIT_SECONDS if self._daemon else lifecycle.END_LIMIT_SECONDS
+        limit_seconds += grace_seconds
+        overdue = events.EndOverdue(self._describe_overdue(running, limit_seconds))
+        timer = asyncio.get_running_loop().call_later(limit_seconds, self._events.put_nowait, overdue)
+        try:
+            while True:
+                try:
+                    return await running.end(grace_seconds, for_all=for_all)
+                except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
+                    self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
+                    await asyncio.sleep(_END_AGAIN_SECONDS)
+        finally:
+            timer.cancel()
+
+    def _describe_overdue(self, running: EngineHandle, seconds: float) -> str:
+        kept = "its memory stays reserved as long as it exists"
+        if self._daemon:
+            daemon = self._daemon.daemon.runtime
+            return (
+                f"{daemon} has not unloaded {running.model} in {seconds:.0f} s; {kept}: unload it or restart {daemon}"
+            )
+        return f"process {running.pid} has not ended {seconds:.0f} s after it was told to; {kept}: restart the machine"
 
     async def _check_admission(self) -> ProcessEvent:
         if self._daemon:

@@ -104,7 +104,9 @@ class Supervisor:
                 del wanted[assignment.uid]
         for uid, runner in list(self.runners.items()):
             asked = wanted.get(uid)
-            if runner.state.phase == "Stopped" and not (asked and asked.deleted):
+            if runner.state.phase == "Stopped" and (runner.state.exists or (asked and asked.deleted)):
+                continue
+            if runner.state.phase == "Stopped":
                 del self.runners[uid]  # also if it is assigned again: an outdated list lacked it
             elif asked is None and not (keep_unclaimed and uid in left):
                 runner.remove()

@@ -204,6 +204,28 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
         assert await up.ends() == 0
 
 
+async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
+    start: Start, tmp_path: Path, weights: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OllamaStandIn(unused_tcp_port) as daemon:
+        monkeypatch.setenv("OLLAMA_HOST", daemon.url)
+        up = start(
+            manifest(
+                tmp_path / "all.yaml",
+                make_manifest(MODELS, name="one", source=f"file://{weights}", memoryBytes=GIB),
+                service("chat", "one", runtime="ollama", extraArgs=[], hardware={"accelerator": "metal"}),
+            )
+        )
+        await up.url()
+        await up.says("chat: Ready")
+        daemon.unloads = False
+        os.kill(up.process.pid, signal.SIGINT)
+        await eventually(lambda: daemon.changes()[-1] == ("POST", "/api/generate"))
+        os.kill(up.process.pid, signal.SIGINT)
+        assert await up.ends() == 0
+        assert "chat: its engine has not ended" in up.said
+
+
 async def test_table_on_a_terminal_shows_the_state(weights: Path, tmp_path: Path) -> None:
     terminal, theirs = os.openpty()
     state = tmp_path / "state"

@@ -218,6 +218,23 @@ def test_problem_of_a_starting_engine_is_shown_until_it_is_ready() -> None:
     assert "SIGKILL" in after(CRASH, start=starting)[0].message, "the exit is the cause now"
 
 
+def test_engine_that_does_not_end_blocks_no_removal_and_exists_until_its_exit() -> None:
+    stopping, _ = after(*HAPPY, events.Removed())
+    overdue, actions = after(events.EndOverdue("it does not end"), start=stopping)
+    assert (overdue.phase, overdue.reason, overdue.message) == ("Stopped", "EngineNotEnded", "it does not end")
+    assert (overdue.exists, overdue.pid, actions) == (True, 7, ())
+    gone, _ = after(CRASH, start=overdue)
+    assert (gone.phase, gone.exists, gone.pid) == ("Stopped", False, None)
+
+
+def test_sick_engine_that_does_not_end_is_not_started_again() -> None:
+    ending, _ = after(*HAPPY, events.Hung("it hangs"))
+    overdue, actions = after(events.EndOverdue("it does not end"), start=ending)
+    assert (overdue.phase, overdue.message, actions) == ("Starting", "it hangs; it does not end", ())
+    assert overdue.exists
+    assert after(CRASH, start=overdue)[0].phase == "Failed"
+
+
 def test_internal_error_ends_no_ready_engine() -> None:
     ready, _ = after(*HAPPY)
     assert after(events.Failed("InternalError", "ours"), start=ready) == (ready, ())
@@ -321,6 +338,7 @@ EVENTS = st.one_of(
             EVICTED,
             events.Released(),
             events.StartProblem("it answered 500"),
+            events.EndOverdue("it does not end"),
             events.Suspected(FAILING),
             events.Suspected(SLOW),
             events.Trusted(),
@@ -365,7 +383,8 @@ def test_invariants_hold_for_any_order_of_events(happened: list[ProcessEvent], s
         assert state.exists == running
         assert state.pid is None or running
         assert state.phase != "Ready" or (running and answered), "Ready without a token"
-        assert state.phase not in {"Stopped", "Rejected", "Failed", "Pending", "Fetching"} or not running
+        assert state.phase not in {"Rejected", "Failed", "Pending", "Fetching"} or not running
+        assert state.phase != "Stopped" or not running or state.reason == "EngineNotEnded"
         assert state.suspicion is None or state.phase == "Ready"
         if before.phase == "Ready" and any(isinstance(action, life.End) for action in actions):
             steps = [type(action) for action in actions]

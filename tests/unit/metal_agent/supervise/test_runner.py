@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from metal_agent import lifecycle
 from metal_agent.assignments import Assignment
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
@@ -146,6 +147,39 @@ def test_eviction_frees_the_memory_within_ten_seconds(tmp_path: Path, assignment
         living.cancel()
 
     virtual_time.run(main())
+
+
+class _Immortal(_Stubborn):
+    """A process that not even SIGKILL ends, before `die` is called."""
+
+    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+        assert grace_seconds > 0
+        assert not for_all
+        await self._exit
+
+    def die(self) -> None:
+        self._exit.set_result(EngineExit(signal="SIGKILL"))
+
+
+async def test_process_that_cannot_be_killed_is_stopped_and_its_memory_stays_reserved(
+    tmp_path: Path, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "END_LIMIT_SECONDS", -9.9)
+    made, engine, ledger = assignment("u1"), _Immortal(), Ledger(GIB)
+    ledger.take_over("u1", GIB)
+    runner = Runner(made, _host(tmp_path, ledger), _ready_record(made), engine)
+    living = asyncio.create_task(runner.run())
+    runner.remove()
+    try:
+        await eventually(lambda: runner.state.phase == "Stopped", 5)
+        assert runner.state.reason == "EngineNotEnded"
+        assert "has not ended 0 s after it was told to" in runner.state.message
+        assert ledger.reserved == {"u1": GIB}
+        engine.die()
+        await eventually(living.done, 5)
+    finally:
+        living.cancel()
+    assert ledger.reserved == {}
 
 
 async def test_failed_end_of_an_engine_is_retried(
