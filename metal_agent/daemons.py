@@ -237,11 +237,19 @@ class SharedDaemon:
 
     async def look(self) -> None:
         """Find out which models are loaded, and report the exit of those that are not."""
-        if not self._handles and not self.daemon.installed():
-            self.problem = f"{self.daemon.runtime} is not installed here"
-            return
+        before = self.problem
+        if self._handles or self.daemon.installed():
+            await self._ask()
+        else:
+            self.problem, self._found, self._unknown = f"{self.daemon.runtime} is not installed here", [], False
+        if bool(before) != bool(self.problem):
+            log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
+            self._clean = False
+            self._on_change()
+
+    async def _ask(self) -> None:
         watched = [handle for handle in self._handles if handle.loaded]
-        before, began = self.problem, time.monotonic()
+        began = time.monotonic()
         try:
             self._found = await self.daemon.loaded()
         except DaemonError as error:
@@ -266,10 +274,6 @@ class SharedDaemon:
                     handle.report_exit(
                         EngineExit(reason="Unloaded", message=_unloaded_message(self.daemon, handle.model))
                     )
-        if bool(before) != bool(self.problem):
-            log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
-            self._clean = False
-            self._on_change()
 
     def _is_excused(self, error: DaemonError, began: float) -> bool:
         """Count checks in a row without an answer; concurrent ones, as for several processes, count as one."""

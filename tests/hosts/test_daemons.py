@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 
 from kube.resources import ObjectKey
-from metal_agent import daemons
+from metal_agent import daemons, lifecycle
 from metal_agent.traffic.exposure import ServicePort, proxy_config
 from runtimes import ollama as ollama_runtime
 from runtimes import omlx as omlx_runtime
@@ -247,6 +247,40 @@ async def test_deletion_ends_a_loading_model(served: Served) -> None:
     await phase(machine, "Stopped")
     daemon.loading.set()
     assert served.ours() == set()
+
+
+async def test_model_that_is_never_unloaded_blocks_nothing_and_its_memory_stays_reserved(
+    ollama: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "UNLOAD_LIMIT_SECONDS", -9.5)
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    machine.supervisor.assign([make()])
+    model = await ollama.ready()
+    daemon.unloads = False
+    machine.supervisor.assign([])
+    assert f"ollama has not unloaded {model}" in await phase(machine, "Stopped", "EngineNotEnded")
+    machine.supervisor.assign([])
+    assert machine.ledger.reserved.keys() == {"u1"}
+    daemon.evict(model)
+    await eventually(lambda: machine.ledger.reserved == {})
+    machine.supervisor.assign([])
+    assert machine.runners == {}
+
+
+async def test_daemon_that_is_removed_from_the_machine_counts_no_model_any_more(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, daemon, _ = served
+    daemon.own(OWNERS, size=GIB)
+    await eventually(lambda: [each.name for each in machine.known.loaded()] == [OWNERS])
+    changed: list[str] = []
+    machine.known.subscribe(changed.append)
+    shared = machine.known.get(daemon_name(daemon))
+    assert shared
+    monkeypatch.setattr(shared.daemon, "installed", lambda: False)
+    await eventually(lambda: machine.known.loaded() == [])
+    assert (machine.known.usable(), changed) == ([], [daemon_name(daemon)])
 
 
 async def test_a_daemon_that_is_slow_to_unload_keeps_its_memory_reserved(ollama: Served) -> None:
