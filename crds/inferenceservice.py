@@ -143,6 +143,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "leader probes the service again only if it differs."
         ),
     ] = ""
+    token_rotation: Annotated[
+        str,
+        described(
+            "Digest of the annotation inference.pomona.dev/rotate-token for which the token was replaced last. Each "
+            "new value of the annotation replaces the token: hosts accept the one before for 10 minutes, and pods are "
+            "replaced."
+        ),
+    ] = ""
     conditions: Conditions = []
 
 

@@ -33,6 +33,11 @@ PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
 """Annotation of a MetalProcess that replaces another one: the time since when its replica has a place in the queue."""
 
+ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
+"""Annotation of an InferenceService, of which each new value replaces the token; on its Secret, the value it is for."""
+TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
+"""Annotation of the pods of a service whose token was replaced: pods read a token only when they start."""
+
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """Condition of a MetalProcess that needs another host; Pods have a condition of the same name."""
 MEMORY_PRESSURE: Final = "MemoryPressure"
@@ -65,6 +70,19 @@ def split_slice_name(name: str) -> tuple[str, str]:
 def host_secret_key(namespace: str, secret: str) -> str:
     """Return the key of another Secret's token in a host's Secret; it is unique, as a namespace has no underscore."""
     return f"{namespace}_{secret}_token"
+
+
+PREVIOUS_TOKENS_KEY: Final = "previous_tokens"
+"""Key in a host's Secret of the tokens that were replaced; the keys of `host_secret_key` have two underscores."""
+
+
+class PreviousToken(msgspec.Struct, frozen=True, rename="camel"):
+    """A token that was replaced and is still valid; `PREVIOUS_TOKENS_KEY` has a JSON object of them by data key."""
+
+    token: str
+    """In base64, as the data of a Secret."""
+    valid_until: int
+    """In seconds since 1970."""
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

@@ -157,7 +157,7 @@ class Agent:
             proxy=self._proxy,
             ports=self._ports,
             runners=self._runners,
-            secret=self._tokens.read,
+            tokens=self._tokens,
             tls=options.tls,
         )
         self._host = build_host(

@@ -22,19 +22,20 @@ from controller.hosts.grants import (
     judge_address,
 )
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
-from controller.hosts.secrets import HostSecrets, host_secret
+from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, host_of_slice, stated_addresses
+from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, OWNER_INDEX, host_of_slice, stated_addresses
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
-from crds.meta import HOSTS_NAMESPACE
+from crds.meta import HOSTS_NAMESPACE, host_secret_key
 from crds.metalhost import MetalHost
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import (
     ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
     LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
@@ -139,7 +140,8 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         granted = address in granted_addresses(_grants_role(snapshot, key.name))
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
-        tokens = await secrets.read_tokens(client, key.name, bound, snapshot.now)
+        needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
+        tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         return HostInputs(liveness, tokens, await secrets.read_own(client, key.name, snapshot.now), use)
 
     return Reconciler(
@@ -151,6 +153,7 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
             Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),
             Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
             Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
+            Trigger(INFERENCE_SERVICES, _hosts_of_service, _token_rotation),
         ),
         observe=observe,
         written=secrets.remember,
@@ -166,6 +169,18 @@ def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
     """Return the hosts that state the address of this one, which one of them loses or gets."""
     hosts = (each for address in stated_addresses(host) for each in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address))
     return [object_key(each) for each in hosts]
+
+
+def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
+    processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, service["metadata"]["uid"])
+    names = {each["spec"].get("hostName") for each in processes}
+    return [ObjectKey("", name) for name in sorted(filter(None, names))]
+
+
+def _token_rotation(service: Obj | None) -> str:
+    """Return the last replacement of a service's token; empty if there was none."""
+    rotation: str = ((service or {}).get("status") or {}).get("tokenRotation", "")
+    return rotation
 
 
 def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:
@@ -191,7 +206,11 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
     grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
     conditions = [ready, address_condition(host, verdict)]
-    secret = host_secret(host, inputs.tokens) if inputs.tokens is not None else None
+    secret = None
+    if inputs.tokens is not None:
+        keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}
+        existing = (inputs.secret or {}).get("data") or {}
+        secret = host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, snapshot.now))
     # Secrets are not in the watch cache, so the existing Secret is among the inputs.
     differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
     return Plan(

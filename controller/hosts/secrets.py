@@ -1,6 +1,8 @@
 """The one Secret that a host may read: copies of the tokens that its MetalProcesses need, and of nothing else."""
 
-from collections.abc import Iterable, Mapping
+import base64
+import binascii
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -10,16 +12,20 @@ from controller.models.source_secret import is_source_secret
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import child
 from controller.services.tokens import TOKEN_KEY, is_token_secret
-from crds.meta import HOSTS_NAMESPACE, host_secret_key
+from crds.meta import HOSTS_NAMESPACE, PREVIOUS_TOKENS_KEY, PreviousToken, host_secret_key
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
 from kube.errors import NotFound
-from kube.resources import METAL_HOSTS, SECRETS, Resource
+from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
 """Age of a user's Secret after which it is read again: less than the time within which a change reaches the hosts."""
 READ_TOKEN_AGAIN: Final = timedelta(minutes=10)
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
+
+
+OVERLAP_SECONDS: Final = 600
+"""Time for which a service's token is still valid on hosts after it was replaced."""
 
 
 class NeededSecret(NamedTuple):
@@ -29,15 +35,20 @@ class NeededSecret(NamedTuple):
     name: str
     service_uid: str
     """Uid of the service that must own the Secret; empty for a Secret that the user created."""
+    rotation: str = ""
+    """The service's `status.tokenRotation`: another one means another token."""
 
 
-def list_needed_secrets(processes: Iterable[Obj]) -> list[NeededSecret]:
-    """Return the Secrets that the processes of one host need, sorted."""
+def list_needed_secrets(
+    processes: Iterable[Obj], rotation_of: Callable[[ObjectKey], str] = lambda _service: ""
+) -> list[NeededSecret]:
+    """Return the Secrets that the processes of one host need, sorted; `rotation_of` is called with each service."""
     found = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
         if owner := controller_of(obj):
-            found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"]))
+            rotation = rotation_of(ObjectKey(namespace, owner["name"]))
+            found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
         for each in (spec, *spec.get("furtherArtifacts", ())):
             if "sourceSecret" in each:
                 found.add(NeededSecret(namespace, each["sourceSecret"], ""))
@@ -56,18 +67,20 @@ class HostSecrets:
     """The Secrets of hosts and those copied into them, as they were last read or written: Secrets are not watched.
 
     A change of a process's status reads nothing. A user's Secret is read again after a minute, because users rotate
-    their download tokens; the token of a service, which the controller makes, after ten.
+    their download tokens; the token of a service, which the controller makes, after ten, or when it was replaced.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
         self._own: dict[str, tuple[Obj, datetime]] = {}
 
-    async def read_tokens(self, client: Client, host: str, processes: Iterable[Obj], now: datetime) -> dict[str, str]:
+    async def read_tokens(
+        self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
+    ) -> dict[str, str]:
         """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
         known = self._tokens.get(host, {})
         readings: dict[NeededSecret, _Reading] = {}
-        for needed in list_needed_secrets(processes):
+        for needed in needs:
             last = known.get(needed)
             readings[needed] = last if last and now < last.due else await _read_token(client, needed, now)
         self._tokens[host] = readings
@@ -104,6 +117,35 @@ async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _R
     token = _token(secret, needed.service_uid) if secret else None
     age = timedelta() if token is None else READ_TOKEN_AGAIN if needed.service_uid else READ_SOURCE_AGAIN
     return _Reading(token, now + age)
+
+
+def keep_previous_tokens(
+    tokens: Mapping[str, str], service_keys: Collection[str], existing: Mapping[str, str], now: datetime
+) -> dict[str, str]:
+    """Return the data of a host's Secret: the tokens, and those of services that they replaced a while ago.
+
+    Args:
+        tokens: the base64 values of the tokens by data key.
+        service_keys: the keys of tokens that clients of a service send: only these stay valid besides their successor.
+        existing: the data that the Secret has.
+        now: the wall clock.
+    """
+    kept = {key: each for key, each in _read_previous(existing).items() if each.valid_until > now.timestamp()}
+    until = int(now.timestamp()) + OVERLAP_SECONDS
+    for key in service_keys:
+        if key in existing and key in tokens and existing[key] != tokens[key]:
+            kept[key] = PreviousToken(existing[key], until)
+    kept = {key: each for key, each in sorted(kept.items()) if key in tokens and each.token != tokens[key]}
+    if not kept:
+        return dict(tokens)
+    return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(kept)).decode()}
+
+
+def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
+    try:
+        return msgspec.json.decode(base64.b64decode(existing[PREVIOUS_TOKENS_KEY]), type=dict[str, PreviousToken])
+    except (KeyError, binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
 
 
 def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:

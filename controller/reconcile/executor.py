@@ -19,7 +19,7 @@ import structlog
 
 from controller.reconcile.conditions import MESSAGE_LENGTH, condition
 from controller.reconcile.indexes import controller_of
-from controller.reconcile.plan import FIELD_MANAGER, Event, Patch, Plan, Reconciler, Ref, Snapshot
+from controller.reconcile.plan import FIELD_MANAGER, Event, Plan, Reconciler, Ref, Snapshot
 from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
@@ -125,7 +125,8 @@ class Executor:
             if (answer := await self._apply(resource, obj)) is not None:
                 keep(resource, answer)
         for patch in plan.patch:
-            await self._patch(patch)
+            resource, namespace, name, _uid = patch.ref
+            keep(resource, await self._client.patch_json(resource, name, namespace or None, patch.operations))
         for ref in plan.delete:
             await self._delete(ref)
 
@@ -162,10 +163,6 @@ class Executor:
         existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
         _require_ours(resource, existing, obj)
         return existing
-
-    async def _patch(self, patch: Patch) -> None:
-        resource, namespace, name, _uid = patch.ref
-        self._store.put(resource, await self._client.patch_json(resource, name, namespace or None, patch.operations))
 
     async def _delete(self, ref: Ref) -> None:
         try:

@@ -20,7 +20,7 @@ from controller.services import diagnosis, preconditions
 from controller.services.replicas import Replicas
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
+from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
 from crds.model import Model
 from devices.vendors import VENDORS, Vendor
 from kube.client import Obj
@@ -168,11 +168,17 @@ def deployment(
         "selector": {"matchLabels": selector},
         "strategy": _strategy(vendor),
         "template": {
-            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}},
+            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}} | _rotation(service),
             "spec": _pod(service, vendor, _container(service, accelerator, memory, weights, companions), mounted),
         },
     }
     return child(DEPLOYMENTS, owner.name, INFERENCE_SERVICES, owner, {}, spec=spec)
+
+
+def _rotation(service: InferenceService) -> Obj:
+    """Return the annotation that replaces the pods after their token; none before the first replacement."""
+    rotation = service.status.token_rotation
+    return {"annotations": {TOKEN_ROTATION: rotation}} if rotation else {}
 
 
 def _strategy(vendor: Vendor) -> Obj:

@@ -7,7 +7,7 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 import functools
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from controller.services.preconditions import CheckedService, ServiceProblem
 from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import KnownTokens, token_secret
+from controller.services.tokens import TOKEN_BYTES, KnownTokens, TokenRotation, read_rotation, token_secret
 from controller.tenant_limits import UNLIMITED, TenantLimits, check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
@@ -44,6 +44,9 @@ from kube.resources import (
 from kube.store import Store
 from runtimes.probe import ProbeResult
 
+ROTATION_SECONDS: Final = 1.0
+"""Pause between two steps of the replacement of a token."""
+
 
 class ServiceInputs(NamedTuple):
     """Inputs that are not in the watch cache."""
@@ -57,6 +60,7 @@ class ServiceInputs(NamedTuple):
     view: ServiceView | None = None
     """All other inputs, as they were at `revision` of the store."""
     revision: int = 0
+    rotation: TokenRotation = TokenRotation()
 
 
 def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
@@ -75,7 +79,8 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
         answer = prober.answer(key, question, view.proof)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         there = await tokens.is_there(client, key, service, snapshot.now)
-        return ServiceInputs(question, answer, None if there else secrets.token_urlsafe(32), view, revision)
+        new_token = None if there else secrets.token_urlsafe(TOKEN_BYTES)
+        return ServiceInputs(question, answer, new_token, view, revision, await read_rotation(client, service))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -103,17 +108,21 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, limits: TenantLimits = UN
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
+    rotation = inputs.rotation
+    if rotated := rotation.done or service.status.token_rotation:
+        status["tokenRotation"] = rotated
     observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, service.metadata.uid)]
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
         create=((token_secret(service, inputs.new_token),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, network_service(service)),
-        patch=view.replicas.patch,
+        patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
         status=status,
         events=build_events(service, status),
-        again_seconds=steps.again_seconds,
+        # Secrets are not watched: the next step of a replacement follows without an event.
+        again_seconds=ROTATION_SECONDS if rotation.done or rotation.patch else steps.again_seconds,
     )
 
 

@@ -1,22 +1,27 @@
-"""The Secret with a service's bearer token: its name, its content, and its owner.
+"""The Secret with a service's bearer token: its name, its content, its owner, and the replacement of the token.
 
 Pods read the token from the Secret itself; hosts get a copy of it (`controller.hosts.secrets`), and the readiness probe
-sends it.
+sends it. A new value of the service's annotation `inference.pomona.dev/rotate-token` replaces the token: first in the
+Secret, which notes the value, then the value is put into the status, by which pods are replaced and hosts get a copy.
 """
 
 import base64
-from collections.abc import Callable
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
-from controller.reconcile.plan import child
+from controller.reconcile.plan import Patch, child, ref
 from crds.inferenceservice import InferenceService
+from crds.meta import ROTATE_TOKEN
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
+TOKEN_BYTES: Final = 32
 READ_AGAIN: Final = timedelta(minutes=10)
 """Time after which a token Secret that was seen is read again."""
 
@@ -29,8 +34,59 @@ def token_name(service: str) -> str:
 def token_secret(service: InferenceService, token: str) -> tuple[Resource, Obj]:
     """Return the Secret that holds the service's bearer token; it is created once and never applied."""
     owner = service.metadata
-    data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
-    return child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
+    data = {TOKEN_KEY: _encode(token)}
+    resource, obj = child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
+    if rotation := wanted_rotation(service):
+        obj["metadata"]["annotations"] = {ROTATE_TOKEN: rotation}
+    return resource, obj
+
+
+class TokenRotation(NamedTuple):
+    """The state of a replacement of the token."""
+
+    done: str = ""
+    """The value for which the Secret has its token; empty if that is not known to differ from the status."""
+    patch: Patch | None = None
+    """The replacement of the token in the Secret, if that is still to be done."""
+
+
+def wanted_rotation(service: InferenceService) -> str:
+    """Return the digest of the annotation that asks for a new token; empty without one."""
+    value = service.metadata.annotations.get(ROTATE_TOKEN, "")
+    return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
+
+
+async def read_rotation(client: Client, service: InferenceService) -> TokenRotation:
+    """Return the next step of a replacement. Reads nothing unless the annotation is new. Raises as `Client`."""
+    wanted, owner = wanted_rotation(service), service.metadata
+    if wanted in {"", service.status.token_rotation}:
+        return TokenRotation()
+    try:
+        secret = await client.get(SECRETS, token_name(owner.name), owner.namespace)
+    except NotFound:
+        return TokenRotation()
+    if not is_token_secret(secret, owner.uid):
+        return TokenRotation()
+    annotations = secret["metadata"].get("annotations") or {}
+    if annotations.get(ROTATE_TOKEN) == wanted:
+        return TokenRotation(wanted)
+    return TokenRotation(patch=replace_token(secret, wanted, secrets.token_urlsafe(TOKEN_BYTES)))
+
+
+def replace_token(secret: Obj, rotation: str, token: str) -> Patch:
+    """Return the patch that replaces the token of exactly this version of the Secret."""
+    metadata = secret["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), ROTATE_TOKEN: rotation}
+    operations: Sequence[Obj] = (
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+        {"op": "add", "path": "/metadata/annotations", "value": annotations},
+        {"op": "add", "path": "/data", "value": {**(secret.get("data") or {}), TOKEN_KEY: _encode(token)}},
+    )
+    return Patch(ref(SECRETS, secret), operations)
+
+
+def _encode(token: str) -> str:
+    return base64.b64encode(token.encode()).decode()
 
 
 class _Sighting(NamedTuple):

@@ -9,21 +9,28 @@ from gateway.proxy import errors
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 
 
-def authorize(headers: Headers, token: str | None) -> None:
-    """Raise RequestError unless the request has `token` or, if that is None, comes from a program of this machine."""
-    if token is None:
+def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
+    """Raise RequestError unless the request has a token or, without any, comes from a program of this machine.
+
+    Args:
+        headers: the request's.
+        tokens: the valid tokens, which are several while one replaces another; None: none is needed.
+    """
+    if tokens is None:
         if not _is_local_program(headers):
             raise errors.foreign_origin()
-    elif not _has_token(headers, token):
+    elif not _has_token(headers, tokens):
         raise errors.invalid_api_key()
 
 
-def _has_token(headers: Headers, token: str) -> bool:
+def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
     """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
     scheme, _, credentials = (headers.value(b"authorization") or b"").partition(b" ")
     if scheme.lower() != b"bearer":
         credentials = headers.value(b"x-api-key") or b""
-    return hmac.compare_digest(credentials.strip(), token.encode())
+    sent = credentials.strip()
+    # All are compared, so that the time does not show which one nearly matched.
+    return sum(hmac.compare_digest(sent, token.encode()) for token in tokens) > 0
 
 
 def _is_local_program(headers: Headers) -> bool:

@@ -40,8 +40,18 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     port: _Port
     token: Annotated[str, Meta(min_length=1)]
     backends: tuple[Backend, ...] = ()
+    previous_token: Annotated[str, Meta(min_length=1)] | None = None
+    """A token that was replaced, and is valid besides `token` for a while."""
+    previous_token_until: float = 0.0
+    """The end of its validity, in seconds since 1970."""
     queue_limit: Annotated[int, Meta(ge=0)] = msgspec.field(name="queue", default=128)
     """The number of requests that may wait for a free slot; more are refused with 429."""
+
+    def valid_tokens(self, now: float) -> tuple[str, ...]:
+        """Return the tokens that are valid at a time in seconds since 1970."""
+        if self.previous_token is None or now >= self.previous_token_until:
+            return (self.token,)
+        return self.token, self.previous_token
 
     @property
     def model(self) -> str:

@@ -70,7 +70,7 @@ async def _dispatch(exchange: Exchange, router: Router, shared: SharedResources)
         _report_health(exchange, router)
         return
     try:
-        authorize(exchange.head.headers, router.token)
+        authorize(exchange.head.headers, router.tokens)
     except RequestError as error:
         _log_refusal(router, path, error)
         raise

@@ -147,7 +147,8 @@ class Listeners:
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
         self._config = config
-        self._model_router.token = config.router.token if config.router else None
+        token = config.router.token if config.router else None
+        self._model_router.tokens = None if token is None else (token,)
         names = {each.name for each in config.services}
         for name in [name for name in self._services if name not in names]:
             self._services.pop(name).remove()

@@ -1,5 +1,6 @@
 """Find the service for a request: the port of a service serves that one, the port of the router serves all of them."""
 
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -15,8 +16,8 @@ class Router(Protocol):
         """The name in errors and log."""
 
     @property
-    def token(self) -> str | None:
-        """The bearer token that clients need; None admits programs of this machine only."""
+    def tokens(self) -> tuple[str, ...] | None:
+        """The valid bearer tokens, of which clients need one; None admits programs of this machine only."""
 
     def services(self) -> Mapping[str, Service]:
         """Return the services that can be reached here, by the model name that clients use."""
@@ -37,9 +38,9 @@ class SingleServiceRouter:
         return f"service {self._service.config.name}"
 
     @property
-    def token(self) -> str | None:
-        """The service's token."""
-        return self._service.config.token
+    def tokens(self) -> tuple[str, ...]:
+        """The service's token, and the one before while it is valid."""
+        return self._service.config.valid_tokens(time.time())
 
     def services(self) -> Mapping[str, Service]:
         """Return the one service."""
@@ -57,7 +58,7 @@ class ModelRouter:
     name = "the router"
 
     def __init__(self, services: Mapping[str, Service]) -> None:
-        self.token: str | None = None
+        self.tokens: tuple[str, ...] | None = None
         """The router's token, which is valid for every service."""
         self._services = services
 

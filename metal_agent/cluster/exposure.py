@@ -8,7 +8,7 @@ A service keeps its port over restarts, because EndpointSlices and firewalls nam
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from kube.errors import ApiError, Unreachable
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.cluster.endpoint_slices import Clocks, Endpoints, Freshness, SliceMember, build_slice
+from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
 from metal_agent.traffic.proxy_process import Proxy
@@ -90,7 +91,7 @@ class ClusterExposure(ProxyExposure):
         proxy: the proxy of this host.
         ports: the ports of the services.
         runners: the processes by uid.
-        secret: returns the token in a Secret by namespace and name; None if unknown.
+        tokens: the tokens of the services.
         tls: certificate and key of the listeners; None: they serve plain HTTP.
     """
 
@@ -103,7 +104,7 @@ class ClusterExposure(ProxyExposure):
         proxy: Proxy,
         ports: ServicePorts,
         runners: Mapping[str, Runner],
-        secret: Callable[[str, str], str | None],
+        tokens: HostTokens,
         tls: Tls | None = None,
     ) -> None:
         super().__init__(proxy, runners)
@@ -117,7 +118,7 @@ class ClusterExposure(ProxyExposure):
         self._problems: dict[ObjectKey, str] = {}
         self._host = host
         self._ports = ports
-        self._secret = secret
+        self._tokens = tokens
         self._tls = tls
 
     def move(self, address: str) -> None:
@@ -206,9 +207,9 @@ class ClusterExposure(ProxyExposure):
                 problems[service] = str(error)
                 continue
             secret = next(runner.assignment.spec.token_secret for runner in runners if runner.assignment.spec)
-            token = self._secret(service.namespace, secret)
+            token = self._tokens.read(service.namespace, secret)
             if token:
-                ports[service] = ServicePort(port, token)
+                ports[service] = ServicePort(port, token, self._tokens.read_previous(service.namespace, secret))
             else:
                 problems[service] = f"the token in Secret {service.namespace}/{secret} has not arrived on this host"
         return ports, problems

@@ -4,7 +4,9 @@ import base64
 import binascii
 from collections.abc import Mapping
 
-from crds.meta import HOSTS_NAMESPACE, host_secret_key
+import msgspec
+
+from crds.meta import HOSTS_NAMESPACE, PREVIOUS_TOKENS_KEY, PreviousToken, host_secret_key
 from kube.resources import SECRETS
 from kube.store import Store
 
@@ -24,6 +26,16 @@ class HostTokens:
             return base64.b64decode(token, validate=True).decode().strip() or None
         except (KeyError, binascii.Error, UnicodeDecodeError):
             return None
+
+    def read_previous(self, namespace: str, name: str) -> PreviousToken | None:
+        """Return the token that the one in Secret `namespace/name` replaced, decoded; None if there is none."""
+        try:
+            encoded = base64.b64decode(self.data()[PREVIOUS_TOKENS_KEY], validate=True)
+            previous = msgspec.json.decode(encoded, type=dict[str, PreviousToken])[host_secret_key(namespace, name)]
+            token = base64.b64decode(previous.token, validate=True).decode().strip()
+        except (KeyError, binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return PreviousToken(token, previous.valid_until) if token else None
 
     def data(self) -> dict[str, str]:
         """Return the data of the host's Secret, or the last data without one: a missing Secret revokes no token."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from crds.meta import PreviousToken
 from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.resources import ObjectKey
@@ -32,6 +33,8 @@ class ServicePort:
 
     port: int
     token: str
+    previous: PreviousToken | None = None
+    """The token before, while it is valid besides."""
 
 
 class ProxyExposure(ABC):
@@ -136,6 +139,8 @@ def proxy_config(
                 address=address,
                 port=place.port,
                 token=place.token,
+                previous_token=place.previous.token if place.previous else None,
+                previous_token_until=float(place.previous.valid_until) if place.previous else 0.0,
                 backends=tuple(
                     Backend(
                         runner.assignment.uid,

@@ -1,13 +1,15 @@
 """From applied files to tokens, on both paths; and messages about files that are wrong."""
 
+import functools
 import hashlib
 
 import pytest
 
-from crds.meta import LABEL_SERVICE
+from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, MODELS, PODS
-from tests.cluster.main_job.cluster import PATHS, Cluster, condition
+from tests.cluster.main_job.cluster import PATHS, READY_SECONDS, Cluster, condition
 from tests.controlplane.members import MetalHost
+from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_mlx
 
 WRONG = "0" * 64
@@ -28,6 +30,28 @@ async def test_applied_service_answers_with_its_token_on_both_paths(cluster: Clu
     assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
     assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
     assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+
+
+@pytest.mark.usefixtures("host")
+async def test_replaced_token_is_valid_beside_the_old_one_on_hosts_and_pods_are_replaced(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
+    await cluster.ready("by-pod", "by-host")
+    old = {service: await cluster.token(service) for service in ("by-pod", "by-host")}
+    await cluster.kubectl("annotate", "isvc", *old, f"{ROTATE_TOKEN}=monday")
+
+    async def answers_to_new_token(service: str) -> bool:
+        assert await cluster.token(service) != old[service]
+        return (await cluster.ask(service)).status == 200
+
+    await eventually(functools.partial(answers_to_new_token, "by-host"), READY_SECONDS)
+    assert (await cluster.ask("by-host", token=old["by-host"])).status == 200, "for ten minutes"
+    assert (await cluster.ask("by-host", token="wrong")).status == 401
+    await eventually(functools.partial(answers_to_new_token, "by-pod"), READY_SECONDS)
+    assert (await cluster.ask("by-pod", token=old["by-pod"])).status == 401
+
+    new = {service: await cluster.token(service) for service in old}
+    await cluster.ready("by-pod", "by-host")
+    assert {service: await cluster.token(service) for service in old} == new, "replaced once"
 
 
 async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -12,7 +13,7 @@ from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
-from controller.hosts.secrets import HostSecrets, NeededSecret, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, NeededSecret, keep_previous_tokens, list_needed_secrets
 from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
@@ -258,10 +259,43 @@ class CountedSecrets(Client):
 async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> None:
     api, secrets = CountedSecrets(), HostSecrets()
     processes = [process("a-b-0", host="studio-1", sourceSecret="hub"), process("a-b-1", host="studio-1")]
+    needs = list_needed_secrets(processes)
     for _ in range(3):
-        assert len(await secrets.read_tokens(api, "studio-1", processes, NOW)) == 2
+        assert len(await secrets.read_tokens(api, "studio-1", needs, NOW)) == 2
         assert await secrets.read_own(api, "studio-1", NOW)
     assert api.reads == ["team/chat-token", "team/hub", f"{HOSTS_NAMESPACE}/studio-1"]
     api.reads.clear()
-    await secrets.read_tokens(api, "studio-1", processes, NOW + timedelta(minutes=1))
+    await secrets.read_tokens(api, "studio-1", needs, NOW + timedelta(minutes=1))
     assert api.reads == ["team/hub"]
+    api.reads.clear()
+    replaced = list_needed_secrets(processes, lambda service: f"rotation of {service.name}")
+    await secrets.read_tokens(api, "studio-1", replaced, NOW + timedelta(minutes=1))
+    assert api.reads == ["team/chat-token"], "at once after the token was replaced"
+
+
+def tokens_after(seconds: int, existing: dict[str, str], token: str, service_keys: tuple[str, ...] = ("a",)) -> Obj:
+    return keep_previous_tokens({"a": token}, service_keys, existing, NOW + timedelta(seconds=seconds))
+
+
+def previous_of(data: Obj) -> Obj:
+    found: Obj = json.loads(base64.b64decode(data["previous_tokens"])) if "previous_tokens" in data else {}
+    return found
+
+
+def test_token_that_was_replaced_is_valid_for_ten_minutes() -> None:
+    end = int(NOW.timestamp()) + 600
+    assert tokens_after(0, {}, "old") == {"a": "old"}
+    replaced = tokens_after(0, {"a": "old"}, "new")
+    assert (replaced["a"], previous_of(replaced)) == ("new", {"a": {"token": "old", "validUntil": end}})
+    assert tokens_after(599, replaced, "new") == replaced, "nothing is written while nothing changes"
+    assert tokens_after(600, replaced, "new") == {"a": "new"}
+    again = tokens_after(10, replaced, "newest")
+    assert previous_of(again) == {"a": {"token": "new", "validUntil": end + 10}}
+    assert previous_of(tokens_after(10, again, "new"))["a"]["token"] == "newest", "one that returns is not its own"
+
+
+def test_only_tokens_of_services_stay_valid() -> None:
+    assert tokens_after(0, {"a": "old"}, "new", ()) == {"a": "new"}
+    left = keep_previous_tokens({}, (), {"a": "old"}, NOW)
+    assert left == {}
+    assert keep_previous_tokens({"a": "new"}, (), {"previous_tokens": "odd"}, NOW) == {"a": "new"}

@@ -57,6 +57,8 @@ CONFIG_JSON = {
                     "apiKey": "key",
                 }
             ],
+            "previousToken": None,
+            "previousTokenUntil": 0.0,
             "queue": 7,
         }
     ],

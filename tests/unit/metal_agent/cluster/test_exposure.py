@@ -7,12 +7,15 @@ from typing import cast
 
 import pytest
 
+from crds.meta import PreviousToken
 from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
 from kube.client import Client
 from kube.resources import ObjectKey
+from kube.store import Store
 from metal_agent.assignments import Assignment
 from metal_agent.cluster import exposure
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts
+from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.lifecycle import ProcessState
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
@@ -66,8 +69,29 @@ async def exposed(
         proxy=cast("Proxy", proxy),
         ports=ServicePorts(tmp_path / "ports" / "ports.json", 18000, 18999),
         runners=runners,
-        secret=lambda *_: "token",
+        tokens=OneToken(),
     )
+
+
+class OneToken(HostTokens):
+    """A host whose services all have the same token, which replaced another one."""
+
+    def __init__(self) -> None:
+        super().__init__(Store(), "studio-1", {})
+
+    def read(self, namespace: str, name: str) -> str:
+        del namespace, name
+        return "token"
+
+    def read_previous(self, namespace: str, name: str) -> PreviousToken:
+        del namespace, name
+        return PreviousToken("old", 1234)
+
+
+async def test_token_that_was_replaced_reaches_the_proxy(exposed: ClusterExposure, proxy: Answering) -> None:
+    await exposed.configure()
+    (service, _) = proxy.asked[-1].services
+    assert (service.token, service.previous_token, service.previous_token_until) == ("token", "old", 1234)
 
 
 def served(proxy: Answering) -> dict[str, int]:

@@ -165,7 +165,7 @@ class Life:
             )
             agent._proxy = agent._exposed._proxy = Word()  # type: ignore[assignment]  # as much as is asked of it
             agent._report_host = _nothing  # type: ignore[method-assign]  # measures this machine, in threads
-            agent._exposed._secret = lambda *_: "token"
+            agent._exposed._tokens.read = lambda *_: "token"  # type: ignore[method-assign]  # the Secret is not there
             self.runner = Runner(self._assignment, agent._host.context)
             self.runner.state = ProcessState("Ready", exists=True, admitted=True)
             spec = self._assignment.spec
