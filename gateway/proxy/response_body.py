@@ -11,11 +11,17 @@ from typing import Final, NamedTuple
 import msgspec
 
 _LONGEST_LINE_BYTES: Final = 1 << 20
-"""A longer line is passed on in pieces; a field that is split between two pieces is not rewritten."""
+"""A longer line is passed on in pieces."""
+_LONGEST_FIELD_BYTES: Final = 8 << 10
+"""The longest field of a model that is held back where such a piece ends within it; no engine's name is longer."""
 
 _CONTENT_FIELDS = frozenset({"choices", "data", "results", "output", "content"})
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
+# The begin of such a field at the end of a piece.
+_MODEL_BEGINS = re.compile(
+    rb'"(?:m(?:o(?:d(?:e(?:l(?:"(?:\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?)?)?)?)?)?)?)?)?)?\Z', re.DOTALL
+)
 # A field with generated text, in each form in which the APIs stream it.
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|delta|thinking|partial_json|arguments)"\s*:\s*"[^"]')
 
@@ -65,7 +71,9 @@ class TokenStream:
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
         self._right_field = b'"model":' + self._name
-        self._incomplete_line = b""
+        self._held: list[bytes] = []
+        """The incomplete line, in pieces; the beginning of a long one has been passed on."""
+        self._held_bytes = 0
         self._reported = TokenCount()
         self.text_events = 0
         """Events with text so far; an engine sends about one for each token."""
@@ -78,22 +86,34 @@ class TokenStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk from the engine and return what goes to the client now: the complete lines."""
-        if self._incomplete_line:
-            chunk = self._incomplete_line + chunk
         end = chunk.rfind(b"\n") + 1
-        if end == len(chunk):
-            self._incomplete_line = b""
-        elif len(chunk) - end > _LONGEST_LINE_BYTES:
-            self._incomplete_line, end = b"", len(chunk)
-        else:
-            self._incomplete_line = chunk[end:]
+        if not end and self._held_bytes + len(chunk) <= _LONGEST_LINE_BYTES:
+            self._hold(chunk)
+            return b""
+        if self._held:
+            end += self._held_bytes
+            chunk = self._take_held() + chunk
+        if len(chunk) - end > _LONGEST_LINE_BYTES:
+            begun = _MODEL_BEGINS.search(chunk, len(chunk) - _LONGEST_FIELD_BYTES)
+            end = begun.start() if begun else len(chunk)
+        if end < len(chunk):
+            self._hold(chunk[end:])
             chunk = chunk[:end]
-        return self._rewrite(chunk) if chunk else b""
+        return self._rewrite(chunk)
 
     def finish(self) -> bytes:
         """Return the incomplete line with which the stream has ended."""
-        rest, self._incomplete_line = self._incomplete_line, b""
-        return self._rewrite(rest) if rest else b""
+        return self._rewrite(self._take_held()) if self._held else b""
+
+    def _hold(self, piece: bytes) -> None:
+        self._held.append(piece)
+        self._held_bytes += len(piece)
+
+    def _take_held(self) -> bytes:
+        held = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        return held
 
     def _rewrite(self, lines: bytes) -> bytes:
         self.text_events += len(_TEXT.findall(lines))

@@ -82,6 +82,28 @@ def test_line_over_the_limit_is_passed_on_incomplete() -> None:
     assert stream.feed(b"y\n") == b"y\n"
 
 
+FIELD = b'"model" : "engine \\" name"'
+
+
+@pytest.mark.parametrize("place", range(len(FIELD)))
+def test_model_name_that_is_split_within_a_line_over_the_limit_is_replaced(place: int) -> None:
+    stream = TokenStream("chat")
+    sent = b'data: {"content":"' + b"x" * (1 << 20) + b'",' + FIELD
+    cut = len(sent) - len(FIELD) + place
+    rest = b',"object":"x"}\n\n'
+    got = stream.feed(sent[:cut]) + stream.feed(sent[cut:] + rest)
+    assert got == sent.replace(FIELD, b'"model" : "chat"') + rest
+
+
+def test_memory_of_a_line_without_end_is_limited() -> None:
+    stream = TokenStream("chat")
+    passed_on_bytes = len(stream.feed(b'data: {"model":"'))
+    piece = b"x" * (64 << 10)
+    for number in range(1, 100):
+        passed_on_bytes += len(stream.feed(piece))
+        assert number * len(piece) - passed_on_bytes < (1 << 20) + len(piece)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_of_a_stream_are_passed_on(junk: bytes) -> None:
     stream = TokenStream("chat")
