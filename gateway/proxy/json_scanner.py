@@ -1,7 +1,7 @@
 """A scan of a JSON text that may be large and is not trusted, in short pieces of work.
 
 Decoding such a text at once would hold up every other request, and the values of 64 MiB of small keys take a gigabyte.
-The scanner builds no values: it moves over them, and pauses after about a millisecond of work. Structure is checked
+The scanner builds no values: it moves over them, and pauses after less than a millisecond of work. Structure is checked
 where it is walked; a value that is only skipped must have closed strings and brackets, and may be invalid otherwise,
 which is for the engine to refuse.
 """
@@ -14,13 +14,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 VALUES_LIMIT: Final = 1_000_000
-"""The most strings, objects and arrays that a text may have: half a second of work."""
+"""The most strings, objects and arrays that a text may have: some seconds of work in all."""
 LEVELS_LIMIT: Final = 1000
 """The most levels of objects and arrays in each other; decoders of engines have such limits, too."""
 
-_PIECE_BYTES: Final = 64 << 10
-"""The work between two pauses, in bytes of text that an expression reads: about a millisecond."""
-_VALUE_COST_BYTES: Final = 128
+_PIECE_BYTES: Final = 16 << 10
+"""The work between two pauses, in bytes of text that an expression reads: less than a millisecond."""
+_VALUE_COST_BYTES: Final = 64
 """The work on one value beside reading it, in the same measure."""
 _FOUND_BYTES_PER_COST: Final = 16
 """A search for one character is that much faster than an expression."""

@@ -12,7 +12,7 @@ def _fill(unit: bytes, size_bytes: int) -> bytes:
 
 
 def _numbered_keys(size_bytes: int) -> bytes:
-    return b",".join(b'"%x":0' % number for number in range(size_bytes // 10))
+    return b",".join(b'"%x":0' % number for number in range(size_bytes // 12))
 
 
 def _nested(size_bytes: int) -> bytes:
