@@ -6,7 +6,7 @@ import click
 import uvloop
 
 from cli import log
-from gateway.proxy import control
+from gateway.proxy import control, control_socket
 
 
 @click.command("proxy")
@@ -14,7 +14,12 @@ from gateway.proxy import control
 @click.option(
     "--drain-seconds", default=30.0, show_default=True, help="Seconds that running requests have to end after SIGTERM."
 )
-def command(socket: Path, drain_seconds: float) -> None:
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take the listeners over from the proxy on this socket, which ends with its last request.",
+)
+def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     """Forward requests to engines until SIGTERM.
 
     The agent starts the proxy, and configures it over the control socket. A second proxy at the same socket refuses to
@@ -26,7 +31,7 @@ def command(socket: Path, drain_seconds: float) -> None:
     """
     log.configure()
     try:
-        with control.claim_socket(socket) as claimed:
+        with control_socket.claim_socket(socket, take_over=take_over) as claimed:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
-    except control.SocketError as error:
+    except control_socket.SocketError as error:
         raise click.ClickException(str(error)) from error

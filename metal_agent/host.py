@@ -74,7 +74,7 @@ class Host:
         if self.proxy:
             self.proxy.adopt()
         self.supervisor = Supervisor(self.context, self.runners, group)
-        await self.supervisor.recover([self.proxy.process.pid] if self.proxy and self.proxy.process else [])
+        await self.supervisor.recover(self.proxy.pids() if self.proxy else [])
 
     def start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Keep the proxy running and follow its reports, and watch the memory, until the tasks are cancelled."""

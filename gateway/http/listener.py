@@ -51,6 +51,7 @@ class HttpListener:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[int, asyncio.TimerHandle] = {}
         self._closed = asyncio.Event()
+        self._closes_idle = True
 
     @property
     def paused(self) -> bool:
@@ -86,8 +87,12 @@ class HttpListener:
             bound.setblocking(False)
             self._resume(bound)
 
-    def unbind(self) -> None:
-        """Stop listening at once; requests in progress go on, and connections without one are closed."""
+    def unbind(self, *, close_idle: bool = True) -> None:
+        """Stop listening at once; requests in progress go on, and connections without one are closed.
+
+        Without `close_idle` these may send one more request, which fails no client that is just sending it.
+        """
+        self._closes_idle = close_idle
         loop = asyncio.get_running_loop()
         for bound in self.sockets:
             if pause := self._pauses.pop(bound.fileno(), None):
@@ -96,7 +101,7 @@ class HttpListener:
             bound.close()
         self.sockets = ()
         for connection in list(self._connections):
-            connection.drain_requests()
+            connection.drain_requests(close_idle=close_idle)
         self._note_end()
 
     async def finish(self) -> None:
@@ -161,7 +166,7 @@ class HttpListener:
                 self._table.dismiss(peer)
                 self._forget(connection)
         if not self.sockets:
-            connection.drain_requests()
+            connection.drain_requests(close_idle=self._closes_idle)
 
     def _forget(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)

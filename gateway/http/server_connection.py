@@ -196,13 +196,13 @@ class ServerConnection(asyncio.Protocol):
         if self._transport:
             self._transport.abort()
 
-    def drain_requests(self) -> None:
-        """Close the connection after the request in progress, or at once if there is none."""
+    def drain_requests(self, *, close_idle: bool = True) -> None:
+        """Close the connection after the request in progress; if there is none, at once or after the next."""
         self._draining = True
-        if self._exchange is None:
-            self._close()
-        else:
+        if self._exchange:
             self._exchange.keep_alive = False
+        elif close_idle:
+            self._close()
 
     def abort(self) -> None:
         """Break off the request in progress."""

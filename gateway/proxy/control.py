@@ -1,73 +1,40 @@
-"""The proxy's process: it claims its control socket, serves the control API on it, and drains when it is stopped.
+"""The proxy's process: it serves the control API on its control socket, drains when it is stopped, and hands over.
 
-The services' tokens pass through the socket; its only authorization is that its directory admits one user. A lock
-beside the socket makes a second proxy, started by an agent that lost track of the first, end before it changes
-anything. Nothing is kept on disk: an agent that restarts the proxy sends the configuration again.
+The services' tokens pass through the socket; its only authorization is that its directory admits one user. Nothing is
+kept on disk: an agent that restarts the proxy sends the configuration again.
 """
 
 import asyncio
-import fcntl
 import gc
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import suppress
+from typing import Final
 
+import msgspec
 import structlog
 from aiohttp import web
 
 from devices import limits
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.control_api import ControlApi
+from gateway.proxy.control_socket import ControlSocket, Inheritance, SocketError, send_inheritance
 from gateway.proxy.listeners import Listeners
 
-_GROUP_AND_OTHERS = 0o077
-_SOCKET_MASK = 0o177
-_GARBAGE_THRESHOLD = 20_000
+_GARBAGE_THRESHOLD: Final = 20_000
+_LAST_STREAMS_SECONDS: Final = 3600.0
+"""The time of a request in progress after the hand-over; then it is broken off."""
+_COUNT_SECONDS: Final = 0.1
 
 _log = structlog.get_logger()
 
 
-class SocketError(Exception):
-    """The control socket cannot be claimed; the message says why, and what to change."""
+async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
+    """Serve the control API until SIGTERM or SIGINT, then drain; a second signal ends at once.
 
-
-@contextmanager
-def claim_socket(path: Path) -> Iterator[socket.socket]:
-    """Bind the control socket at `path` in a private directory, and hold its lock until the context ends.
-
-    Raises:
-        SocketError: the directory is open to other users, a proxy runs on this socket, or the path is too long.
+    If a newer proxy takes over, end when the requests in progress have ended.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.parent.stat()
-    if status.st_mode & _GROUP_AND_OTHERS or status.st_uid != os.geteuid():
-        raise SocketError(
-            f"{path.parent} must belong to uid {os.geteuid()} with mode 0700, because tokens pass through it"
-        )
-    with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as control:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SocketError(f"a proxy already runs on {path}; stop it with SIGTERM, or use another path") from error
-        path.unlink(missing_ok=True)
-        mask = os.umask(_SOCKET_MASK)
-        try:
-            control.bind(str(path))
-        except OSError as error:
-            raise SocketError(f"cannot listen on {path}: {error}; use a shorter path or a local disk") from error
-        finally:
-            os.umask(mask)
-        try:
-            yield control
-        finally:
-            path.unlink(missing_ok=True)
-
-
-async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
-    """Serve the control API on the claimed socket until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     limits.raise_descriptor_limit()
     # What was imported stays: to look through it again and again would take a tenth of the time of short requests.
     gc.freeze()
@@ -81,12 +48,79 @@ async def run_proxy(control: socket.socket, *, drain_seconds: float) -> None:
         # Handlers are not cancelled when the agent hangs up or dies: half a change is worse than a late one.
         runner = web.AppRunner(ControlApi(listeners).application(), access_log=None, shutdown_timeout=1)
         await runner.setup()
-        await web.SockSite(runner, control).start()
-        _log.info("proxy_started", socket=control.getsockname(), pid=os.getpid())
-        await stop.wait()
+        if claimed.inheritance:
+            await _take_over(claimed.inheritance, listeners, tasks)
+        await web.SockSite(runner, claimed.control).start()
+        _log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
+        handing_over = tasks.create_task(_hand_over(claimed, listeners))
+        stopping = tasks.create_task(stop.wait())
+        await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if handing_over.done():
+            _log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
+            await runner.cleanup()
+            reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
+            listeners.release()
+            ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
+            await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            reporting.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        handing_over.cancel()
+        stopping.cancel()
         _log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
         await runner.cleanup()
     _log.info("proxy_stopped")
+
+
+async def _take_over(inheritance: Inheritance, listeners: Listeners, tasks: asyncio.TaskGroup) -> None:
+    """Listen on the sockets of the proxy before, and let it stop listening."""
+    await listeners.take_over(inheritance.config, inheritance.sockets)
+    inheritance.accept()
+    tasks.create_task(_follow_counts(inheritance.connection, listeners))
+
+
+async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.socket:
+    """Wait until a newer proxy has taken over; return the connection to it."""
+    loop = asyncio.get_running_loop()
+    claimed.hand_over.setblocking(False)
+    while True:
+        connection, _ = await loop.sock_accept(claimed.hand_over)
+        try:
+            async with listeners.unchanged() as config:
+                sockets = listeners.sockets()
+                if await asyncio.to_thread(send_inheritance, connection, config, sockets, claimed.lock):
+                    claimed.give_away()
+                    return connection
+        except (OSError, SocketError) as error:
+            _log.warning("hand_over_failed", error=str(error))
+        connection.close()
+
+
+async def _report_counts(connection: socket.socket, listeners: Listeners) -> None:
+    """Tell the newer proxy which backends still work on requests of this one, until it is gone."""
+    loop = asyncio.get_running_loop()
+    connection.setblocking(False)
+    reported: dict[str, int] | None = None
+    with connection, suppress(OSError):
+        while True:
+            counts = dict(listeners.in_flight.counts())
+            if counts != reported:
+                await loop.sock_sendall(connection, msgspec.json.encode(counts) + b"\n")
+                reported = counts
+            await asyncio.sleep(_COUNT_SECONDS)
+
+
+async def _follow_counts(connection: socket.socket, listeners: Listeners) -> None:
+    """Count the requests of the proxy before with those of this one, until it has ended."""
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    try:
+        while line := await reader.readline():
+            listeners.in_flight.count_elsewhere(msgspec.json.decode(line, type=dict[str, int]))
+    except (OSError, ValueError) as error:
+        _log.warning("counts_of_older_proxy_lost", error=str(error))
+    finally:
+        listeners.in_flight.count_elsewhere({})
+        writer.close()

@@ -91,6 +91,7 @@ class ControlApi:
             pid=os.getpid(),
             services=self._listeners.service_states(),
             router=self._listeners.router_state(),
+            hand_over=True,
         )
 
 

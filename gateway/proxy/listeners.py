@@ -9,7 +9,8 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import structlog
@@ -119,6 +120,35 @@ class Listeners:
         router = self._config.router
         return self._listener_state(_ROUTER_NAME, router.address, router.port) if router else None
 
+    async def take_over(self, config: ProxyConfig, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        """Begin with the configuration and the listening sockets of the proxy before."""
+        async with self._configuring:
+            self._configure_services(config)
+            for name, address in _listen_addresses(config).items():
+                if name in sockets:
+                    self._listen(name, address, self._create_listener(name, address)).http.take_over(sockets[name])
+
+    def sockets(self) -> list[tuple[str, socket.socket]]:
+        """Return the listening sockets with the names of their listeners."""
+        return [(name, each) for name, listener in self._bound.items() for each in listener.http.sockets]
+
+    @asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[ProxyConfig]:
+        """Hold off new configurations within the context; yield the one that is applied."""
+        async with self._configuring:
+            yield self._config
+
+    def release(self) -> None:
+        """Leave listening to the proxy that has taken over; requests go on, also those that wait in queues."""
+        self._draining = True
+        for name in list(self._bound):
+            self._unbind(name, close_idle=False)
+
+    async def wait_released(self, timeout_seconds: float) -> None:
+        """After `release`, wait until the last request has ended, or for `timeout_seconds`."""
+        if self._finishing:
+            await asyncio.wait(self._finishing, timeout=timeout_seconds)
+
     async def drain(self, timeout_seconds: float) -> None:
         """Stop listening, give running requests `timeout_seconds`, then break them off."""
         async with self._configuring:
@@ -133,9 +163,7 @@ class Listeners:
             task.cancel()
 
     async def _apply(self, config: ProxyConfig) -> None:
-        desired = {each.name: ListenAddress(each.address, each.port, config.tls) for each in config.services}
-        if config.router:
-            desired[_ROUTER_NAME] = ListenAddress(config.router.address, config.router.port, config.tls)
+        desired = _listen_addresses(config)
         change = plan_listeners({name: listener.address for name, listener in self._bound.items()}, desired)
         for name in change.unbind:
             self._unbind(name)
@@ -170,16 +198,24 @@ class Listeners:
             service.queue.admit_waiting()
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
-        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
         try:
-            http = HttpListener(self._handling(router), self._table, self._times, self._tls_context(address.tls))
+            http = self._create_listener(name, address)
             await http.bind(address.address, address.port)
         except OSError as error:
             self._failed[name] = error
             _log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
             return
-        listener = self._bound[name] = Listener(address, http)
+        listener = self._listen(name, address, http)
         _log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
+
+    def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
+        """Return a listener for a service or the router. Raises OSError."""
+        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
+        return HttpListener(self._handling(router), self._table, self._times, self._tls_context(address.tls))
+
+    def _listen(self, name: str, address: ListenAddress, http: HttpListener) -> Listener:
+        listener = self._bound[name] = Listener(address, http)
+        return listener
 
     def _handling(self, router: Router) -> RequestHandling:
         async def answer(exchange: Exchange) -> None:
@@ -187,10 +223,10 @@ class Listeners:
 
         return RequestHandling(answer, render_invalid_request)
 
-    def _unbind(self, name: str) -> None:
+    def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         listener = self._bound.pop(name)
         _log.info("listener_unbound", service=name or "router", port=listener.port)
-        listener.http.unbind()
+        listener.http.unbind(close_idle=close_idle)
         task = self._tasks.create_task(_finish_requests(name, listener.http))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
@@ -232,6 +268,14 @@ class Listeners:
             backends=(),
             port_taken=error is not None and error.errno == errno.EADDRINUSE,
         )
+
+
+def _listen_addresses(config: ProxyConfig) -> dict[str, ListenAddress]:
+    """Return the address of each listener by its name."""
+    addresses = {each.name: ListenAddress(each.address, each.port, config.tls) for each in config.services}
+    if config.router:
+        addresses[_ROUTER_NAME] = ListenAddress(config.router.address, config.router.port, config.tls)
+    return addresses
 
 
 def _bind_error(address: ListenAddress, error: OSError) -> str:

@@ -6,6 +6,7 @@ configuration, and an agent that wants to stop that backend still needs the coun
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gateway.proxy.config import Backend
@@ -19,6 +20,7 @@ class InFlight:
         self._counts: dict[str, int] = {}
         self._idle: dict[str, asyncio.Event] = {}
         self._ended: dict[str, float] = {}
+        self._elsewhere: Counter[str] = Counter()
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of requests in flight by backend, without backends that have none."""
@@ -39,6 +41,15 @@ class InFlight:
             self._ended[uid] = time.monotonic()
             self._idle.pop(uid).set()
         self._on_end(uid)
+
+    def count_elsewhere(self, counts: Mapping[str, int]) -> None:
+        """Count the requests in flight that another proxy has sent to the same backends."""
+        for uid in {*self._elsewhere, *counts}:
+            for _ in range(counts.get(uid, 0) - self._elsewhere[uid]):
+                self.begin(uid)
+            for _ in range(self._elsewhere[uid] - counts.get(uid, 0)):
+                self.end(uid)
+        self._elsewhere = Counter(counts)
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""

@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ import structlog
 from devices.sockets import unix_listener
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.control_socket import LAST_SOCKET
 from kube.backoff import backoff_seconds
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
@@ -25,6 +27,11 @@ from runtimes.environment import PYTHON, select_environment
 
 PATIENCE_SECONDS: Final = 60.0
 """A proxy that answers nothing for so long is ended, with all its streams; a busy machine is slow."""
+OLDER_PROXY_SECONDS: Final = 3600.0
+"""The longest that an older proxy, or one whose control API is silent, is left alone because of its streams."""
+VERSION: Final = metadata.version("pomona")
+_IDLE_SECONDS: Final = 60.0
+_REACTION_SECONDS: Final = 5.0
 _FIRST_RESTART_SECONDS: Final = 0.1
 _LAST_RESTART_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 30.0
@@ -50,6 +57,8 @@ class Proxy:
             raise StartError(f"--state-dir {folder} is {excess} bytes too long for the socket {self._socket} in it")
         self._on_change = on_change
         self.process: NativeProcess | None = None
+        self._spawned: int | None = None
+        self._answered = asyncio.Event()
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
@@ -100,22 +109,79 @@ class Proxy:
         if process:
             await process.end(GRACE_SECONDS)
 
+    def pids(self) -> frozenset[int]:
+        """Return the pids of the proxy, and of those before it that still end their last requests."""
+        last = self._socket.parent.glob(LAST_SOCKET.format(pid="*"))
+        found = {self.process.pid if self.process else None, *(unix_listener(path) for path in last)}
+        return frozenset(pid for pid in found if pid is not None)
+
     async def _run_once(self) -> None:
-        """Start or adopt the proxy, and watch it until it ends. Raises OSError."""
+        """Start or adopt the proxy, and watch it until it ends or another has taken its place. Raises OSError."""
         self.adopt()
         self.process = process = self.process or self._spawn()
         async with asyncio.TaskGroup() as group:
+            ending = group.create_task(process.wait())
+            replacing = group.create_task(self._replace_older(process))
             watching = group.create_task(self._watch_answers(process))
-            ended = await process.wait()
-            watching.cancel()
-        log.warning("proxy_ended", pid=process.pid, code=ended.code, signal=ended.signal)
-        self.process = None
-        self.state = None
-        self.answers = False
+            await asyncio.wait({ending, replacing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (ending, replacing, watching):
+                task.cancel()
+        if replacing.done() and not replacing.cancelled():
+            log.info("proxy_replaced", pid=process.pid, by=replacing.result().pid)
+            process.release()
+            self.process = replacing.result()
+        else:
+            ended = ending.result()
+            log.warning("proxy_ended", pid=process.pid, code=ended.code, signal=ended.signal)
+            self.process = None
+            self.state = None
+            self.answers = False
+            self._answered.clear()
         self._on_change()
 
+    async def _replace_older(self, process: NativeProcess) -> NativeProcess:
+        """Start a new proxy in the place of an adopted one of another version; return it when it serves.
+
+        A proxy that cannot hand over is ended when it has been idle for a while, or after an hour.
+        """
+        await self._answered.wait()
+        state = self.state
+        if state is None or process.pid == self._spawned or (state.version == VERSION and state.hand_over):
+            return await asyncio.Future()
+        if state.hand_over and (successor := await self._hand_over()):
+            return successor
+        log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
+        loop = asyncio.get_running_loop()
+        found = busy = loop.time()
+        while loop.time() - found < OLDER_PROXY_SECONDS and loop.time() - busy < _IDLE_SECONDS:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if not self._is_idle():
+                busy = loop.time()
+        await process.end(GRACE_SECONDS)
+        return await asyncio.Future()
+
+    async def _hand_over(self) -> NativeProcess | None:
+        """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""
+        successor = self._spawn("--take-over")
+        ending = asyncio.create_task(successor.wait())
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not ending.done():
+                    if await self._answers_as(successor.pid):
+                        return successor
+                    await asyncio.wait({ending}, timeout=_STARTING_SECONDS)
+        except TimeoutError:
+            await successor.end(GRACE_SECONDS)
+        finally:
+            ending.cancel()
+        log.warning("hand_over_failed", pid=successor.pid)
+        return None
+
     async def _watch_answers(self, process: NativeProcess) -> None:
-        """Check that the proxy answers, often while it starts and rarely later; end it after a long silence."""
+        """Check that the proxy answers, often while it starts and rarely later; end it after a long silence.
+
+        Its control API alone may be silent while its streams flow: then it has an hour.
+        """
         loop = asyncio.get_running_loop()
         silent_since = None
         while True:
@@ -123,14 +189,39 @@ class Proxy:
                 silent_since = None
                 if not self.answers:
                     self.answers = True
+                    self._answered.set()
                     self._on_change()
             else:
                 silent_since = silent_since or loop.time()
-                if loop.time() - silent_since >= PATIENCE_SECONDS:
-                    log.error("proxy_restarted_after_silence", pid=process.pid, seconds=PATIENCE_SECONDS)
+                silence = loop.time() - silent_since
+                if silence >= OLDER_PROXY_SECONDS or (silence >= PATIENCE_SECONDS and not await self._serves()):
+                    log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
                     return
             await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
+
+    def _is_idle(self) -> bool:
+        """Return True if the proxy has reported that it has no request."""
+        services = self.state.services if self.state else ()
+        return self.answers and not any(service.stats.in_flight or service.stats.queued for service in services)
+
+    async def _serves(self) -> bool:
+        """Decide whether a listener of the proxy reacts to a client, if only by closing the connection."""
+        for listener in self.state.services if self.state else ():
+            if listener.error:
+                continue
+            try:
+                async with asyncio.timeout(_REACTION_SECONDS):
+                    reader, writer = await asyncio.open_connection(listener.address, listener.port)
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    await reader.read(1)
+                    writer.close()
+            except ConnectionResetError:
+                return True
+            except (OSError, TimeoutError):
+                continue
+            return True
+        return False
 
     async def _answers_as(self, pid: int) -> bool:
         try:
@@ -139,11 +230,12 @@ class Proxy:
             return False
         return self.state.pid == pid
 
-    def _spawn(self) -> NativeProcess:
+    def _spawn(self, *options: str) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket)]
+        argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket), *options]
         process = spawn_process(
             argv, select_environment(os.environ), self._folder / "logs" / log_files.PROXY_LOG, self._folder
         )
         log.info("proxy_started", pid=process.pid)
+        self._spawned = process.pid
         return process

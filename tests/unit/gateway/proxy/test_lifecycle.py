@@ -202,8 +202,8 @@ def names(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
-async def end_of(path: Path) -> tuple[int | None, str]:
-    command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(path)]
+async def end_of(path: Path, *arguments: str) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(path), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     _, error = await asyncio.wait_for(process.communicate(), 20)
     return process.returncode, error.decode()

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from gateway.proxy import control_client
+from gateway.proxy.config import ProxyConfig, ServiceListener
 from metal_agent.native.process import _signal_group, identify_process, kill_strays
 from metal_agent.traffic import proxy_process as proxies
 from metal_agent.traffic.proxy_process import Proxy
@@ -94,6 +95,60 @@ async def test_busy_proxy_is_waited_for_at_the_start(folder: Path, monkeypatch: 
         assert not second.answers
         _signal_group(started, signal.SIGCONT)
         assert await pid(second) == started
+
+
+async def test_proxy_of_another_version_is_replaced_by_hand_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with agent(folder) as first:
+        older = await pid(first)
+        monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+    async with agent(folder) as second:
+        await eventually(lambda: second.process and second.process.pid != older)
+        newer = await pid(second)
+        state = await second.client.state()
+        assert state.pid == newer
+        await eventually(lambda: identify_process(older) is None)
+        assert second.pids() == {newer}
+
+
+async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent(folder) as first:
+        older = await pid(first)
+    monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+    monkeypatch.setattr(proxies, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.05)
+    (folder / "proxy" / "handover.sock").unlink()
+    monkeypatch.setattr(proxies, "PATIENCE_SECONDS", 3)
+    async with agent(folder) as second:
+        await eventually(lambda: second.process and second.process.pid != older and second.answers)
+        assert identify_process(older) is None
+
+
+async def test_proxy_whose_control_socket_is_silent_is_left_alone_while_it_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.05)
+    async with agent(folder) as proxy:
+        serving = await pid(proxy)
+        service = ServiceListener(name="ns/tiny", address="127.0.0.1", port=0, token="t")
+        proxy.state = await proxy.client.configure(ProxyConfig((service,)))
+        port = proxy.state.services[0].port
+        checks = []
+        answers_as = proxy._serves
+
+        async def serves() -> bool:
+            checks.append(await answers_as())
+            return checks[-1]
+
+        monkeypatch.setattr(proxy, "_serves", serves)
+        monkeypatch.setattr(proxies, "PATIENCE_SECONDS", 0.2)
+        (folder / "proxy" / "control.sock").unlink()
+        await eventually(lambda: len(checks) > 3)
+        assert all(checks)
+        assert identify_process(serving)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
 
 
 async def test_stuck_proxy_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

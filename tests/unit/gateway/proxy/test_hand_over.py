@@ -1,0 +1,129 @@
+"""A newer proxy takes the listeners over from an older one, and no request fails."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from msgspec import structs
+
+from gateway.proxy.config import ProxyConfig
+from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import (
+    DONE_EVENT,
+    GatedEngine,
+    ProxyProcess,
+    fake_engine,
+    make_service,
+    post_chat,
+    run_proxy,
+)
+from tests.unit.gateway.proxy.test_lifecycle import end_of
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[ProxyProcess]:
+    with run_proxy(tmp_path / "private" / "control.sock") as process:
+        yield process
+
+
+@asynccontextmanager
+async def asked_all_the_time(url: str, *, keep: bool) -> AsyncIterator[list[int]]:
+    """Send one request after the other within the context, each of which must be answered."""
+    statuses: list[int] = []
+    stop = asyncio.Event()
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=not keep)) as http:
+            while not stop.is_set():
+                async with post_chat(http, url) as response:
+                    await response.read()
+                    statuses.append(response.status)
+
+    asking = [asyncio.create_task(ask()) for _ in range(4)]
+    yield statuses
+    stop.set()
+    await asyncio.gather(*asking)
+
+
+async def hello(_: web.BaseRequest) -> web.StreamResponse:
+    return web.json_response({"choices": []})
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_no_request_fails_while_a_newer_proxy_takes_over(old: ProxyProcess, keep: bool) -> None:
+    with contextlib.ExitStack() as newer:
+        async with fake_engine(hello) as backend:
+            url = await old.serve(backend)
+            async with asked_all_the_time(url, keep=keep) as statuses:
+                await eventually(lambda: len(statuses) > 20)
+                new = newer.enter_context(run_proxy(old.client.socket, "--take-over"))
+                state = await new.client.state()
+                assert (state.pid, state.hand_over) == (new.process.pid, True)
+                assert url.endswith(f":{state.services[0].port}")
+                before = len(statuses)
+                await eventually(lambda: len(statuses) > before + 100)
+                assert await new.serve(backend) == url, "the same configuration keeps the socket"
+                assert await asyncio.to_thread(old.process.wait, 120 if keep else 20) == 0
+            assert set(statuses) == {200}
+
+
+async def test_stream_and_queue_of_the_older_proxy_go_on_and_are_counted_by_the_newer(
+    old: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend:
+        one_slot = structs.replace(backend, concurrency=1)
+        url = await old.serve(one_slot)
+        async with post_chat(http, url) as stream:
+            waiting = asyncio.create_task(read_all(http, url))
+
+            async def is_queued() -> bool:
+                return (await old.stats()).queued == 1
+
+            await eventually(is_queued)
+            with run_proxy(old.client.socket, "--take-over") as new:
+
+                async def is_counted() -> bool:
+                    return (await new.client.state()).services[0].backends[0].in_flight == 1
+
+                await eventually(is_counted)
+                assert not await new.client.wait_idle(backend.uid, 0)
+                gated.end()
+                assert await stream.read() == DONE_EVENT
+                gated.end()
+                assert await waiting == DONE_EVENT
+                assert await asyncio.to_thread(old.process.wait, 100) == 0
+                assert await new.client.wait_idle(backend.uid, 5)
+                assert new.client.socket.exists()
+
+
+async def read_all(http: aiohttp.ClientSession, url: str) -> bytes:
+    async with post_chat(http, url) as response:
+        return await response.read()
+
+
+async def test_proxy_goes_on_if_the_newer_one_dies_while_it_takes_over(
+    old: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(hello) as backend:
+        url = await old.serve(backend)
+        _, writer = await asyncio.open_unix_connection(old.client.socket.with_name("handover.sock"))
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        await old.client.configure(ProxyConfig((make_service(backend),)))
+        assert json.loads(await read_all(http, url)) == {"choices": []}
+        assert (await old.client.state()).pid == old.process.pid
+
+
+async def test_nothing_is_taken_over_where_no_proxy_runs(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    code, error = await end_of(tmp_path / "private" / "control.sock", "--take-over")
+    assert code == 1
+    assert "no proxy hands over on" in error
