@@ -53,7 +53,7 @@ class Inheritance:
         self.lock = lock
 
     def accept(self) -> None:
-        """Let the other proxy stop listening. Raises OSError."""
+        """Tell the other proxy to stop listening. Raises OSError."""
         self.connection.sendall(_ACCEPTED)
 
 
