@@ -17,7 +17,7 @@ import structlog
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX, OWNER_INDEX, UNBOUND, controller_of
 from controller.reconcile.plan import Leading, decode_stored
-from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
+from crds.meta import ADDRESS_ACCEPTED, DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from kube.backoff import backoff_seconds
@@ -47,6 +47,8 @@ class HostCapacity(NamedTuple):
     """Memory for models in all, which does not change all the time."""
     namespaces: frozenset[str] = frozenset()
     """Namespaces that the host is given to; none: all."""
+    address_problem: str = ""
+    """The reason why no endpoint of the host is accepted; empty if they are, or if that is not decided yet."""
 
     def accepts(self, namespace: str) -> bool:
         """Return whether the host is given to this namespace."""
@@ -107,7 +109,9 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     short = pressure is not None and pressure.status == "True"
     budget_bytes = host.status.budget_bytes or host.status.available_bytes or 0
     runtimes, namespaces = frozenset(host.status.runtimes), frozenset(host.spec.namespaces)
-    return HostCapacity(host.metadata.name, runtimes, free_bytes, short, budget_bytes, namespaces)
+    accepted = find(host.status.conditions, ADDRESS_ACCEPTED)
+    problem = accepted.message if accepted is not None and accepted.status == "False" else ""
+    return HostCapacity(host.metadata.name, runtimes, free_bytes, short, budget_bytes, namespaces, problem)
 
 
 def _stored(store: Store, host: str) -> Obj:
@@ -134,7 +138,7 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
 def eligible_hosts(
     runtime: str, namespace: str, avoid: Collection[str | None], among: Iterable[HostCapacity]
 ) -> list[HostCapacity]:
-    """Return the hosts that can take this engine, are given to the namespace and are not to be avoided.
+    """Return the hosts that can take this engine, are given to the namespace, can be reached and are not to be avoided.
 
     The host with most free memory comes first, ties are in the order of names.
     """
@@ -145,6 +149,7 @@ def eligible_hosts(
         and not capacity.short_of_memory
         and capacity.host not in avoid
         and capacity.accepts(namespace)
+        and not capacity.address_problem
     ]
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 

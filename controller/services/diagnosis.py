@@ -121,15 +121,19 @@ def _unbound(
             f"to spec.namespaces of one, such as MetalHost {min(each.host for each in capacities)}"
         )
         return ServiceProblem("NoHost", message, "Pending")
-    capable = [capacity for capacity in given if runtime in capacity.runtimes]
+    reachable = [capacity for capacity in given if not capacity.address_problem]
+    if not reachable:
+        message = f"no endpoint of host {given[0].host} is accepted: {given[0].address_problem}"
+        return ServiceProblem("NoHost", message, "Pending")
+    capable = [capacity for capacity in reachable if runtime in capacity.runtimes]
     if not capable:
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
-        message = f"none of the {len(given)} live hosts can run {runtime}: {hint} on one of them"
+        message = f"none of the {len(reachable)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
     left_by = {each.spec.host_name for each in siblings.displaced}
     short = [capacity.host for capacity in capable if capacity.short_of_memory or capacity.host in left_by]
-    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, given)
+    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, reachable)
     if not left and short:
         message = (
             f"host {short[0]} is short of memory and accepts nothing until it has recovered; no other host can run it: "

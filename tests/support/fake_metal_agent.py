@@ -7,6 +7,7 @@ engine is an HTTP server that answers completions if the token is in the Secret 
 import asyncio
 import base64
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Collection
 from datetime import UTC, datetime
 
@@ -26,10 +27,11 @@ from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS
 from kube.time import micro_time
-from tests.controlplane.network import ADDRESS
+from tests.controlplane.network import BRIDGE, ip
 
 FIELD_MANAGER = "pomona-metal-agent"
 LOOK_SECONDS = 0.1
+_NUMBERS = itertools.count(1)
 
 
 class FakeMetalAgent:
@@ -49,15 +51,19 @@ class FakeMetalAgent:
         self.refuses = False
         self.most_reserved_bytes = 0
         self._port = 0
+        number = next(_NUMBERS)
+        self._address = f"10.77.{240 + number // 250}.{1 + number % 250}"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FakeMetalAgent"]:
         """Run the agent until the context ends; then delete the host's objects from the API."""
+        # An address of its own on the bridge: a host is not granted the API server's, nor that of another host.
+        await ip(f"address add {self._address}/32 dev {BRIDGE}")
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, ADDRESS, 0).start()
+        await web.TCPSite(runner, self._address, 0).start()
         self._port = runner.addresses[0][1]
         await self._report([])
         try:
@@ -67,6 +73,7 @@ class FakeMetalAgent:
                 task.cancel()
         finally:
             await runner.cleanup()
+            await ip(f"address del {self._address}/32 dev {BRIDGE}")
             for resource, namespace in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
                 with contextlib.suppress(ApiError):
                     await self.client.delete(resource, self.name, namespace)
@@ -111,7 +118,7 @@ class FakeMetalAgent:
     async def _publish(self, process: Obj) -> None:
         metadata = process["metadata"]
         owner = {key: process[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
-        endpoint = {"addresses": [ADDRESS], "conditions": {"ready": True, "serving": True, "terminating": False}}
+        endpoint = {"addresses": [self._address], "conditions": {"ready": True, "serving": True, "terminating": False}}
         labels = {
             LABEL_SERVICE_NAME: process["spec"]["serviceName"],
             LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
@@ -136,7 +143,7 @@ class FakeMetalAgent:
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
         status = {
-            "address": ADDRESS,
+            "address": self._address,
             "runtimes": ["llama.cpp"],
             "budgetBytes": self.budget_bytes,
             "availableBytes": self.budget_bytes - reserved,

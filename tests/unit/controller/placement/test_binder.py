@@ -61,6 +61,16 @@ def test_host_is_given_to_namespaces() -> None:
     assert host_capacities([as_host(stated)], [])[0].namespaces == {"other"}
 
 
+def test_host_whose_address_is_refused_gets_no_process() -> None:
+    refused = host("large", conditions=[condition("AddressAccepted", "False", message="it is that of a node")])
+    (large,) = host_capacities([as_host(refused)], [])
+    assert large.address_problem == "it is that of a node"
+    assert placed([wants("a", 1)], [large]) == {}
+    assert placed([wants("a", 1)], [large, capacity("small", 2)]) == {"a": "small"}
+    undecided = host("large", conditions=[condition("AddressAccepted", "Unknown")])
+    assert placed([wants("a", 1)], host_capacities([as_host(undecided)], [])) == {"a": "large"}
+
+
 def test_each_binding_counts_for_the_next() -> None:
     assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8), capacity("two", 7)]) == {"a": "one", "b": "two"}
     assert placed([wants("a", 6), wants("b", 6)], [capacity("one", 8)]) == {"a": "one"}

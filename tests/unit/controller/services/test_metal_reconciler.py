@@ -68,6 +68,18 @@ OTHERS: Obj = {"spec": {"namespaces": ["other"]}}
         ),
         ([host()], ("Pending", "Binding"), "studio-1"),
         (
+            [
+                host(
+                    conditions=[
+                        condition("Ready", "True"),
+                        condition("AddressAccepted", "False", message="status.address is that of a node"),
+                    ]
+                )
+            ],
+            ("Pending", "NoHost"),
+            "no endpoint of host studio-1 is accepted: status.address is that of a node",
+        ),
+        (
             [host() | OTHERS],
             ("Pending", "NoHost"),
             "none of the 1 live hosts is given to namespace team: an administrator may add it to spec.namespaces",
