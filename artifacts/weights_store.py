@@ -24,10 +24,12 @@ from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
 from artifacts.folder import Folder, refuse_digest
+from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import Manifest, StoredFile, folder_digest
 from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
+from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
 
 P = ParamSpec("P")
@@ -80,6 +82,13 @@ class _Wanted(NamedTuple):
     revision: str | None
     token: str | None
     check: CheckWeights
+    access: str
+    """The `access_key` of the caller."""
+
+    @property
+    def is_public(self) -> bool:
+        """True if nothing secret is needed to fetch it; a query may be a signature."""
+        return not self.token and "?" not in self.source.text
 
 
 class WeightsStore:
@@ -106,6 +115,7 @@ class WeightsStore:
         self._incoming = folder / "incoming"
         self._names = folder / "names"
         self._local = folder / "local"
+        self._access = AccessRecords(folder / "access")
         self._endpoint = endpoint
         self._file_root = file_root
         self._allowed_networks = allowed_networks
@@ -121,10 +131,13 @@ class WeightsStore:
         revision: str | None,
         token: str | None,
         on_progress: ReportProgress,
+        tenant: str = "",
         size_bytes: int | None = None,
         check: CheckWeights = lambda _path: None,
     ) -> HeldWeights:
         """Return the weights of `source`, after fetching and verifying missing files.
+
+        Stored weights that came with a token are used only by a caller whom their server has let in.
 
         Args:
             source: source of the weights; a file:// source is not copied.
@@ -132,6 +145,7 @@ class WeightsStore:
             revision: resolved revision; None is the current one, or the one of an earlier download.
             token: bearer token for the source's origin.
             on_progress: called often with the bytes present and the total bytes.
+            tenant: namespace that the weights are for.
             size_bytes: size of the file that the inspection found; None accepts any.
             check: called in a thread with the file or folder; if it raises ArtifactError, nothing is kept of a
                 download.
@@ -139,19 +153,66 @@ class WeightsStore:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        wanted = _Wanted(source, sha256, size_bytes, revision, token, check)
+        access = access_key(tenant, source, token)
+        wanted = _Wanted(source, sha256, size_bytes, revision, token, check, access)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":
                 return await _check_held(await self._hold_local_file(source, sha256, on_progress), check)
-            held = await _hold_in_thread(self.find, source.text, revision, sha256)
+            held = await self._find_allowed(wanted)
             if held:
                 return await _check_held(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
             async with locked(self._name_path(source.text, revision)):
-                held = await _hold_in_thread(self.find, source.text, revision, sha256)
+                held = await self._find_allowed(wanted)
                 return await _check_held(held, check) if held else await self._fetch_object(wanted, on_progress)
+
+    async def _find_allowed(self, wanted: _Wanted) -> HeldWeights | None:
+        """Return the stored weights if the caller may use them; None if they have to be fetched."""
+        held = await _hold_in_thread(self.find, wanted.source.text, wanted.revision, wanted.sha256)
+        if held is None:
+            return None
+        try:
+            if await self._may_use(wanted, held.digest):
+                return held
+        except BaseException:
+            held.release()
+            raise
+        held.release()
+        return None
+
+    async def _may_use(self, wanted: _Wanted, digest: str) -> bool:
+        """Decide whether the caller may use an object; ask the server if that is not known. Raises ArtifactError."""
+        known = await asyncio.to_thread(self._access.read, digest)
+        if known is not None and known.allows(wanted.access):
+            return True
+        if durable.read(self._name_path(wanted.source.text, wanted.revision), str) != digest:
+            # The source has not delivered it, it only names the digest: it has to send all of it.
+            return False
+        manifest = durable.read(self._object_path(digest) / _MANIFEST, Manifest)
+        try:
+            is_let_in = manifest is not None and await ask_for_access(
+                wanted.source,
+                manifest.files[0].name,
+                token=wanted.token,
+                endpoint=self._endpoint,
+                allowed_networks=self._allowed_networks,
+                revision=wanted.revision,
+                patience=self._patience,
+            )
+        except ArtifactError as error:
+            # Who fetched what an earlier version stored is not known: while the server is away, it serves as before.
+            if known is None and error.retryable:
+                return True
+            raise
+        if is_let_in:
+            await in_thread(self._grant, wanted, digest)
+        return is_let_in
+
+    def _grant(self, wanted: _Wanted, digest: str) -> None:
+        with self._lock_objects():
+            self._access.grant(digest, wanted.access, public=wanted.is_public)
 
     def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
         """Lock and return the stored weights of an hf:// or http(s):// source; None if absent or incomplete.
@@ -160,7 +221,7 @@ class WeightsStore:
         """
         digest = sha256 or durable.read(self._name_path(source, revision), str)
         folder = self._object_path(digest) if digest else None
-        descriptor = _try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
+        descriptor = try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
         if folder is None or descriptor is None:
             return None
         with contextlib.ExitStack() as on_return:
@@ -181,7 +242,7 @@ class WeightsStore:
             manifest = durable.read(folder / _MANIFEST, Manifest)
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if manifest is not None:
-                    found.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=_is_in_use(folder)))
+                    found.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=is_in_use(folder)))
         return sorted(found, key=lambda stored: -stored.used_at)
 
     def remove(self, digest: str) -> bool:
@@ -207,7 +268,7 @@ class WeightsStore:
         spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
         missing = needed_bytes + spare - usage.free
         folders = [*_list_folders(self._objects), *_list_folders(self._incoming)] if missing > 0 else []
-        unused = [(folder.stat().st_mtime, folder) for folder in folders if not _is_in_use(folder)]
+        unused = [(folder.stat().st_mtime, folder) for folder in folders if not is_in_use(folder)]
         evictable = sum(_disk_bytes(folder) for _, folder in unused)
         if evictable < missing:
             raise ArtifactError(
@@ -249,8 +310,11 @@ class WeightsStore:
 
     async def _fetch_object(self, wanted: _Wanted, on_progress: ReportProgress) -> HeldWeights:
         source = wanted.source
-        incoming = self._incoming / cache_key(source.text, wanted.revision or "")
-        with _protect_from_eviction(incoming):
+        # What others fetch with a token is not continued without it.
+        incoming = self._incoming / cache_key(
+            source.text, f"{wanted.revision or ''}{wanted.access if wanted.token else ''}"
+        )
+        with protect_from_eviction(incoming):
             try:
                 fetched, at = await self._download(wanted, incoming, on_progress)
             finally:
@@ -260,7 +324,7 @@ class WeightsStore:
             except ArtifactError:
                 await in_thread(self._delete, incoming)
                 raise
-            return await _hold_in_thread(self._add_object, source, wanted.revision, at, incoming, fetched)
+            return await _hold_in_thread(self._add_object, wanted, at, incoming, fetched)
 
     async def _download(
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress
@@ -302,18 +366,20 @@ class WeightsStore:
         return several, listing.revision
 
     def _add_object(
-        self, source: Source, requested: str | None, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
+        self, wanted: _Wanted, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
     ) -> HeldWeights:
         """Make the fetched files an object: write its name and manifest, then rename its folder.
 
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
+        source, requested = wanted.source, wanted.revision
         files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
         digest = folder_digest(files) if source.is_folder else files[0].sha256
         manifest = Manifest(source.display, revision, digest, files, source.is_folder)
         folder = self._object_path(digest)
         durable.write(self._name_path(source.text, requested), digest)
         with self._lock_objects():
+            self._access.grant(digest, wanted.access, public=wanted.is_public)
             held = self.find(source.text, requested, digest)
             if held:
                 self._delete(incoming)  # another source had the same bytes
@@ -358,7 +424,7 @@ class WeightsStore:
 
     def _remove_unused(self, folder: Path) -> int | None:
         """Delete a folder and return the bytes it had on disk; delete nothing and return None when it is in use."""
-        descriptor = _try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if descriptor is None:
             return None
         try:
@@ -402,49 +468,6 @@ def _release_unclaimed(ended: "asyncio.Future[H]") -> None:
     held: HeldWeights | None = None if ended.cancelled() or ended.exception() else ended.result()
     if held:
         held.release()
-
-
-def _try_lock_folder(folder: Path, operation: int) -> int | None:
-    """Lock a folder and return the descriptor of the lock; None when the folder is gone or the lock is refused.
-
-    Without LOCK_NB the call waits, but not long: an exclusive lock is held only while its owner renames the folder.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, operation)
-        # The folder may have been renamed before the lock was taken.
-        if os.path.samestat(os.fstat(descriptor), folder.stat()):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _is_in_use(folder: Path) -> bool:
-    descriptor = _try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
-
-
-@contextlib.contextmanager
-def _protect_from_eviction(folder: Path) -> Iterator[None]:
-    """Make `folder` and lock it, so that an unfinished download is not evicted to make room for another."""
-    descriptor = None
-    while descriptor is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _try_lock_folder(folder, fcntl.LOCK_SH)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.utime(descriptor)  # the folder's time records its last use
-        os.close(descriptor)
 
 
 def _list_folders(folder: Path) -> list[Path]:

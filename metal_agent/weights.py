@@ -81,7 +81,9 @@ class HostWeights:
                 held += [found] if found else []
         return PinnedWeights(held) if held else None
 
-    async def fetch(self, spec: MetalProcessSpec, tokens: Sequence[str | None], on_progress: Progress) -> PinnedWeights:
+    async def fetch(
+        self, namespace: str, spec: MetalProcessSpec, tokens: Sequence[str | None], on_progress: Progress
+    ) -> PinnedWeights:
         """Fetch and verify all weights of a process; quick if they are on the host. Raises ArtifactError.
 
         `tokens` are those of the model's source and of the further artifacts, in their order. `on_progress` is called
@@ -105,6 +107,7 @@ class HostWeights:
                         revision=artifact.revision or None,
                         token=token,
                         on_progress=on_progress,
+                        tenant=namespace,
                         check=check,
                     )
                 )

@@ -321,7 +321,8 @@ class Runner:
             if self._daemon and parse(spec.artifact.source).is_library:
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
             else:
-                fetched = await self._host.weights.fetch(spec, tokens, self._on_progress)
+                namespace = self.assignment.namespace
+                fetched = await self._host.weights.fetch(namespace, spec, tokens, self._on_progress)
                 if understated := find_understated_memory(spec, fetched.layout):
                     fetched.release()
                     return understated

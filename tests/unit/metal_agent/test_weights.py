@@ -39,7 +39,7 @@ def _spec(artifact: Artifact) -> MetalProcessSpec:
 
 
 async def _fetch(weights: HostWeights, artifact: Artifact) -> PinnedWeights:
-    return await weights.fetch(_spec(artifact), [None], lambda _done, _total: None)
+    return await weights.fetch("team", _spec(artifact), [None], lambda _done, _total: None)
 
 
 async def _refuse(weights: HostWeights, artifact: Artifact) -> ArtifactError:

@@ -1,0 +1,51 @@
+"""Locks on folders, which the kernel keeps for every process that has the descriptor, and frees with the last one."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def try_lock_folder(folder: Path, operation: int) -> int | None:
+    """Lock a folder and return the descriptor of the lock; None when the folder is gone or the lock is refused.
+
+    Without LOCK_NB the call waits, but not long: an exclusive lock is held only while its owner renames the folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+        # The folder may have been renamed before the lock was taken.
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether any process holds a lock on the folder."""
+    descriptor = try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+@contextlib.contextmanager
+def protect_from_eviction(folder: Path) -> Iterator[None]:
+    """Make `folder` and lock it, so that an unfinished download is not evicted to make room for another."""
+    descriptor = None
+    while descriptor is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = try_lock_folder(folder, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)  # the folder's time records its last use
+        os.close(descriptor)

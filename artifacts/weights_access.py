@@ -1,0 +1,92 @@
+"""Records of who may use stored weights, so that one namespace's private weights do not serve another.
+
+Weights that came without a token are for all. Others are for those who were let in by the server that they came from:
+a namespace with a source and a token. That is remembered, so that nobody has to ask again while the server is away.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from artifacts import durable
+from artifacts.address_policy import Networks
+from artifacts.http_source import RangeRefused, connect
+from artifacts.retry import Patience
+from artifacts.source import Source
+
+_MOST_KEYS: Final = 1000
+"""The oldest are forgotten; their owners are let in again by the server."""
+
+
+class WeightsAccess(msgspec.Struct, frozen=True, rename="camel"):
+    """The callers that may use one object."""
+
+    public: bool = False
+    """True once a server sent it to somebody without a token."""
+    keys: tuple[str, ...] = ()
+    """The `access_key` of everybody whom a server let in."""
+
+    def allows(self, key: str) -> bool:
+        """Return whether the weights may be used by the owner of `key`."""
+        return self.public or key in self.keys
+
+
+def access_key(tenant: str, source: Source, token: str | None) -> str:
+    """Return the name of a namespace with a source and a token; the token cannot be read from it."""
+    secret = hashlib.sha256((token or "").encode()).hexdigest()
+    return hashlib.sha256(f"{tenant}\0{source.text}\0{secret}".encode()).hexdigest()
+
+
+class AccessRecords:
+    """The records in `folder`, one for each object."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, digest: str) -> WeightsAccess | None:
+        """Return the record of an object; None for one that an earlier version stored. Raises OSError."""
+        return durable.read(self._path(digest), WeightsAccess)
+
+    def grant(self, digest: str, key: str, *, public: bool) -> None:
+        """Add `key`, or everybody; the caller holds the lock of the store. Raises OSError."""
+        known = self.read(digest) or WeightsAccess()
+        if known.allows(key):
+            return
+        keys = known.keys if public else (*known.keys, key)[-_MOST_KEYS:]
+        durable.write(self._path(digest), WeightsAccess(known.public or public, keys))
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest}.json"
+
+
+async def ask_for_access(
+    source: Source,
+    file: str,
+    *,
+    token: str | None,
+    endpoint: str,
+    allowed_networks: Networks,
+    revision: str | None,
+    patience: Patience,
+) -> bool:
+    """Request one byte of `file`, which is the source or is in it; return whether the server has that revision.
+
+    Raises:
+        ArtifactError: the server refuses, or does not answer.
+    """
+    asked = Source("hf", source.text, file, source.repo, source.revision, file) if source.is_folder else source
+    async with connect(
+        asked,
+        token=token,
+        endpoint=endpoint,
+        allowed_networks=allowed_networks,
+        revision=revision,
+        patience=patience,
+    ) as origin:
+        try:
+            async with origin.read(0, 0) as response:
+                return source.scheme == "hf" or revision in (None, response.revision)
+        except RangeRefused:
+            return False
