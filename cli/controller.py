@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+import uvloop
 
 from artifacts.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
@@ -117,7 +118,7 @@ def command(
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
             serve("--health-probe-bind-address", health_probe_bind_address, health.routes),
         ):
-            asyncio.run(_run(kubeconfig, options, metrics, health))
+            uvloop.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
 

@@ -27,6 +27,7 @@ from controller.placement.binder import Binder
 from controller.reconcile.executor import WRITING, Executor
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
+from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
@@ -148,6 +149,7 @@ class Controller:
         """Set only while this replica leads: a standby would collect keys for ever."""
         self.store = Store()
         declare_indexes(self.store)
+        declare_partial_objects(self.store)
         self.store.subscribe(self._enqueue_concerned)
         self.store.subscribe(metrics.objects.count_change)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)

@@ -63,6 +63,7 @@ class Store:
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
         self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
         self._derived = defaultdict(dict)
+        self._reduce: dict[Resource, Callable[[Obj], Obj]] = {}
         self._listeners: list[Listener] = []
         self._deleted: dict[str, str] = {}
         self.revision = 0
@@ -126,6 +127,10 @@ class Store:
         for key, obj in self._objects[resource].items():
             index.change(key, None, obj)
         self._indexes[resource][name] = index
+
+    def reduce(self, resource: Resource, reduce: Callable[[Obj], Obj]) -> None:
+        """Keep from now on only the part of each object that `reduce`, a pure function, returns."""
+        self._reduce[resource] = reduce
 
     def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
         """Return the objects that the index has under `value`: the same sequence until one of them changes.
@@ -227,6 +232,8 @@ class Store:
     def _set(self, resource: Resource, key: ObjectKey, new: Obj | None) -> None:
         objects = self._objects[resource]
         old = objects.get(key)
+        if new is not None and resource in self._reduce:
+            new = self._reduce[resource](new)
         self.revision += 1
         self._derived[resource].pop(key, None)
         if new is None:

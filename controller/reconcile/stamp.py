@@ -51,6 +51,11 @@ def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
     return _read_stamp(observed) is None or not is_desired(resource, desired, observed)
 
 
+def is_stamped(obj: Obj) -> bool:
+    """Return whether an object has a stamp."""
+    return _read_stamp(obj) is not None
+
+
 def _digest(spec: Mapping[str, Any]) -> str:
     constant = {name: value for name, value in spec.items() if name != "replicas"}
     return hashlib.sha256(msgspec.json.encode(constant, order="deterministic")).hexdigest()[:16]

@@ -183,3 +183,13 @@ def test_replace_reports_exactly_the_differences(
     for obj in listed(first) + listed(second):
         uid = obj["metadata"]["uid"]
         assert [*store.by_index(PODS, "uid", uid)] == [o for o in store.list(PODS) if o["metadata"]["uid"] == uid]
+
+
+def test_only_the_reduced_part_of_an_object_is_kept(store: Store, heard: list[Any]) -> None:
+    store.reduce(PODS, lambda obj: {"metadata": obj["metadata"]})
+    store.index(PODS, "name", lambda obj: [obj["metadata"]["name"]])
+    store.put(PODS, pod("a", 1) | {"spec": {"containers": []}})
+    store.replace(PODS, [pod("a", 2) | {"spec": {}}, pod("b", 3) | {"spec": {}}])
+    kept = [pod("a", 2), pod("b", 3)]
+    assert store.list(PODS) == kept == [store.by_index(PODS, "name", name)[0] for name in "ab"]
+    assert [new for _, new in heard] == [pod("a", 1), *kept]
