@@ -20,6 +20,8 @@ from gateway.http.server_connection import RequestHandling, ServerConnection
 _BACKLOG: Final = 1024
 _ACCEPTS_AT_ONCE: Final = 64
 _PAUSE_SECONDS: Final = 0.2
+_LOCAL_PEER: Final = "local"
+"""The peer at the other end of a unix socket."""
 _LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger()
@@ -137,7 +139,7 @@ class HttpListener:
                     raise
                 self._pause(bound, error)
                 return
-            peer = str(address[0])
+            peer = str(address[0]) if address else _LOCAL_PEER
             if not self._table.admit(peer):
                 accepted.close()
                 continue
@@ -150,7 +152,8 @@ class HttpListener:
         """Make an accepted socket a connection, after its TLS handshake if it has one."""
         connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
         self._connections.add(connection)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,

@@ -32,6 +32,7 @@ class RequestHead:
     method: str
     path: str
     """The path of the target, decoded, without the query."""
+    query: str
     headers: Headers
     is_http_1_0: bool
     content_length: int | None
@@ -95,6 +96,7 @@ class RequestParser:
         return RequestHead(
             method=method,
             path=_target_path(method, self._url),
+            query=self._url.partition(b"?")[2].decode(),
             headers=headers,
             is_http_1_0=is_http_1_0,
             content_length=None if is_chunked else int(headers.value(b"content-length") or 0),

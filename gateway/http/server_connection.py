@@ -332,7 +332,7 @@ class ServerConnection(asyncio.Protocol):
         """Answer bytes that are no request, and close the connection."""
         self._log_refusal(reason)
         fields, body = self._handling.render_error(status, reason)
-        exchange = Exchange(RequestHead("", "", Headers(), False, 0, False), self, self.peer)
+        exchange = Exchange(RequestHead("", "", "", Headers(), False, 0, False), self, self.peer)
         exchange.respond(status, fields, body)
         self._linger()
 

@@ -12,6 +12,6 @@ The steps of a request, file by file; `handler` controls steps 2 to 7, the other
    `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
 `control` is the process, `control_socket` its claim and the hand-over to a newer one, `control_api` its control API,
-`control_client` the client, `config` the messages of both. `gateway.http` serves clients and engines; only `control`,
-`control_api` and `control_client` use aiohttp.
+`control_client` the client, `config` the messages of both. `gateway.http` serves clients, engines and the control API;
+only `control_client` uses aiohttp, for it starts slowly.
 """

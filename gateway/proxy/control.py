@@ -14,11 +14,14 @@ from typing import Final
 
 import msgspec
 import structlog
-from aiohttp import web
 
 from devices import limits
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.limits import ConnectionCaps, ConnectionTimes
+from gateway.http.listener import HttpListener
+from gateway.http.server_connection import RequestHandling
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.control_api import ControlApi
+from gateway.proxy.control_api import ControlApi, render_refusal
 from gateway.proxy.control_socket import ControlSocket, Inheritance, SocketError, send_inheritance
 from gateway.proxy.listeners import Listeners
 
@@ -26,6 +29,8 @@ _GARBAGE_THRESHOLD: Final = 20_000
 _LAST_STREAMS_SECONDS: Final = 3600.0
 """The time of a request in progress after the hand-over; then it is broken off."""
 _COUNT_SECONDS: Final = 0.1
+_CONTROL_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
+_CLOSE_SECONDS: Final = 1.0
 
 _log = structlog.get_logger()
 
@@ -45,19 +50,20 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         loop.add_signal_handler(number, stop.set)
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
         listeners = Listeners(pool, tasks)
-        # Handlers are not cancelled when the agent hangs up or dies: half a change is worse than a late one.
-        runner = web.AppRunner(ControlApi(listeners).application(), access_log=None, shutdown_timeout=1)
-        await runner.setup()
+        times = ConnectionTimes()
+        # A table of its own: whatever clients do, the agent is heard.
+        table = ConnectionTable(_CONTROL_CAPS, times.sweep_seconds)
+        control = HttpListener(RequestHandling(ControlApi(listeners).answer, render_refusal), table, times)
         if claimed.inheritance:
             await _take_over(claimed.inheritance, listeners, tasks)
-        await web.SockSite(runner, claimed.control).start()
+        control.take_over([claimed.control])
         _log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
         handing_over = tasks.create_task(_hand_over(claimed, listeners))
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if handing_over.done():
             _log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
-            await runner.cleanup()
+            await _close(control)
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
             listeners.release()
             ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
@@ -70,8 +76,15 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         stopping.cancel()
         _log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
-        await runner.cleanup()
+        await _close(control)
     _log.info("proxy_stopped")
+
+
+async def _close(control: HttpListener) -> None:
+    """Stop listening, and break off the calls that do not end soon, such as a stream of health."""
+    control.unbind()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(control.finish(), _CLOSE_SECONDS)
 
 
 async def _take_over(inheritance: Inheritance, listeners: Listeners, tasks: asyncio.TaskGroup) -> None:

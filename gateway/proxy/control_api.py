@@ -5,17 +5,28 @@ import os
 from http import HTTPStatus
 from importlib import metadata
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.http.exchange import Exchange
+from gateway.http.headers import Field
 from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 from gateway.proxy.listeners import DrainingError, Listeners
 
 _BODY_LIMIT_BYTES: Final = 16 << 20
 _HEARTBEAT_SECONDS: Final = 5.0
 """The pause after which a stream of health has an empty line, so that each side notices that the other is gone."""
+_JSON: Final[tuple[Field, ...]] = ((b"Content-Type", b"application/json"),)
+
+
+class ControlError(Exception):
+    """A call that is refused, with its status."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ControlApi:
@@ -24,66 +35,75 @@ class ControlApi:
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
 
-    def application(self) -> web.Application:
-        """Return the application that serves all paths."""
-        application = web.Application(client_max_size=_BODY_LIMIT_BYTES)
-        application.router.add_get("/state", self._state)
-        application.router.add_put("/services", self._configure)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/backends/{uid}/idle", self._wait_idle)
-        application.router.add_get("/backends/health", self._watch_health)
-        application.router.add_post("/backends/{uid}/health", self._clear_health)
-        return application
-
-    async def _state(self, _: web.Request) -> web.Response:
-        return _json_response(self._proxy_state())
-
-    async def _configure(self, request: web.Request) -> web.Response:
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one call."""
         try:
-            config = msgspec.json.decode(await request.read(), type=ProxyConfig)
+            await self._dispatch(exchange)
+        except ControlError as error:
+            _respond(exchange, ControlRefusal(str(error)), error.status)
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        match (exchange.head.method, *exchange.head.path.split("/")[1:]):
+            case ("GET", "state"):
+                _respond(exchange, self._proxy_state())
+            case ("PUT", "services"):
+                await self._configure(exchange)
+            case ("GET", "metrics"):
+                content_type = (b"Content-Type", CONTENT_TYPE_LATEST.encode())
+                exchange.respond(HTTPStatus.OK, (content_type,), self._listeners.metrics.text())
+            case ("GET", "backends", "health"):
+                await self._watch_health(exchange)
+            case ("GET", "backends", uid, "idle"):
+                await self._wait_idle(exchange, uid)
+            case ("POST", "backends", uid, "health"):
+                self._clear_health(exchange, uid)
+            case _:
+                raise ControlError(HTTPStatus.NOT_FOUND, f"{exchange.head.method} {exchange.head.path} is no call")
+
+    async def _configure(self, exchange: Exchange) -> None:
+        body = bytearray()
+        while piece := await exchange.read():
+            body += piece
+            if len(body) > _BODY_LIMIT_BYTES:
+                raise ControlError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the configuration is larger than 16 MiB")
+        try:
+            config = msgspec.json.decode(body, type=ProxyConfig)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return _refuse(HTTPStatus.BAD_REQUEST, f"configuration refused: {error}")
+            raise ControlError(HTTPStatus.BAD_REQUEST, f"configuration refused: {error}") from error
         try:
-            await self._listeners.configure(config)
+            # Not cancelled when the agent hangs up or dies: half a change is worse than a late one.
+            await asyncio.shield(asyncio.ensure_future(self._listeners.configure(config)))
         except DrainingError as error:
-            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return _json_response(self._proxy_state())
+            raise ControlError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        _respond(exchange, self._proxy_state())
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._listeners.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def _wait_idle(self, request: web.Request) -> web.Response:
-        uid = request.match_info["uid"]
+    async def _wait_idle(self, exchange: Exchange, uid: str) -> None:
         try:
-            timeout_seconds = float(request.query["timeoutSeconds"])
-        except (KeyError, ValueError):
-            return _refuse(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds")
+            timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
+        except (KeyError, ValueError) as error:
+            raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
         in_flight = self._listeners.in_flight
         try:
             async with asyncio.timeout(timeout_seconds):
                 await in_flight.wait_idle(uid)
         except TimeoutError:
             pass
-        return _json_response(BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
+        _respond(exchange, BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
 
-    async def _watch_health(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
+    async def _watch_health(self, exchange: Exchange) -> None:
+        exchange.start(HTTPStatus.OK, ((b"Content-Type", b"application/x-ndjson"),))
         watch = self._listeners.health.watch()
         try:
             async for changes in watch.changes(_HEARTBEAT_SECONDS):
-                await response.write(b"".join(msgspec.json.encode(health) + b"\n" for health in changes) or b"\n")
-        except ConnectionError:
-            pass  # the agent has hung up
+                exchange.write(b"".join(msgspec.json.encode(health) + b"\n" for health in changes) or b"\n")
+                await exchange.drain()
         finally:
             watch.close()
-        return response
 
-    async def _clear_health(self, request: web.Request) -> web.Response:
-        uid = request.match_info["uid"]
+    def _clear_health(self, exchange: Exchange, uid: str) -> None:
         if not self._listeners.health.clear(uid):
-            return _refuse(HTTPStatus.NOT_FOUND, f"no backend {uid} is configured")
-        return _json_response(BackendHealth(uid))
+            raise ControlError(HTTPStatus.NOT_FOUND, f"no backend {uid} is configured")
+        _respond(exchange, BackendHealth(uid))
 
     def _proxy_state(self) -> ProxyState:
         return ProxyState(
@@ -95,9 +115,11 @@ class ControlApi:
         )
 
 
-def _refuse(status: HTTPStatus, error: str) -> web.Response:
-    return _json_response(ControlRefusal(error), status)
+def render_refusal(status: int, reason: str) -> tuple[list[Field], bytes]:
+    """Return the fields and the body of a response to bytes that are no call."""
+    del status
+    return list(_JSON), msgspec.json.encode(ControlRefusal(reason))
 
 
-def _json_response(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
+def _respond(exchange: Exchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
+    exchange.respond(status, _JSON, msgspec.json.encode(body))
