@@ -104,6 +104,10 @@ class LeaseReader:
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
+            # A new leader finds the condition of an expired host as it must be, so no event of the host follows.
+            for process in store.by_index(METAL_PROCESSES, HOST_INDEX, host):
+                if "deletionTimestamp" in process["metadata"]:
+                    enqueue(METAL_PROCESSES, object_key(process))
         for listener in self._listeners if changed else ():
             listener()
 

@@ -299,3 +299,20 @@ def test_only_tokens_of_services_stay_valid() -> None:
     left = keep_previous_tokens({}, (), {"a": "old"}, NOW)
     assert left == {}
     assert keep_previous_tokens({"a": "new"}, (), {"previous_tokens": "odd"}, NOW) == {"a": "new"}
+
+
+async def test_processes_to_be_released_are_decided_again_when_their_host_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconciler, "READ_SECONDS", 0)
+    expired = host("studio-1", ready="False")
+    deleted = process("chat-b-0", host="studio-1", deletionTimestamp="2026-11-21T12:00:00Z")
+    known = store(
+        (METAL_HOSTS, expired), (METAL_PROCESSES, deleted), (METAL_PROCESSES, process("chat-b-1", host="studio-1"))
+    )
+    leases, enqueued = reconciler.LeaseReader(clock=count(step=5).__next__), set[tuple[Resource, ObjectKey]]()
+    recorder: Any = None
+    leading = Leading(Api(), known, recorder, lambda resource, key: enqueued.add((resource, key)))
+    async with running(leases.run(leading)):
+        await eventually(lambda: (METAL_HOSTS, KEY) in enqueued)
+    assert enqueued == {(METAL_HOSTS, KEY), (METAL_PROCESSES, ObjectKey("team", "chat-b-0"))}
