@@ -6,8 +6,12 @@ can inject a failure, a lost answer, a repetition or a crash at each call of an 
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from enum import Enum, auto
+from http import HTTPStatus
+
+import msgspec
 
 from kube.errors import Unreachable
 from kube.transport import Request, Response, Stream, Transport
@@ -61,6 +65,8 @@ class FaultyTransport:
         self.plan = plan
         self.sent: list[Request] = []
         """Requests that reached `inner`, in order."""
+        self.created: Counter[tuple[str, str]] = Counter()
+        """Objects that the server said it created, by path of their collection and name."""
         self._inner = inner
 
     async def request(self, request: Request) -> Response:
@@ -107,7 +113,18 @@ class FaultyTransport:
 
     async def _send(self, request: Request) -> Response:
         self.sent.append(request)
-        return await self._inner.request(request)
+        response = await self._inner.request(request)
+        if response.status == HTTPStatus.CREATED:
+            self.created[_created_object(request)] += 1
+        return response
+
+
+def _created_object(request: Request) -> tuple[str, str]:
+    """Return the collection and the name of the object that a POST, or a PATCH that applies, created."""
+    if request.method == "POST":
+        return request.path, msgspec.json.decode(request.body or b"{}")["metadata"]["name"]
+    collection, _, name = request.path.rpartition("/")
+    return collection, name
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

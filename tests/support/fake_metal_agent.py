@@ -42,11 +42,20 @@ class FakeMetalAgent:
         refuses: while set, the host rejects every process that is bound to it.
     """
 
-    def __init__(self, client: Client, name: str, budget_bytes: int, *, lease_seconds: int = 40) -> None:
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        budget_bytes: int,
+        *,
+        lease_seconds: int = 40,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
         self.client = client
         self.name = name
         self.budget_bytes = budget_bytes
         self.lease_seconds = lease_seconds
+        self._look_seconds = look_seconds
         self.silent = False
         self.refuses = False
         self.most_reserved_bytes = 0
@@ -88,7 +97,7 @@ class FakeMetalAgent:
                     with contextlib.suppress(ApiError):
                         await self._tend(process)
                 await self._report(found.items)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
 
     async def _renew(self) -> None:
         spec = {

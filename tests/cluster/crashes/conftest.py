@@ -1,0 +1,115 @@
+"""Worlds in which controllers crash or are disturbed, and the node and the engine that all of them share."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from controller import run
+from controller.hosts import reconciler as hosts_reconciler
+from kube import credentials
+from kube.client import Client, connect
+from kube.errors import ApiError
+from kube.resources import METAL_PROCESSES, NAMESPACES, NODES
+from kube.time import rfc3339
+from kube.transport import AiohttpTransport, Transport
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.plane import ControlPlane
+from tests.support.background import running
+from tests.support.crash_scenarios import LEASE_SECONDS
+from tests.support.crash_world import NODE, CrashWorld, follow_by_watches
+from tests.support.eventually import eventually
+
+ENGINE_PORT: Final = 8080
+BEAT_SECONDS: Final = 5.0
+"""Pause between two heartbeats of the node, which is lost after 15 s."""
+
+MakeWorld = Callable[..., contextlib.AbstractAsyncContextManager[CrashWorld]]
+"""`make_world(undisturbed, disturb)`: its states must be those of the first, and `disturb` wraps the connection."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read Leases as often as the short ones of these tests need, and write in the same order each time."""
+    monkeypatch.setattr(hosts_reconciler, "READ_SECONDS", LEASE_SECONDS / 8)
+    monkeypatch.setattr(run, "WORKERS", 1)
+    monkeypatch.setattr(run, "follow", follow_by_watches)
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def engine() -> AsyncIterator[None]:
+    """The server behind the address that all simulated pods have."""
+
+    async def complete(_request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, ADDRESS, ENGINE_PORT).start()
+    yield
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def node(client: Client) -> AsyncIterator[None]:
+    """Keep pods from the nodes of other tests, and ready the one of the worlds, which has no kubelet."""
+    others = [each["metadata"]["name"] for each in (await client.list(NODES)).items]
+    await client.create(NODES, {"metadata": {"name": NODE}, "spec": {"unschedulable": True}})
+
+    async def cordon(*, unschedulable: bool) -> None:
+        for name in others:
+            operation = {"op": "add", "path": "/spec/unschedulable", "value": unschedulable}
+            await client.patch_json(NODES, name, None, [operation])
+
+    async def beat() -> None:
+        while True:
+            ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": rfc3339(datetime.now(UTC))}
+            operation = {"op": "add", "path": "/status/conditions", "value": [ready]}
+            await client.patch_json(NODES, NODE, None, [operation], subresource="status")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    await cordon(unschedulable=True)
+    async with running(beat()):
+        yield
+    await cordon(unschedulable=False)
+    await client.delete(NODES, NODE)
+
+
+@pytest_asyncio.fixture
+async def make_world(plane: ControlPlane) -> MakeWorld:
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+
+    @contextlib.asynccontextmanager
+    async def make(
+        undisturbed: CrashWorld | None, disturb: Callable[[Transport], Transport] | None = None
+    ) -> AsyncIterator[CrashWorld]:
+        name = f"crash-{secrets.token_hex(4)}"
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connect(credentials.load(plane.kubeconfig())))
+            connection = AiohttpTransport(credentials.load(kubeconfig))
+            stack.push_async_callback(connection.close)
+            transport = disturb(connection) if disturb else connection
+            await client.create(NAMESPACES, {"metadata": {"name": name}})
+            stack.push_async_callback(remove_namespace, client, name)
+            await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+            yield CrashWorld(plane, client, name, transport, undisturbed.states if undisturbed else None)
+
+    return make
+
+
+async def remove_namespace(client: Client, name: str) -> None:
+    for process in (await client.list(METAL_PROCESSES, name)).items:
+        with contextlib.suppress(ApiError):
+            finalizers = [{"op": "remove", "path": "/metadata/finalizers"}]
+            await client.patch_json(METAL_PROCESSES, process["metadata"]["name"], name, finalizers)
+    await client.delete(NAMESPACES, name)

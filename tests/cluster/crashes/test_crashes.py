@@ -1,0 +1,71 @@
+"""The controller dies before and after each single write of each scenario, and the result is the same as without.
+
+`make crash` tries every write; in `make test` each scenario gets a sample, so that all of them take a minute.
+"""
+
+import asyncio
+import os
+import secrets
+from typing import Final
+
+import pytest
+
+from kube.transport import Request
+from tests.cluster.crashes.conftest import MakeWorld
+from tests.support.api_faults import Fault, Plan
+from tests.support.crash_scenarios import SCENARIOS
+from tests.support.crash_world import CrashWorld
+
+EVERYTHING: Final = os.environ.get("CRASH") == "everything"
+SAMPLES: Final = 4
+"""Crash points of one scenario in `make test`; which ones changes from run to run."""
+WORLDS: Final = 6
+"""Worlds at once; they wait more than they work."""
+
+
+def at_write(world: CrashWorld, name: str, fault: Fault) -> Plan:
+    """Return a plan with `fault` at the write of this name."""
+    seen: dict[str, int] = {}
+
+    def plan(request: Request) -> Fault | None:
+        write = world.write_name(request)
+        if write is None:
+            return None
+        seen[write] = seen.get(write, 0) + 1
+        return fault if f"{write} #{seen[write]}" == name else None
+
+    return plan
+
+
+def choose(points: list[tuple[str, Fault]]) -> list[tuple[str, Fault]]:
+    """Return the crash points to try."""
+    if EVERYTHING:
+        return points
+    stride = max(1, len(points) // SAMPLES)
+    return points[secrets.randbelow(stride) :: stride]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_crash_at_any_write_does_not_change_the_result(make_world: MakeWorld, scenario: str) -> None:
+    async with make_world(None) as undisturbed, undisturbed.running():
+        await SCENARIOS[scenario](undisturbed)
+    writes = undisturbed.writes()
+    points = [(write, fault) for write in writes for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)]
+    slots = asyncio.Semaphore(WORLDS)
+
+    async def crash(write: str, fault: Fault) -> bool:
+        async with slots, make_world(undisturbed) as world:
+            world.transport.plan = at_write(world, write, fault)
+            try:
+                async with world.running():
+                    await SCENARIOS[scenario](world)
+                assert world.created == undisturbed.created, "nothing is created twice"
+            except BaseException as error:
+                error.add_note(f"{scenario}: {fault.name} {write}")
+                raise
+            return world.crashes > 0
+
+    chosen = choose(points)
+    async with asyncio.TaskGroup() as group:
+        crashes = [group.create_task(crash(*point)) for point in chosen]
+    assert sum(each.result() for each in crashes) >= len(chosen) / 2, "most of these writes are made in every run"

@@ -1,0 +1,141 @@
+"""Lives of objects during which a controller may crash: a user's steps, each with the state that must follow."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from kube.errors import NotFound
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS
+from tests.support.crash_world import GIB, CrashWorld, State
+
+Scenario = Callable[[CrashWorld], Awaitable[None]]
+
+POD: Final = {"accelerator": "nvidia"}
+METAL: Final = {"accelerator": "metal"}
+LEASE_SECONDS: Final = 4
+
+
+def ready(state: State, *, name: str = "chat", replicas: int = 1, deployments: int = 0, processes: int = 0) -> bool:
+    """Decide whether a service serves as the latest spec says, with exactly these objects in the namespace."""
+    status = state["inferenceservices"][name]["status"]
+    counted = len(state["deployments"]), len(state["metalprocesses"])
+    return (
+        status.get("phase") == "Ready"
+        and status.get("readyReplicas") == replicas
+        and counted == (deployments, processes)
+    )
+
+
+def nothing_left(state: State) -> bool:
+    """Decide whether nothing that serves is left."""
+    return not any(
+        state[kind] for kind in ("inferenceservices", "metalprocesses", "deployments", "services", "endpointslices")
+    )
+
+
+async def remove_service(world: CrashWorld, name: str = "chat") -> None:
+    """Delete a service and wait until Kubernetes' garbage collector has deleted its objects."""
+    await world.delete(INFERENCE_SERVICES, name)
+    # The collector may not know our kinds for its first half minute: delete as it would.
+    for process in (await world.client.list(METAL_PROCESSES, world.namespace)).items:
+        if process["spec"]["serviceName"] == name:
+            with_uid = {"uid": process["metadata"]["uid"]}
+            try:
+                await world.client.delete(METAL_PROCESSES, process["metadata"]["name"], world.namespace, **with_uid)
+            except NotFound:
+                continue
+
+
+async def make_host_model(world: CrashWorld) -> None:
+    """Create a Model of one GiB that needs no Job."""
+    await world.make(MODELS, "tiny", source="file:///models/tiny.gguf", memoryBytes=GIB)
+
+
+async def live_in_pods(world: CrashWorld) -> None:
+    """A Model is inspected and fetched; a service in pods is created, edited, scaled, suspended, and deleted."""
+    await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=POD, contextLength=512)
+    await world.checkpoint("created", partial(ready, deployments=1))
+    await world.edit(contextLength=1024)
+    await world.checkpoint("edited", partial(ready, deployments=1))
+    await world.edit(replicas=2)
+    await world.checkpoint("scaled", partial(ready, replicas=2, deployments=1))
+    await world.edit(suspend=True)
+    await world.checkpoint("suspended", lambda state: not state["deployments"])
+    await remove_service(world)
+    await world.checkpoint("deleted", nothing_left)
+
+
+async def live_on_hosts(world: CrashWorld) -> None:
+    """A service on hosts is created, edited, scaled, and deleted."""
+    await make_host_model(world)
+    await world.host()
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("created", partial(ready, processes=1))
+    await world.edit(contextLength=8192)
+    await world.checkpoint("edited", partial(ready, processes=1))
+    await world.host(2)
+    await world.edit(replicas=2)
+    await world.checkpoint("scaled", partial(ready, replicas=2, processes=2))
+    await world.edit(replicas=1)
+    await world.checkpoint("scaled down", partial(ready, processes=1))
+    await remove_service(world)
+    await world.checkpoint("deleted", nothing_left)
+
+
+async def move_from_pods_to_hosts(world: CrashWorld) -> None:
+    """A service that pods serve moves to a host and back."""
+    await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB)
+    await world.host()
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=POD, contextLength=512)
+    await world.checkpoint("in pods", partial(ready, deployments=1))
+    await world.edit(hardware=METAL)
+    await world.checkpoint("on a host", partial(ready, processes=1))
+    await world.edit(hardware=POD)
+    await world.checkpoint("in pods again", partial(ready, deployments=1))
+    await remove_service(world)
+    await world.checkpoint("deleted", nothing_left)
+
+
+async def lose_a_host(world: CrashWorld) -> None:
+    """A host expires, and its service moves to another; the host returns."""
+    await make_host_model(world)
+    first = await world.host(1, lease_seconds=LEASE_SECONDS)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("on the first", partial(ready, processes=1))
+    await world.host(2)
+    first.silent = True
+    await world.checkpoint("on the second", partial(_serves_on, host="NAMESPACE-2"))
+    first.silent = False
+    await world.checkpoint("returned", partial(_serves_on, host="NAMESPACE-2"))
+    await remove_service(world)
+    await world.checkpoint("deleted", nothing_left)
+
+
+def _serves_on(state: State, host: str) -> bool:
+    hosts = [each["spec"].get("hostName") for each in state["metalprocesses"].values()]
+    return ready(state, processes=1) and hosts == [host]
+
+
+async def wait_for_room(world: CrashWorld) -> None:
+    """Two services want a host that has room for one: the second is bound when the first is deleted."""
+    await make_host_model(world)
+    await world.host(gib=1)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("first serves", partial(ready, processes=1))
+    await world.make(INFERENCE_SERVICES, "late", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("second waits", partial(_is_pending, name="late"))
+    await remove_service(world)
+    await world.checkpoint("second serves", partial(ready, name="late", processes=1))
+    await remove_service(world, "late")
+    await world.checkpoint("deleted", nothing_left)
+
+
+def _is_pending(state: State, name: str) -> bool:
+    status: dict[str, Any] = state["inferenceservices"][name]["status"]
+    return status.get("phase") == "Pending" and "NoHostFits" in str(status["conditions"])
+
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    each.__name__: each for each in (live_in_pods, live_on_hosts, move_from_pods_to_hosts, lose_a_host, wait_for_room)
+}

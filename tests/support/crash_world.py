@@ -1,0 +1,300 @@
+"""A namespace in which the whole controller runs in this process, and is started again after each crash.
+
+Everything that decides is real: the API server, the controller manager, the controller's queue, workers, binder and
+prober. Only what runs models is simulated: pods are reported as running or ended as soon as they exist, and hosts are
+`FakeMetalAgent`s. A scenario is what a user does, with the state that must follow; after any fault that state must be
+the same as in an undisturbed run, which `checkpoint` compares.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from controller.reconcile.kopf_feed import Watched
+from controller.run import Controller, ControllerOptions
+from crds.meta import LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
+from kube.client import Client, Obj
+from kube.credentials import Credentials
+from kube.errors import ApiError
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from kube.store import Store
+from kube.transport import Request, Transport
+from kube.watch import reflect
+from tests.controlplane.network import ADDRESS
+from tests.controlplane.plane import ControlPlane, NotThereError
+from tests.support.api_faults import WRITES, Crash, FaultyTransport
+from tests.support.eventually import eventually
+from tests.support.fake_metal_agent import FakeMetalAgent
+from tests.support.scoped_transport import ScopedTransport
+
+GIB: Final = 2**30
+NODE: Final = "crash-node"
+"""The node of all pods, which a fixture keeps ready."""
+LOOK_SECONDS: Final = 0.4
+"""Pause of the agents: many worlds run at once."""
+CHECKPOINT_SECONDS: Final = 60.0
+COMPARED: Final = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, DEPLOYMENTS, SERVICES, SECRETS, JOBS, PVCS)
+JOB_RESULTS: Final = {
+    "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
+    "fetch": {"file": "tiny.gguf", "sizeBytes": 1000},
+}
+_VOLATILE: Final = frozenset(
+    {
+        *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
+        *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
+    }
+)
+
+State = dict[str, Any]
+"""All objects of a namespace by kind and name, without what differs between two equal runs."""
+
+
+class CrashWorld:
+    """One namespace with its controller.
+
+    Args:
+        plane: the control plane.
+        client: the API, as cluster administrator.
+        namespace: the namespace; hosts are named after it.
+        transport: the controller's own connection, whose plan makes the faults.
+        expected: states of an undisturbed run by name of the checkpoint; None: this is the undisturbed run.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        client: Client,
+        namespace: str,
+        transport: Transport,
+        expected: Mapping[str, State] | None = None,
+    ) -> None:
+        self._plane = plane
+        self.client = client
+        self.namespace = namespace
+        self.transport = FaultyTransport(ScopedTransport(transport, namespace))
+        self.states: dict[str, State] = {}
+        self.crashes = 0
+        self._expected = expected
+        self._hosts = AsyncExitStack()
+        self._is_over = False
+
+    @contextlib.asynccontextmanager
+    async def running(self, controllers: int = 1) -> AsyncIterator["CrashWorld"]:
+        """Run controllers and kubelet until the context ends."""
+        async with asyncio.TaskGroup() as group, self._hosts:
+            tasks = [group.create_task(self._live()) for _ in range(controllers)]
+            tasks.append(group.create_task(self._run_pods()))
+            yield self
+            self._is_over = True
+            for task in tasks:
+                task.cancel()
+
+    async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
+        """Start a host, which runs until the world ends; return when processes may be bound to it."""
+        name = f"{self.namespace}-{number}"
+        agent = FakeMetalAgent(self.client, name, gib * GIB, lease_seconds=lease_seconds, look_seconds=LOOK_SECONDS)
+        await self._hosts.enter_async_context(agent.running())
+
+        async def bindable() -> bool:
+            conditions = (await self.client.get(METAL_HOSTS, name))["status"]["conditions"]
+            return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+
+        await eventually(bindable)
+        return agent
+
+    async def make(self, resource: Resource, name: str, **spec: Any) -> None:
+        """Create an object."""
+        await self.client.create(resource, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
+
+    async def edit(self, name: str = "chat", **spec: Any) -> None:
+        """Edit the spec of a service."""
+        operations = [{"op": "add", "path": f"/spec/{field}", "value": value} for field, value in spec.items()]
+        await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, operations)
+
+    async def delete(self, resource: Resource, name: str) -> None:
+        """Delete an object."""
+        await self.client.delete(resource, name, self.namespace)
+
+    async def checkpoint(self, name: str, condition: Callable[[State], bool]) -> None:
+        """Wait until the state is that of the undisturbed run; there, until it fulfils `condition` and stays."""
+        if self._expected is not None:
+            await eventually(lambda: self._is_expected(name), CHECKPOINT_SECONDS)
+            return
+
+        async def settled() -> State | None:
+            first = await self.state()
+            assert condition(first), json.dumps(first["inferenceservices"], indent=1)
+            await asyncio.sleep(2 * LOOK_SECONDS)
+            return first if await self.state() == first else None
+
+        found = await eventually(settled, CHECKPOINT_SECONDS)
+        assert found is not None, "a state that has settled"
+        self.states[name] = found
+
+    async def _is_expected(self, name: str) -> bool:
+        state, expected = await self.state(), (self._expected or {})[name]
+        differences = {
+            f"{kind} {each}": (found.get(each), expected[kind].get(each))
+            for kind, found in state.items()
+            for each in {*found, *expected[kind]}
+            if found.get(each) != expected[kind].get(each)
+        }
+        assert not differences, f"{name}: found and expected: {json.dumps(differences)}"
+        return True
+
+    async def state(self) -> State:
+        """Return all objects of the namespace without what differs between two equal runs."""
+        lists = await asyncio.gather(*(self.client.list(each, self.namespace) for each in COMPARED))
+        ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
+        slices = await self.client.list(ENDPOINT_SLICES, self.namespace, label_selector=ours)
+        found = {each.plural: listed.items for each, listed in zip(COMPARED, lists, strict=True)}
+        # The ports of simulated hosts differ from run to run.
+        found["endpointslices"] = [{**each, "ports": []} for each in slices.items]
+        return {
+            kind: {
+                self._normalized(each["metadata"]["name"]): self._normalized(each)
+                for each in items
+                if each["metadata"]["name"] != "default" and not each["metadata"]["name"].startswith("foreign")
+            }
+            for kind, items in found.items()
+        }
+
+    def _normalized(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            # The status of Kubernetes' own objects is its controllers' business, and follows ours by itself.
+            builtin = "spec" in value and value.get("apiVersion") in {"v1", "apps/v1", "batch/v1"}
+            dropped = _VOLATILE | {"status"} if builtin else _VOLATILE
+            return {self._normalized(key): self._normalized(each) for key, each in value.items() if key not in dropped}
+        if isinstance(value, list):
+            return [self._normalized(each) for each in value]
+        if isinstance(value, str):
+            plain = value.replace(self.namespace, "NAMESPACE")
+            # The names of Jobs have a digest of the Model's uid.
+            plain = re.sub(r"-(inspect|fetch)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
+            plain = re.sub(rf"{ADDRESS}:\d+", f"{ADDRESS}:PORT", plain)
+            return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", "UID", plain)
+        return value
+
+    @property
+    def created(self) -> dict[str, int]:
+        """Count of creations by object, Events aside."""
+        return {
+            self._normalized(f"{collection}/{name}"): count
+            for (collection, name), count in self.transport.created.items()
+            if not collection.endswith("/events")
+        }
+
+    def writes(self) -> list[str]:
+        """Return the controller's writes so far, Events and Leases aside, named as in every other world."""
+        counts: dict[str, int] = {}
+        names = []
+        for request in self.transport.sent:
+            if name := self.write_name(request):
+                counts[name] = counts.get(name, 0) + 1
+                names.append(f"{name} #{counts[name]}")
+        return names
+
+    def write_name(self, request: Request) -> str | None:
+        """Return the name of a write; None for what is no write, or an Event's."""
+        if request.method not in WRITES or "/events" in request.path:
+            return None
+        return f"{request.method} {request.path.replace(self.namespace, 'NAMESPACE')}"
+
+    async def _live(self) -> None:
+        # A crash at the very end hides the cancellation.
+        while not self._is_over:
+            try:
+                options = ControllerOptions("pomona:test", {}, elects=False)
+                await Controller(Client(self.transport), _no_credentials, options).run()
+            except* Crash:
+                self.crashes += 1
+
+    async def _run_pods(self) -> None:
+        """Report each pod as running or ended, as a kubelet would."""
+        store, changed = Store(), asyncio.Event()
+        store.subscribe(lambda *_: changed.set())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reflect(self.client, store, PODS, self.namespace))
+            while True:
+                await changed.wait()
+                changed.clear()
+                for pod in store.list(PODS):
+                    with contextlib.suppress(ApiError, NotThereError):  # deleted or changed meanwhile
+                        await self._report_pod(pod)
+
+    async def _report_pod(self, pod: Obj) -> None:
+        metadata, path = pod["metadata"], PODS.path(self.namespace, pod["metadata"]["name"])
+        if "deletionTimestamp" in metadata:
+            await self._plane.request("DELETE", path, {"gracePeriodSeconds": 0}, accept={404})
+        if "deletionTimestamp" in metadata or pod["status"].get("phase") != "Pending":
+            return
+        container = pod["spec"]["containers"][0]["name"]
+        if metadata["ownerReferences"][0]["kind"] == "Job":
+            message = json.dumps(JOB_RESULTS[container])
+            ended = {"exitCode": 0, "message": message, "finishedAt": "2026-11-21T12:00:00Z"}
+            status: Obj = {"phase": "Succeeded", "containerStatuses": [_container(container, {"terminated": ended})]}
+        else:
+            if "nodeName" not in pod["spec"]:
+                # Kubernetes publishes no endpoint of a pod that is on no node.
+                target = {"target": {"kind": "Node", "name": NODE}, "metadata": {"name": metadata["name"]}}
+                await self._plane.request("POST", f"{path}/binding", target, accept={409})
+            since = {"startedAt": "2026-11-21T12:00:00Z"}
+            status = {
+                "phase": "Running",
+                "podIP": ADDRESS,
+                "podIPs": [{"ip": ADDRESS}],
+                "conditions": [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")],
+                "containerStatuses": [_container(container, {"running": since}, ready=True)],
+            }
+        operations = [{"op": "replace", "path": "/status", "value": status}]
+        await self.client.patch_json(PODS, metadata["name"], self.namespace, operations, subresource="status")
+
+
+async def follow_by_watches(
+    client: Client,
+    store: Store,
+    watched: Collection[Watched],
+    _credentials: Callable[[], Credentials],
+    synced: asyncio.Event,
+    **_: Any,
+) -> None:
+    """Do what the feed of kopf does, through the transport of the client, where faults can be injected."""
+    complete = [asyncio.Event() for _ in watched]
+    async with asyncio.TaskGroup() as tasks:
+        for (resource, selector), each in zip(watched, complete, strict=True):
+            tasks.create_task(reflect(client, store, resource, label_selector=selector, synced=each))
+        for each in complete:
+            await each.wait()
+        synced.set()
+
+
+def _container(name: str, state: Obj, *, ready: bool = False) -> Obj:
+    return {
+        "name": name,
+        "image": "pomona:test",
+        "imageID": "",
+        "ready": ready,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def _no_credentials() -> Credentials:
+    raise AssertionError("only kopf needs them")
