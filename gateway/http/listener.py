@@ -18,7 +18,8 @@ from gateway.http.limits import ConnectionTimes
 from gateway.http.server_connection import RequestHandling, ServerConnection
 
 _BACKLOG: Final = 1024
-_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPTS_AT_ONCE: Final = 8
+"""Between two looks of the event loop at other sockets: a flood of connections must not delay streams and calls."""
 _PAUSE_SECONDS: Final = 0.2
 _LOCAL_PEER: Final = "local"
 """The peer at the other end of a unix socket."""
