@@ -13,14 +13,19 @@ import msgspec
 _LONGEST_LINE_BYTES: Final = 1 << 20
 """A longer line is passed on in pieces."""
 _LONGEST_FIELD_BYTES: Final = 8 << 10
-"""The longest field of a model that is held back where such a piece ends within it; no engine's name is longer."""
+"""The longest field of a model that is held back where a piece ends within it; no engine's name is longer."""
+_LONGEST_USAGE_BYTES: Final = 1 << 10
+SHORT_JSON_BYTES: Final = 256 << 10
+"""A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
 _CONTENT_FIELDS = frozenset({"choices", "data", "results", "output", "content"})
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
-# The begin of such a field at the end of a piece.
-_MODEL_BEGINS = re.compile(
-    rb'"(?:m(?:o(?:d(?:e(?:l(?:"(?:\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?)?)?)?)?)?)?)?)?)?\Z', re.DOTALL
+_USAGE = re.compile(rb'"usage"\s*+:\s*+(\{(?:[^{}]|\{[^{}]*\})*+\})')
+# Such a field, whose last quotation mark begins no other, or the begin of one at the end of a piece.
+_MODEL_OR_BEGIN = re.compile(
+    rb'"model"\s*+:\s*+"(?:[^"\\]|\\.)*+"|("(?:m(?:o(?:d(?:e(?:l(?:"(?:\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?)?)?)?)?)?)?)?)?)?\Z)',
+    re.DOTALL,
 )
 # A field with generated text, in each form in which the APIs stream it.
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|delta|thinking|partial_json|arguments)"\s*:\s*"[^"]')
@@ -94,8 +99,7 @@ class TokenStream:
             end += self._held_bytes
             chunk = self._take_held() + chunk
         if len(chunk) - end > _LONGEST_LINE_BYTES:
-            begun = _MODEL_BEGINS.search(chunk, len(chunk) - _LONGEST_FIELD_BYTES)
-            end = begun.start() if begun else len(chunk)
+            end = _find_complete_end(chunk)
         if end < len(chunk):
             self._hold(chunk[end:])
             chunk = chunk[:end]
@@ -122,12 +126,50 @@ class TokenStream:
                 if line.startswith(b"data:"):
                     _add_report(self._reported, line[5:])
         if lines.count(b'"model"') != lines.count(self._right_field):
-            return _MODEL.sub(lambda found: found[1] + self._name, lines)
+            return _rename_model(lines, self._name)
         return lines
 
 
+class LongJsonResponse:
+    """A long response that is one JSON object, rewritten piece by piece for a client whose name for it is `model`."""
+
+    def __init__(self, model: str) -> None:
+        self._name = msgspec.json.encode(model)
+        self._held = b""
+        self._last_seen = b""
+        self.tokens = TokenCount()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece from the engine and return what goes to the client now."""
+        seen = self._last_seen + piece
+        if b'"usage"' in seen:
+            for usage in _USAGE.finditer(seen):
+                _add_report(self.tokens, b'{"usage":%b}' % usage[1])
+        self._last_seen = seen[-_LONGEST_USAGE_BYTES:]
+        piece = self._held + piece
+        end = _find_complete_end(piece)
+        self._held = piece[end:]
+        return _rename_model(piece[:end], self._name)
+
+    def finish(self) -> bytes:
+        """Return what is held back at the end of the response."""
+        return _rename_model(self._held, self._name)
+
+
+def _find_complete_end(piece: bytes) -> int:
+    """Return the place behind which the field of a model begins and may go on in the next piece."""
+    for found in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
+        if found[1]:
+            return found.start()
+    return len(piece)
+
+
+def _rename_model(data: bytes, name: bytes) -> bytes:
+    return _MODEL.sub(lambda found: found[1] + name, data)
+
+
 class JsonResponse(NamedTuple):
-    """A response that is one JSON object."""
+    """A short response that is one JSON object."""
 
     body: bytes
     tokens: TokenCount

@@ -20,8 +20,6 @@ from gateway.proxy.service import InferenceRequest, Service
 
 REQUEST_ID: Final = "X-Request-Id"
 _LARGEST_ERROR_BYTES: Final = 64 << 10
-_LARGEST_JSON_BYTES: Final = 64 << 20
-"""A larger response is passed on unchanged, with the engine's name for the model."""
 _REQUEST_ID_FIELD: Final = REQUEST_ID.encode()
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
@@ -158,8 +156,8 @@ class UpstreamRequest:
                 body = piece
             else:
                 pieces += piece
-                if len(pieces) > _LARGEST_JSON_BYTES:
-                    await self._relay_unchanged(upstream, bytes(pieces))
+                if len(pieces) > response_body.SHORT_JSON_BYTES:
+                    await self._relay_long_json(upstream, bytes(pieces))
                     return
         rewritten = response_body.rewrite_json(body or bytes(pieces), self._service.config.model)
         self._inference.tokens = rewritten.tokens
@@ -176,10 +174,21 @@ class UpstreamRequest:
         else:
             self._exchange.respond(upstream.status, self._fields(upstream), rewritten.body)
 
-    async def _relay_unchanged(self, upstream: UpstreamResponse, begin: bytes = b"") -> None:
-        """Pass on `begin` and the rest of a response that cannot be rewritten."""
+    async def _relay_long_json(self, upstream: UpstreamResponse, piece: bytes) -> None:
+        """Pass on `piece` and the rest of a response that is one JSON object as they come."""
+        response = response_body.LongJsonResponse(self._service.config.model)
+        self._inference.tokens = response.tokens
         self._start_response(upstream)
-        self._exchange.write(begin)
+        while piece:
+            self._exchange.write(response.feed(piece))
+            await self._exchange.drain()
+            piece = await upstream.read()
+        self._exchange.write(response.finish())
+        self._exchange.finish()
+
+    async def _relay_unchanged(self, upstream: UpstreamResponse) -> None:
+        """Pass on a response that cannot be rewritten."""
+        self._start_response(upstream)
         while piece := await upstream.read():
             self._exchange.write(piece)
             await self._exchange.drain()

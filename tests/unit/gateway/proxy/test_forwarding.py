@@ -207,6 +207,32 @@ async def test_large_body_reaches_the_engine_with_another_model(
     assert seen == {"bytes": size_bytes, "length": size_bytes, "begin": '{"model":"weights","'}
 
 
+async def test_long_json_response_is_passed_on_before_it_has_ended(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    ends = asyncio.Event()
+    begin, data, end = b'{"model": "weights", "data": [', b"0.5, " * (1 << 18), b'1], "usage": {"prompt_tokens": 7}}'
+
+    async def embed(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(begin + data)
+        await ends.wait()
+        await response.write(end)
+        return response
+
+    async with fake_engine(embed) as backend:
+        url = await proxy.serve(backend)
+        before = (await proxy.stats()).tokens_in
+        body = {"model": "tiny", "input": "a"}
+        async with http.post(f"{url}/v1/embeddings", json=body, headers=AUTHORIZED) as response:
+            received = await response.content.readexactly(1 << 20)
+            ends.set()
+            received += await response.read()
+    assert received == (begin + data + end).replace(b"weights", b"tiny")
+    assert (await proxy.stats()).tokens_in == before + 7
+
+
 async def test_image_at_a_url_is_refused(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
     never = GatedEngine()
     image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}

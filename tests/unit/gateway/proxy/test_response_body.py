@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.proxy import errors
-from gateway.proxy.response_body import TokenCount, TokenStream, rewrite_json
+from gateway.proxy.response_body import LongJsonResponse, TokenCount, TokenStream, rewrite_json
 
 
 def event(**fields: object) -> bytes:
@@ -85,7 +85,7 @@ def test_line_over_the_limit_is_passed_on_incomplete() -> None:
 FIELD = b'"model" : "engine \\" name"'
 
 
-@pytest.mark.parametrize("place", range(len(FIELD)))
+@pytest.mark.parametrize("place", range(len(FIELD) + 1))
 def test_model_name_that_is_split_within_a_line_over_the_limit_is_replaced(place: int) -> None:
     stream = TokenStream("chat")
     sent = b'data: {"content":"' + b"x" * (1 << 20) + b'",' + FIELD
@@ -123,6 +123,19 @@ def test_json_response_gets_the_service_name_and_keeps_all_other_bytes() -> None
 def test_json_response_with_the_right_name_is_unchanged() -> None:
     body = b'{ "model": "chat", "choices": [] }'
     assert rewrite_json(body, "chat").body is body
+
+
+@given(cuts=st.lists(st.integers(0, 400), max_size=8), before=st.booleans())
+def test_long_json_response_does_not_depend_on_the_pieces(cuts: list[int], before: bool) -> None:
+    usage = {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens": 5}
+    data = [{"embedding": [0.5, 1], "text": 'my "model":"gpt"'}] * 3
+    fields = {"usage": usage, "data": data} if before else {"data": data, "usage": usage}
+    sent = json.dumps({"object": "list", "model": "engine-name"} | fields | {"id": "x"}).encode()
+    response = LongJsonResponse("chat")
+    places = [0, *sorted(cuts), len(sent)]
+    got = b"".join(response.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + response.finish()
+    assert got == sent.replace(b"engine-name", b"chat")
+    assert response.tokens == TokenCount(7, 5)
 
 
 @pytest.mark.parametrize(
