@@ -171,6 +171,17 @@ async def send_short_requests(port: int, connections: int, seconds: float) -> in
     return sum(client.answered for client in clients)
 
 
+def open_idle_connections(port: int, count: int) -> list[socket.socket]:
+    """Open connections on which no request is sent, and return those that were accepted."""
+    connections = []
+    for _ in range(count):
+        try:
+            connections.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+        except OSError:
+            continue
+    return connections
+
+
 def send_body(port: int, body: bytes) -> int:
     """Send one request with `body` on a blocking socket, and return the status of the response."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
