@@ -188,7 +188,8 @@ class CrashWorld:
             plain = value.replace(self.namespace, "NAMESPACE")
             # The names of Jobs have a digest of the Model's uid.
             plain = re.sub(r"-(inspect|fetch)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
-            plain = re.sub(rf"{ADDRESS}:\d+", f"{ADDRESS}:PORT", plain)
+            # Each simulated host has an address and a port of its own.
+            plain = re.sub(r"10\.77\.\d+\.\d+(:\d+)?", "ADDRESS", plain)
             return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", "UID", plain)
         return value
 
