@@ -8,11 +8,12 @@ from typing import Final
 
 from controller.models.served import Served, runtime_of
 from controller.placement import binder
-from controller.reconcile.indexes import HOST_INDEX
+from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
 from controller.services import diagnosis, preconditions
 from controller.services.preconditions import Advice
+from controller.services.readiness_probe import ready_endpoints
 from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
@@ -23,7 +24,7 @@ from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProc
 from crds.model import Model
 from crds.serving import stated_options
 from kube.client import Client, Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
+from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
 from kube.store import Store
 
 LOOK_AGAIN_SECONDS: Final = 10.0
@@ -46,7 +47,10 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     estimated = spec if served is not None and not preconditions.is_memory_stated(served) else None
     standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)
     taken = {obj["metadata"]["name"] for obj in children}
-    steps = plan_steps(service, spec, wanted, standing, taken=taken, capacities=capacities, now=snapshot.now)
+    exposed = _exposed_hosts(snapshot, service)
+    steps = plan_steps(
+        service, spec, wanted, standing, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
+    )
 
     def advise(free_bytes: int) -> Advice:
         return preconditions.memory_advice(service, served, free_bytes) if served else Advice()
@@ -63,6 +67,12 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
         problem=diagnosis.most_severe(problems),
         steps=steps,
     )
+
+
+def _exposed_hosts(snapshot: Snapshot, service: InferenceService) -> set[str]:
+    """Return the hosts whose EndpointSlice for this service has a ready endpoint."""
+    named = namespaced(service.metadata.namespace, service.metadata.name)
+    return {each.host for each in ready_endpoints(snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, named))}
 
 
 def _registered_hosts(snapshot: Snapshot, names: Collection[str | None] | None) -> dict[str, MetalHost]:

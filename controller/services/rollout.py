@@ -168,6 +168,7 @@ def plan_steps(
     wanted: int,
     standing: SortedProcesses,
     *,
+    exposed: Collection[str | None],
     taken: Collection[str],
     capacities: Sequence[binder.HostCapacity],
     now: datetime,
@@ -179,13 +180,15 @@ def plan_steps(
         spec: the spec of each process; None while it is not known: then none is created.
         wanted: the number of processes.
         standing: the existing processes, as `sort_processes` sorts them for the same spec and number.
+        exposed: hosts whose endpoint for the service is ready; a Ready process elsewhere gets no request yet.
         taken: names of all processes of the service, also of those being deleted.
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
     delete = [*standing.surplus, *standing.finished]
-    # For each replica that does not answer yet, one superseded process stays.
-    stay = max(0, wanted - standing.ready)
+    # For each replica that no client reaches yet, one superseded process stays.
+    reached = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in standing.kept)
+    stay = max(0, wanted - reached)
     delete += standing.superseded[stay:]
     delete += _blocking_processes(standing, standing.superseded[:stay], capacities)
     complete = standing.ready == wanted

@@ -1,6 +1,6 @@
 """MetalProcesses of a service: creation, deletion and release, in every order of events."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -48,7 +48,12 @@ LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
 
 def steps(
-    wanted: int, *observed: Obj, hosts: Iterable[Obj] = (), known: bool = True, later: float = 0
+    wanted: int,
+    *observed: Obj,
+    hosts: Iterable[Obj] = (),
+    known: bool = True,
+    later: float = 0,
+    unexposed: Collection[str] = (),
 ) -> MetalProcessSteps:
     """Return the steps for the processes of service `chat`, with one large host unless others are given."""
     structs = [as_process(each) for each in observed]
@@ -60,6 +65,7 @@ def steps(
         SPEC if known else None,
         wanted,
         standing,
+        exposed=by_name.keys() - set(unexposed),
         taken={each.metadata.name for each in structs},
         capacities=binder.host_capacities(alive, observed),
         now=NOW + timedelta(seconds=later),
@@ -129,6 +135,15 @@ def test_edit_creates_new_processes_before_it_deletes_old_ones() -> None:
     assert steps(1, old, starting) == MetalProcessSteps()
     ready = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
     assert deleted(steps(1, old, ready)) == {"chat-00000000-0"}
+
+
+def test_old_process_stays_until_clients_reach_the_new_one() -> None:
+    # A Ready process gets no request before the API server has accepted the endpoint of its host.
+    hosts = [host("studio-1"), host("studio-2")]
+    old = process("chat-00000000-0", host="studio-1", phase="Ready")
+    ready = process(f"{NAME}-0", host="studio-2", phase="Ready", gib=2)
+    assert steps(1, old, ready, hosts=hosts, unexposed=["studio-2"]) == MetalProcessSteps()
+    assert deleted(steps(1, old, ready, hosts=hosts)) == {"chat-00000000-0"}
 
 
 def test_edit_deletes_first_if_only_the_memory_of_the_old_process_suffices() -> None:
