@@ -26,11 +26,10 @@ def ready(state: State, *, name: str = "chat", replicas: int = 1, deployments: i
     )
 
 
-def nothing_left(state: State) -> bool:
-    """Decide whether nothing that serves is left."""
-    return not any(
-        state[kind] for kind in ("inferenceservices", "metalprocesses", "deployments", "services", "endpointslices")
-    )
+def is_collected(state: State, name: str = "chat") -> bool:
+    """Decide whether Kubernetes' garbage collector has deleted everything of a service that was deleted."""
+    kinds = ("inferenceservices", "metalprocesses", "deployments", "services", "endpointslices", "secrets")
+    return not any(each.partition(".")[0].partition("-")[0] == name for kind in kinds for each in state[kind])
 
 
 async def remove_service(world: CrashWorld, name: str = "chat") -> None:
@@ -63,7 +62,7 @@ async def live_in_pods(world: CrashWorld) -> None:
     await world.edit(suspend=True)
     await world.checkpoint("suspended", lambda state: not state["deployments"])
     await remove_service(world)
-    await world.checkpoint("deleted", nothing_left)
+    await world.checkpoint("deleted", is_collected)
 
 
 async def live_on_hosts(world: CrashWorld) -> None:
@@ -80,7 +79,7 @@ async def live_on_hosts(world: CrashWorld) -> None:
     await world.edit(replicas=1)
     await world.checkpoint("scaled down", partial(ready, processes=1))
     await remove_service(world)
-    await world.checkpoint("deleted", nothing_left)
+    await world.checkpoint("deleted", is_collected)
 
 
 async def move_from_pods_to_hosts(world: CrashWorld) -> None:
@@ -94,7 +93,7 @@ async def move_from_pods_to_hosts(world: CrashWorld) -> None:
     await world.edit(hardware=POD)
     await world.checkpoint("in pods again", partial(ready, deployments=1))
     await remove_service(world)
-    await world.checkpoint("deleted", nothing_left)
+    await world.checkpoint("deleted", is_collected)
 
 
 async def lose_a_host(world: CrashWorld) -> None:
@@ -109,7 +108,7 @@ async def lose_a_host(world: CrashWorld) -> None:
     first.silent = False
     await world.checkpoint("returned", partial(_serves_on, host="NAMESPACE-2"))
     await remove_service(world)
-    await world.checkpoint("deleted", nothing_left)
+    await world.checkpoint("deleted", is_collected)
 
 
 def _serves_on(state: State, host: str) -> bool:
@@ -126,9 +125,11 @@ async def wait_for_room(world: CrashWorld) -> None:
     await world.make(INFERENCE_SERVICES, "late", modelRef="tiny", hardware=METAL)
     await world.checkpoint("second waits", partial(_is_pending, name="late"))
     await remove_service(world)
-    await world.checkpoint("second serves", partial(ready, name="late", processes=1))
+    await world.checkpoint(
+        "second serves", lambda state: is_collected(state) and ready(state, name="late", processes=1)
+    )
     await remove_service(world, "late")
-    await world.checkpoint("deleted", nothing_left)
+    await world.checkpoint("deleted", partial(is_collected, name="late"))
 
 
 def _is_pending(state: State, name: str) -> bool:
