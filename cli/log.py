@@ -1,7 +1,9 @@
 """Logging of long-running commands: one event per line on standard error, as text on a terminal and JSON elsewhere."""
 
+import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -38,7 +40,7 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     # Not by way of the standard library, which takes several times as long for the line that each request has.
     structlog.configure(
         processors=own,
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=_LossyLogger.create(stream),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -55,6 +57,22 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     # These libraries log each request at INFO; an operator needs their warnings only.
     for library in ("aiohttp", "asyncio", "kopf", "urllib3"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class _LossyLogger(structlog.WriteLogger):
+    """A logger that loses the lines that cannot be written: a full disk must end no process that serves."""
+
+    @classmethod
+    def create(cls, stream: TextIO) -> Callable[..., "_LossyLogger"]:
+        """Return a factory of loggers that write to `stream`."""
+        return lambda *_: cls(stream)
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
 def _render_line(logger: Any, method: str, event: structlog.types.EventDict) -> str:

@@ -28,6 +28,8 @@ from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, Object
 from kube.store import Store
 
 LOOK_AGAIN_SECONDS: Final = 10.0
+BINDING_SECONDS: Final = 2.0
+"""Time after which a service is looked at again that waits for a binding although its replica fits."""
 
 
 def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
@@ -58,7 +60,10 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
     # A displaced process counts while it answers.
     answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
-    if standing.superseded and any(each.spec.host_name is None for each in standing.kept):
+    if any(each is not None and each.reason == "Binding" for each in problems):
+        # It is bound in a moment, or others take the memory that it was told of, which enqueues nothing here.
+        steps = steps._replace(again_seconds=BINDING_SECONDS)
+    elif standing.superseded and any(each.spec.host_name is None for each in standing.kept):
         # The memory that others free may make room for the replacement once its predecessor goes, and enqueues nothing.
         steps = steps._replace(again_seconds=min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS))
     return Replicas(

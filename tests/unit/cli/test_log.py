@@ -1,5 +1,6 @@
 """Logs of a command show the error of a crash, and no variables, which may be tokens or prompts."""
 
+import errno
 import io
 import logging
 from collections.abc import Iterator
@@ -38,3 +39,16 @@ def test_logged_crash_shows_no_variables(stream: io.StringIO) -> None:
         structlog.get_logger().exception("crashed")
     assert "a token of 9 characters" in stream.getvalue()
     assert "sk-secret" not in stream.getvalue()
+
+
+class FullDisk(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_disk_loses_lines_and_ends_nothing() -> None:
+    log.configure(stream=FullDisk())
+    logger = structlog.get_logger()
+    for write in (logger.info, logger.warning, logger.error):
+        write("lost")
+    logging.getLogger("library").warning("lost too")
