@@ -70,8 +70,8 @@ chaos: setup binaries ## Break hosts at random while clients ask, for 3 minutes;
 	@$(SANDBOX) $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: crash
-crash: setup binaries ## Crash the controller before and after every write of each scenario; ARGS='-k hosts' for some
-	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes/test_crashes.py --timeout 3600 $(ARGS)
+crash: setup binaries ## Crash the controller at every write of each scenario, and disturb it; ARGS='-k hosts' for some
+	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes/test_crashes.py tests/cluster/crashes/disturbances.py --timeout 3600 $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh
