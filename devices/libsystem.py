@@ -47,24 +47,25 @@ class MemoryUse(NamedTuple):
 
 def sysctl_int(name: str) -> int | None:
     """Read the 32-bit sysctl `name`."""
-    library = _library()
-    if library is None:
-        return None
-    buffer = ctypes.create_string_buffer(_INT_BYTES)
-    size = ctypes.c_size_t(_INT_BYTES)
-    failed = library.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
-    return None if failed or size.value != _INT_BYTES else int(struct.unpack("=i", buffer.raw)[0])
+    value = _sysctl(name, _INT_BYTES)
+    return None if value is None or len(value) != _INT_BYTES else int(struct.unpack("=i", value)[0])
 
 
 def sysctl_text(name: str) -> str | None:
     """Read the text of sysctl `name`."""
+    value = _sysctl(name, _MOST_TEXT_BYTES)
+    return None if value is None else value.partition(b"\0")[0].decode(errors="replace") or None
+
+
+def _sysctl(name: str, most_bytes: int) -> bytes | None:
+    """Read the value of sysctl `name`; None if it is missing, or longer than `most_bytes`."""
     library = _library()
     if library is None:
         return None
-    buffer = ctypes.create_string_buffer(_MOST_TEXT_BYTES)
-    size = ctypes.c_size_t(_MOST_TEXT_BYTES)
+    buffer = ctypes.create_string_buffer(most_bytes)
+    size = ctypes.c_size_t(most_bytes)
     failed = library.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
-    return None if failed else buffer.value.decode(errors="replace") or None
+    return None if failed else buffer.raw[: size.value]
 
 
 def footprint_bytes(pid: int) -> int | None:
