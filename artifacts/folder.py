@@ -28,6 +28,7 @@ from crds.size import size_text
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 """The configuration of a folder whose weights are a LoRA adapter."""
 WEIGHTS: Final = ".safetensors"
+_PYTHON: Final = ".py"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _OURS: Final = (".verified.json", ".part.json")
 """Suffixes of the files that this package keeps beside a download."""
@@ -50,10 +51,14 @@ class FolderFile:
 
 @dataclasses.dataclass(frozen=True)
 class FolderListing:
-    """The files of a folder at `revision`: a commit; of a local folder, its newest time and its size."""
+    """The files of a folder at `revision`: a commit; of a local folder, its newest time and its size.
+
+    `python_files` are those of a local folder, which an engine would find there; those of a repository are not fetched.
+    """
 
     revision: str
     files: Sequence[FolderFile]
+    python_files: Sequence[str] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -146,7 +151,7 @@ class Folder:
         """
         for file in listing.files:
             if file.name in CHECKED and file.name != CONFIG:
-                parse_safe(file.name, await self._read_file(listing, file.name, _CHECKED_BYTES))
+                parse_safe(file.name, await self._read_file(listing, file.name, _CHECKED_BYTES), listing.python_files)
 
     async def fetch(
         self, listing: FolderListing, destination_dir: Path, *, on_progress: ReportProgress, make_room: MakeRoom
@@ -222,10 +227,11 @@ def refuse_stored_code(folder: Path) -> bytes | None:
         OSError: a file cannot be read.
     """
     found = None
+    python_files = _list_python(folder)
     for name in CHECKED:
         if (folder / name).is_file():
             text = _read_local(folder / name, _CHECKED_BYTES)
-            parse_safe(name, text)
+            parse_safe(name, text, python_files)
             found = text if name == CONFIG else found
     return found
 
@@ -246,7 +252,11 @@ def _list_local(source: Source, folder: Path, file_root: Path | None) -> FolderL
             stat = path.stat()
             files.append(FolderFile(path.name, stat.st_size, None))
             newest = max(newest, stat.st_mtime_ns)
-    return FolderListing(f"{newest:x}-{sum(file.size_bytes for file in files):x}", files)
+    return FolderListing(f"{newest:x}-{sum(file.size_bytes for file in files):x}", files, _list_python(folder))
+
+
+def _list_python(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(f"*{_PYTHON}"))
 
 
 def _parse_listing(source: Source, text: bytes) -> FolderListing:

@@ -77,7 +77,8 @@ class _Reader:
         listing = await folder.listing(None)
         tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
         await folder.refuse_code(listing)
-        config = None if listing.is_adapter else configuration.parse(await folder.config(listing))
+        text = None if listing.is_adapter else await folder.config(listing)
+        config = None if text is None else configuration.parse(text, listing.python_files)
         return Inspection(
             size_bytes=listing.size_bytes,
             revision=listing.revision,

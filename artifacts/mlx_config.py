@@ -4,7 +4,9 @@ The names are those of transformers' configurations. Only the plain and the rota
 configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
 """
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,8 +21,12 @@ CHECKED: Final = (
     *("video_preprocessor_config.json", "generation_config.json", "adapter_config.json"),
 )
 """Files of a folder from which loaders take the names of classes."""
-_CODE: Final = frozenset({"model_file", "auto_map", "custom_generate"})
-"""Keys with which a loader imports Python: mlx_lm's own (CVE-2026-5843), and those of transformers."""
+_CODE: Final = frozenset({"model_file", "custom_generate"})
+"""Keys with which a loader imports Python: mlx_lm's own (CVE-2026-5843), and one of transformers."""
+_CLASSES: Final = "auto_map"
+"""Key that names classes in Python files beside the weights, for a loader that was told to trust them."""
+_CLASS_BESIDE: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+"""A class of a file of the same folder; `REPO--FILE.CLASS` names another repository, and a slash another folder."""
 _KERNEL_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """Keys that name attention code; a name with a slash is a repository (CVE-2026-4372)."""
 _ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
@@ -35,21 +41,23 @@ _LARGEST: Final = 1 << 24
 """Larger than any size of a model; no product of two such sizes overflows a status."""
 
 
-def parse(text: bytes) -> dict[str, Any]:
-    """Parse a configuration; for a multimodal model, return the configuration of its language model.
+def parse(text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
+    """Parse a configuration as `parse_safe` does; for a multimodal model, return that of its language model.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
     """
-    config = parse_safe(CONFIG, text)
+    config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
 
 
-def parse_safe(name: str, text: bytes) -> dict[str, Any]:
-    """Parse a JSON file of a folder of weights, and refuse one that names Python for a loader to run.
+def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
+    """Parse a JSON file of a folder of weights, and refuse one with which a loader would run Python.
 
-    Code beside the weights is never fetched, but a loader would fetch it, or find it in the owner's own folder.
+    Python files of a repository are never fetched, so classes that `auto_map` names in them cannot be loaded: many
+    conversions keep that key, though their engine implements the architecture itself. `python_files` are those of the
+    owner's own folder, where they would be found.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
@@ -58,29 +66,68 @@ def parse_safe(name: str, text: bytes) -> dict[str, Any]:
         config = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"{name} is not valid JSON: {error}") from error
-    if key := _find_code(config):
-        raise ArtifactError(
-            "CustomCode",
-            f"{name} has the key {key}, which names Python code for a loader to run: use weights without it, or a copy "
-            f"of them without the key {key} if the engine implements this architecture itself",
-        )
+    problem = _find_code(config, python_files)
+    if problem:
+        raise ArtifactError("CustomCode", f"{name} has the key {problem}")
     return config
 
 
-def _find_code(value: object) -> str:
-    """Return the first key at any depth that names code; empty if there is none."""
+def _find_code(value: object, python_files: Sequence[str]) -> str:
+    """Return the first key at any depth with which a loader runs Python, and what to do; empty if there is none."""
     left = [value]
     while left:
         each = left.pop()
         if isinstance(each, dict):
             for key, inner in each.items():
-                is_kernel = key in _KERNEL_KEYS and isinstance(inner, str) and "/" in inner
-                if is_kernel or (key in _CODE and inner):
-                    return str(key)
+                if problem := _describe_code(str(key), inner, python_files):
+                    return problem
             left += each.values()
         elif isinstance(each, list):
             left += each
     return ""
+
+
+def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
+    if key == _CLASSES:
+        return _describe_classes(value, python_files)
+    is_kernel = key in _KERNEL_KEYS and isinstance(value, str) and "/" in value
+    if is_kernel or (key in _CODE and value):
+        return (
+            f"{key}, which names Python code for a loader to run: use weights without it, or a copy of them without the "
+            f"key {key} if the engine implements this architecture itself"
+        )
+    return ""
+
+
+def _describe_classes(value: object, python_files: Sequence[str]) -> str:
+    if not value:
+        return ""
+    foreign = _find_foreign_class(value)
+    if foreign is not None:
+        return (
+            f"{_CLASSES} with the value {foreign[:100]!r}, which names Python code outside of this folder: use weights "
+            f"without it, or a copy of them without the key {_CLASSES} if the engine implements this architecture itself"
+        )
+    if python_files:
+        return (
+            f"{_CLASSES}, which names Python code for a loader to run, and {python_files[0]} is beside it: remove the "
+            f"Python files of this folder, which no engine of Pomona needs, or the key {_CLASSES}"
+        )
+    return ""
+
+
+def _find_foreign_class(value: object) -> str | None:
+    """Return the first item of an `auto_map` that is no class of the same folder; None if there is none."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif each is not None and not (isinstance(each, str) and _CLASS_BESIDE.fullmatch(each)):
+            return str(each)
+    return None
 
 
 def summarize(config: dict[str, Any]) -> GGUF:

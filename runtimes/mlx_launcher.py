@@ -8,7 +8,7 @@ the Python of another installation, so it imports nothing of ours.
 import hmac
 import http.server
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -61,6 +61,16 @@ def guard(handler: type[Any], key: str) -> type[Any]:
     return GuardedHandler
 
 
+def distrust(provider: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the server's provider of models, which never runs Python that a model names, whatever its arguments say."""
+
+    def provide(arguments: Any) -> Any:
+        arguments.trust_remote_code = False
+        return provider(arguments)
+
+    return provide
+
+
 def take_key(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the key in the file that `--api-key-file` names, and the other arguments. Raises UnusableServerError."""
     arguments = list(argv)
@@ -87,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
     server._run_http_server = partial(server._run_http_server, handler_class=handler)  # noqa: SLF001 - it has no other seam
+    server.ModelProvider = distrust(server.ModelProvider)
     sys.argv = ["mlx_lm.server", *arguments]
     server.main()
     return 0
@@ -101,7 +112,8 @@ def _import_server() -> Any:
     handler = getattr(server, "APIHandler", None)
     parts = ("validate_model_parameters", "_set_cors_headers")
     known = isinstance(handler, type) and issubclass(handler, http.server.BaseHTTPRequestHandler)
-    if not known or not all(hasattr(handler, part) for part in parts) or not hasattr(server, "_run_http_server"):
+    names = ("_run_http_server", "ModelProvider")
+    if not known or not all(hasattr(handler, part) for part in parts) or not all(hasattr(server, name) for name in names):
         raise UnusableServerError("the server of this mlx-lm cannot be given a key: install 0.32")
     return server
 

@@ -1,5 +1,6 @@
 """The real mlx_lm.server, on the processor: the options of a service, and its failures."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(
             pulse = RUNTIMES["mlx-lm"].pulse
             asked = await probe_liveness(ProbedEngine(session, engine.url, "chat", engine.token, "chat", None, pulse))
         assert asked.problem.endswith("/health answered 503")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("extra", [[], ["--trust-remote-code"]])
+async def test_classes_that_a_model_names_are_never_run(tmp_path: Path, name: str, extra: list[str]) -> None:
+    """The real mlx-lm and transformers: the engine's own classes are used, even beside the Python that is named."""
+    tiny_mlx.write(tmp_path / "tiny")
+    ran = tmp_path / "ran"
+    (tmp_path / "tiny" / "evil.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    path = tmp_path / "tiny" / name
+    classes = {"AutoConfig": "evil.Evil", "AutoTokenizer": ["evil.Evil", None], "AutoModelForCausalLM": "evil.Evil"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": classes}))
+    async with start_engine(tmp_path, tmp_path / "tiny", **MLX, extraArgs=extra) as engine:
+        assert (await engine.ready()).ok
+        assert await engine.says() == SENTENCE
+    assert not ran.exists()
 
 
 async def test_draft_and_quantized_cache_are_accepted(tmp_path: Path, tiny: Path) -> None:

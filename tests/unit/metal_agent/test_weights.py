@@ -19,12 +19,22 @@ CODE: list[tuple[str, dict[str, Any]]] = [
     ("config.json", {"model_file": "evil.py"}),
     ("config.json", {"text_config": {"model_file": "evil.py"}}),
     ("config.json", {"auto_map": {"AutoModel": "evil--modeling.Evil"}}),
-    ("config.json", {"auto_map": {"AutoModel": "modeling.Evil"}}),
+    ("config.json", {"auto_map": {"AutoConfig": "configuration.Fine", "AutoModel": "../../evil.Evil"}}),
+    ("config.json", {"auto_map": {"AutoModel": "sub/evil.Evil"}}),
+    ("config.json", {"auto_map": "evil--modeling.Evil"}),
+    ("config.json", {"auto_map": [7]}),
+    ("config.json", {"custom_generate": "acme/evil"}),
     ("config.json", {"_attn_implementation_internal": "evil/kernel"}),
     ("config.json", {"vision": [{"attn_implementation": "evil/kernel"}]}),
     ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil--tokenizer.Evil", None]}}),
-    ("processor_config.json", {"auto_map": {"AutoProcessor": "processing.Evil"}}),
+    ("processor_config.json", {"auto_map": {"AutoProcessor": "https://evil.example/processing.Evil"}}),
 ]
+BESIDE: list[tuple[str, dict[str, Any]]] = [
+    ("config.json", {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}),
+    ("config.json", {"text_config": {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}}),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}),
+]
+"""Keys of real conversions: classes in Python files of the repository, which are never fetched."""
 
 
 def _spec(artifact: Artifact) -> MetalProcessSpec:
@@ -117,6 +127,34 @@ async def test_folder_that_names_code_is_refused_by_inspection_and_by_the_host(
         assert (caught.value.reason, caught.value.retryable) == ("CustomCode", False)
         assert f"{source.partition('@')[0]}" in caught.value.message
         assert (await _refuse(weights, Artifact(source=source))).reason == "CustomCode"
+
+
+@pytest.mark.parametrize(("name", "keys"), BESIDE)
+async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_without_them(
+    weights: HostWeights, server: FileServer, name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = server.root / "acme" / "mlx"
+    folder.parent.mkdir()
+    tiny_mlx.write(folder)
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    (folder / "modeling_evil.py").write_text("raise SystemExit\n")
+    assert await _inspect("hf://acme/mlx", server.url)
+    (await _fetch(weights, Artifact(source="hf://acme/mlx"))).release()
+    kept = {each.suffix for each in (tmp_path / "weights").rglob("*") if each.is_file()}
+    assert ".safetensors" in kept
+    assert ".py" not in kept, "code of a repository is never fetched"
+
+    # In the owner's own folder a loader would find them.
+    local = f"file://{folder}/"
+    with pytest.raises(ArtifactError, match="modeling_evil.py is beside it: remove the Python files") as caught:
+        await _inspect(local, server.url, tmp_path)
+    assert caught.value.reason == "CustomCode"
+    with pytest.raises(ArtifactError, match="modeling_evil.py is beside it"):
+        await _fetch(weights, Artifact(source=local))
+    (folder / "modeling_evil.py").unlink()
+    assert await _inspect(local, server.url, tmp_path)
+    (await _fetch(weights, Artifact(source=local))).release()
 
 
 async def test_folder_without_code_is_fetched(weights: HostWeights, server: FileServer) -> None:
