@@ -93,8 +93,8 @@ def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
     is_kernel = key in _KERNEL_KEYS and isinstance(value, str) and "/" in value
     if is_kernel or (key in _CODE and value):
         return (
-            f"{key}, which names Python code for a loader to run: use weights without it, or a copy of them without the "
-            f"key {key} if the engine implements this architecture itself"
+            f"{key}, which names Python code for a loader to run: use weights without it, or a copy of them without "
+            f"the key {key} if the engine implements this architecture itself"
         )
     return ""
 
@@ -105,8 +105,8 @@ def _describe_classes(value: object, python_files: Sequence[str]) -> str:
     foreign = _find_foreign_class(value)
     if foreign is not None:
         return (
-            f"{_CLASSES} with the value {foreign[:100]!r}, which names Python code outside of this folder: use weights "
-            f"without it, or a copy of them without the key {_CLASSES} if the engine implements this architecture itself"
+            f"{_CLASSES} with the value {foreign[:100]!r}, which names Python code outside of this folder: use a copy "
+            f"of these weights without the key {_CLASSES} if the engine implements this architecture itself"
         )
     if python_files:
         return (

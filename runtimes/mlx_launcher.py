@@ -62,7 +62,7 @@ def guard(handler: type[Any], key: str) -> type[Any]:
 
 
 def distrust(provider: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the server's provider of models, which never runs Python that a model names, whatever its arguments say."""
+    """Return the server's provider of models, so that it never runs Python that a model names."""
 
     def provide(arguments: Any) -> Any:
         arguments.trust_remote_code = False
@@ -110,10 +110,10 @@ def _import_server() -> Any:
     except ImportError as error:
         raise UnusableServerError(f"{sys.executable} cannot import mlx_lm: {error}") from error
     handler = getattr(server, "APIHandler", None)
-    parts = ("validate_model_parameters", "_set_cors_headers")
     known = isinstance(handler, type) and issubclass(handler, http.server.BaseHTTPRequestHandler)
-    names = ("_run_http_server", "ModelProvider")
-    if not known or not all(hasattr(handler, part) for part in parts) or not all(hasattr(server, name) for name in names):
+    parts = [(handler, "validate_model_parameters"), (handler, "_set_cors_headers")]
+    parts += [(server, "_run_http_server"), (server, "ModelProvider")]
+    if not known or not all(hasattr(owner, part) for owner, part in parts):
         raise UnusableServerError("the server of this mlx-lm cannot be given a key: install 0.32")
     return server
 

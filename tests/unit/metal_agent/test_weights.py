@@ -147,10 +147,10 @@ async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_wit
 
     # In the owner's own folder a loader would find them.
     local = f"file://{folder}/"
-    with pytest.raises(ArtifactError, match="modeling_evil.py is beside it: remove the Python files") as caught:
+    with pytest.raises(ArtifactError, match=r"modeling_evil\.py is beside it: remove the Python files") as caught:
         await _inspect(local, server.url, tmp_path)
     assert caught.value.reason == "CustomCode"
-    with pytest.raises(ArtifactError, match="modeling_evil.py is beside it"):
+    with pytest.raises(ArtifactError, match=r"modeling_evil\.py is beside it"):
         await _fetch(weights, Artifact(source=local))
     (folder / "modeling_evil.py").unlink()
     assert await _inspect(local, server.url, tmp_path)
