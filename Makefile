@@ -66,7 +66,7 @@ benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of 
 	done
 
 .PHONY: chaos
-chaos: setup binaries ## Break hosts at random while clients ask, for 3 minutes; SECONDS=... and SEED=... to repeat one
+chaos: setup binaries ## Break hosts and API server at random while clients ask, for 90 s; SECONDS=... and SEED=... to repeat a run
 	@$(SANDBOX) $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: crash

@@ -8,18 +8,23 @@ fails that no fault explains. The seed is printed; the same seed repeats the sam
 import argparse
 import asyncio
 import logging
+import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import structlog
 
 from kube import credentials
 from kube.client import connect
+from kube.errors import NotFound
+from tests.chaos import switched_engine
 from tests.chaos.clients import ChaosClient
-from tests.chaos.faults import Breakage, ScheduledFault, list_unexplained, plan_faults
+from tests.chaos.faults import Breakage, ScheduledFault, list_unexplained, measure_lateness, plan_faults, plan_outages
 from tests.chaos.machine import ChaosHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.controlplane import members
@@ -37,6 +42,7 @@ SERVICES = {"one": 1, "two": 2, "three": 1}
 HOSTS = ("studio-1", "studio-2")
 BUDGET_BYTES = 8 * GIB
 """Enough for all replicas on one host, and so small that other programs on this machine do not reduce it."""
+DISK_BYTES = 64 << 20
 SETTLE_SECONDS = 180.0
 """Limit for recovery after the last fault: a lost host's Lease, then back-off, then a new engine, on a busy machine."""
 
@@ -62,6 +68,8 @@ class Run:
         self._start_process(await members.controller(self.plane, self._folder))
         for name in HOSTS:
             host = await members.metal_host(self.plane, network, name, self._folder, f"--memory-budget={BUDGET_BYTES}")
+            # A disk of its own, which a fault can fill.
+            await mount_disk(host.state_folder)
             self._start_process(host.agent)
             self.machines.append(ChaosHost(host))
 
@@ -87,25 +95,56 @@ class Run:
             watching = [group.create_task(client.run()) for client in self.clients]
             watching += [group.create_task(machine.observe_renewals(cluster.client)) for machine in self.machines]
             async with asyncio.TaskGroup() as breaking:
-                for machine in range(len(HOSTS)):
-                    mine = [fault for fault in plan_faults(seed, seconds, len(HOSTS)) if fault.host == machine]
-                    breaking.create_task(self._inject_faults(self.machines[machine], mine))
+                for fault in plan_faults(seed, seconds, len(HOSTS)):
+                    breaking.create_task(self._break_host(fault))
+                for fault in plan_outages(seed, seconds):
+                    breaking.create_task(self._break_apiserver(fault))
                 breaking.create_task(asyncio.sleep(seconds))
             say("the last fault is over; waiting for everything to recover")
             await self.wait_until_settled(cluster)
             for task in watching:
                 task.cancel()
 
-    async def _inject_faults(self, machine: ChaosHost, faults: list[ScheduledFault]) -> None:
-        loop = asyncio.get_running_loop()
-        for fault in faults:
-            await asyncio.sleep(max(0.0, self._start_time + fault.at - loop.time()))
-            say(f"{loop.time() - self._start_time:6.1f} s  {machine.name}: {fault.kind} for {fault.seconds:.1f} s")
-            await machine.inject(fault)
+    async def _break_host(self, fault: ScheduledFault) -> None:
+        machine = self.machines[fault.host]
+        await self._await_start(fault, machine.name)
+        await machine.inject(fault)
+
+    async def _break_apiserver(self, fault: ScheduledFault) -> None:
+        await self._await_start(fault, "API server")
+        start = asyncio.get_running_loop().time()
+        if fault.kind == "apiserver":
+            await self.plane.stop_apiserver()
+            await asyncio.sleep(fault.seconds)
+            await self.plane.start_apiserver()
+        else:
+            os.kill(self.plane.apiserver.pid, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            os.kill(self.plane.apiserver.pid, signal.SIGCONT)
+        for machine in self.machines:
+            machine.note(fault.kind, start)
+
+    async def _await_start(self, fault: ScheduledFault, victim: str) -> None:
+        await asyncio.sleep(self._start_time + fault.at - asyncio.get_running_loop().time())
+        say(f"{fault.at:6.1f} s  {victim}: {fault.kind}" + (f" for {fault.seconds:.1f} s" if fault.seconds else ""))
 
     async def wait_until_settled(self, cluster: Cluster) -> None:
         """Wait until everything has recovered. Raises AssertionError with the first thing that has not."""
-        await eventually(lambda: self._is_all_well(cluster), SETTLE_SECONDS)
+        loop = asyncio.get_running_loop()
+        start, last = loop.time(), ""
+
+        async def settled() -> bool:
+            nonlocal last
+            try:
+                return await self._is_all_well(cluster)
+            except (AssertionError, LookupError, NotFound, aiohttp.ClientError, TimeoutError) as error:
+                if (problem := str(error).split(" has ")[0][:200]) != last:
+                    last = problem
+                    say(f"{loop.time() - self._start_time:6.1f} s  {problem}")
+                raise AssertionError(str(error)) from error
+
+        await eventually(settled, SETTLE_SECONDS)
+        say(f"everything has recovered {loop.time() - start:.1f} s after the last fault")
 
     async def _is_all_well(self, cluster: Cluster) -> bool:
         for service, replicas in SERVICES.items():
@@ -140,6 +179,9 @@ class Run:
         """Print a summary and return the problems."""
         broken = Counter(each.kind for each in self.breakages)
         say("faults: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
+        failures = [failure for client in self.clients for failure in client.failures]
+        latest = measure_lateness(failures, self.breakages)
+        say("last failed request: " + ", ".join(f"{seconds:.2f} s after {kind}" for kind, seconds in latest.items()))
         problems = []
         for client in self.clients:
             wrong = list_unexplained(client.failures, self.breakages)
@@ -163,6 +205,13 @@ class Run:
         self.processes.append(process)
 
 
+async def mount_disk(folder: Path) -> None:
+    """Mount a small file system in memory on `folder`."""
+    arguments = ("-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder))
+    process = await asyncio.create_subprocess_exec("mount", *arguments)
+    assert await process.wait() == 0, f"mount {' '.join(arguments)}"
+
+
 def say(text: str) -> None:
     """Print at once, so that a run can be followed."""
     print(text, flush=True)
@@ -174,6 +223,7 @@ async def run(seed: int, seconds: float, folder: Path) -> int:
     served = folder / "served"
     served.mkdir()
     tiny_gguf.write(served / "tiny.gguf")
+    os.environ["LLAMA_SERVER_BIN"] = str(switched_engine.write_program(folder))
     try:
         await chaos.start()
         async with (
@@ -198,7 +248,7 @@ def main() -> int:
     """Read the options and run."""
     parser = argparse.ArgumentParser(prog="make chaos")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--seconds", type=float, default=90)
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     say(f"seed {seed}, {options.seconds:g} s")

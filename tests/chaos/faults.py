@@ -1,7 +1,9 @@
 """Faults of a chaos run: their schedule, which follows from a seed, and the failed requests that they explain.
 
-The death of an agent explains no failure, because its engines and proxy continue to serve. The death of an engine or a
-proxy explains failures around that moment; a cut link and a power failure explain failures while they last.
+The death of an agent explains no failure, because its engines and proxy continue to serve, and neither does an outage
+of the API server or a full disk: they only delay the recovery from other faults. The death of an engine or a proxy
+explains failures for a second; an engine that answers nothing or only errors, until its agent has ended it; a cut link
+and a power failure, until the host's Lease has expired.
 """
 
 import math
@@ -10,16 +12,46 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-Kind = Literal["agent", "proxy", "engine", "link", "power"]
+Kind = Literal["agent", "proxy", "engine", "failing", "mute", "link", "power", "disk", "apiserver", "stuck"]
 
-WEIGHTS: Final[dict[Kind, int]] = {"agent": 4, "proxy": 3, "engine": 4, "link": 2, "power": 1}
+FAULTS: Final[dict[Kind, int]] = {
+    "agent": 4,
+    "proxy": 3,
+    "engine": 4,
+    "failing": 2,
+    "link": 2,
+    "power": 1,
+    "disk": 2,
+}
+"""Faults of a host, with the number of each in a round; rounds follow each other, each in an order of its own."""
 PAUSE_SECONDS: Final = (1.0, 6.0)
-LONGEST_SECONDS: Final[dict[Kind, float]] = {"agent": 5.0, "proxy": 0.0, "engine": 0.0, "link": 50.0, "power": 8.0}
+LONGEST_SECONDS: Final[dict[Kind, float]] = {
+    "agent": 5.0,
+    "link": 50.0,
+    "power": 8.0,
+    "disk": 10.0,
+    "apiserver": 5.0,
+    "stuck": 15.0,
+}
 """Longest duration of each fault. An agent restarts as under launchd; a link may be cut for longer than a Lease."""
-ABSENCES: Final = frozenset[Kind]({"agent", "link", "power"})
+SILENCE_SECONDS: Final = 100.0
+"""Time for an agent to end an engine that answers nobody: three checks with their time-outs."""
+OUTAGES: Final[tuple[Kind, ...]] = ("apiserver", "stuck")
+"""Faults of the API server, which is killed and started, or answers nobody for a while; they take turns."""
+OUTAGE_PAUSE_SECONDS: Final = (25.0, 45.0)
+ABSENCES: Final = frozenset[Kind]({"agent", "link", "power", "apiserver", "stuck"})
 """Faults during which the host reports nothing."""
-NOTICE_SECONDS: Final = 5.0
-"""Time for an endpoint to be withdrawn, and for clients to notice, on a busy machine."""
+EXCUSES: Final = frozenset[Kind]({"proxy", "engine", "failing", "mute", "link", "power"})
+"""Faults that explain a failed request."""
+NO_ANSWER: Final = 0
+FAILING_STATUS: Final = 500
+PLAUSIBLE: Final = frozenset({NO_ANSWER, 502, 503, 504})
+"""Statuses of requests that fail when an engine or a proxy is down, or dies during an answer."""
+NOTICE_SECONDS: Final = 1.0
+"""Time for an endpoint to be withdrawn, and for clients to notice."""
+LEASE_SECONDS: Final = 40.0
+EXPIRY_SECONDS: Final = LEASE_SECONDS + 10.0
+"""Time after which the controller has withdrawn the endpoints of a lost host: its Lease, and a look at it."""
 RETURN_SECONDS: Final = 10.0
 """Time for an agent that is back (has renewed its Lease) to detect the changes during its absence."""
 
@@ -31,6 +63,7 @@ class ScheduledFault:
     at: float
     kind: Kind
     host: int
+    """Number of the host; that of an outage means nothing."""
     seconds: float
     pick: int
     """Index of the engine to kill, modulo the number of engines."""
@@ -54,21 +87,49 @@ class FailedRequest:
     start: float
     end: float
     text: str
-    plausible: bool
-    """True if a fault can cause the failure: no answer, or a 502, 503 or 504."""
+    status: int = NO_ANSWER
 
 
 def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
-    """Return the faults of a run, in order."""
+    """Return the faults of a run, in order; a host has one at a time, and all are over after `seconds`.
+
+    The first one is an engine that answers nobody, which takes the longest to be noticed. A new agent begins anew to
+    count such an engine's silent checks, so the agent of that host is not killed meanwhile.
+    """
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    at, faults, round_ = 0.0, list[ScheduledFault](), list[Kind]()
+    free_at = dict.fromkeys(range(hosts), 0.0)
+    while (at := at + chance.uniform(*PAUSE_SECONDS)) < seconds:
+        round_ = round_ or _draw_round(chance)
+        kind: Kind = round_.pop() if faults else "mute"
+        silent = faults[0].host if kind == "agent" and at < faults[0].at + SILENCE_SECONDS else None
+        free = [host for host, time in free_at.items() if time <= at and host != silent]
+        duration = min(chance.uniform(0.2, 1) * LONGEST_SECONDS.get(kind, 0.0), seconds - at)
+        if not free:
+            round_.append(kind)
+            continue
+        host = chance.choice(free)
+        free_at[host] = at + duration
+        faults.append(ScheduledFault(at, kind, host, duration, chance.randrange(1000)))
+    return faults
+
+
+def _draw_round(chance: random.Random) -> list[Kind]:
+    """Return the kinds of a round, the last first: one of each before any comes again."""
+    kinds = list(FAULTS)
+    again = [count - 1 for count in FAULTS.values()]
+    return [*chance.sample(kinds, sum(again), counts=again), *chance.sample(kinds, len(kinds))]
+
+
+def plan_outages(seed: int, seconds: float) -> list[ScheduledFault]:
+    """Return the faults of the API server in a run, in order; all are over after `seconds`."""
+    chance = random.Random(-seed - 1)  # noqa: S311 - as above
     at, faults = 0.0, list[ScheduledFault]()
-    while True:
-        at += chance.uniform(*PAUSE_SECONDS)
-        if at >= seconds:
-            return faults
-        (kind,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        duration = chance.uniform(0.2, 1) * LONGEST_SECONDS[kind]
-        faults.append(ScheduledFault(at, kind, chance.randrange(hosts), duration, chance.randrange(1000)))
+    while (at := at + chance.uniform(*OUTAGE_PAUSE_SECONDS)) < seconds:
+        kind = OUTAGES[len(faults) % len(OUTAGES)]
+        duration = min(chance.uniform(0.2, 1) * LONGEST_SECONDS[kind], seconds - at)
+        faults.append(ScheduledFault(at, kind, 0, duration, 0))
+    return faults
 
 
 def extend_absences(breakages: Iterable[Breakage], renewed_at: Iterable[float]) -> list[Breakage]:
@@ -99,15 +160,32 @@ def list_unexplained(failures: Iterable[FailedRequest], breakages: Iterable[Brea
         for each in sorted(away, key=lambda each: each.start):
             if each.address == breakage.address and each.start <= until and each.end >= breakage.start:
                 until = max(until, each.end + RETURN_SECONDS)
-        return until
+        # The controller withdraws the endpoints of a lost host, unless it was itself without an API server.
+        lost = breakage.kind in {"link", "power"}
+        outage = any(each.kind in OUTAGES and breakage.start <= each.end and each.start <= until for each in away)
+        return min(until, breakage.start + EXPIRY_SECONDS) if lost and not outage else until
 
-    windows = [(each.address, each.start, noticed(each)) for each in happened if each.kind != "agent"]
+    windows = [(each, noticed(each)) for each in happened if each.kind in EXCUSES]
     return [
         failure
         for failure in failures
-        if not failure.plausible
-        or not any(
-            failure.address == address and failure.start <= end and failure.end >= start
-            for address, start, end in windows
-        )
+        if not any(failure.start <= until and _can_explain(breakage, failure) for breakage, until in windows)
     ]
+
+
+def measure_lateness(failures: Iterable[FailedRequest], breakages: Iterable[Breakage]) -> dict[Kind, float]:
+    """Return, by kind of fault, the seconds from its end to the start of the last request that it made fail."""
+    happened = [each for each in breakages if each.kind in EXCUSES]
+    latest = dict[Kind, float]()
+    for failure in failures:
+        possible = [each for each in happened if _can_explain(each, failure)]
+        if possible:
+            cause = max(possible, key=lambda each: each.end)
+            latest[cause.kind] = max(latest.get(cause.kind, 0.0), failure.start - cause.end)
+    return latest
+
+
+def _can_explain(breakage: Breakage, failure: FailedRequest) -> bool:
+    """Return whether the fault happened before the failure, at the same address, and can have such a consequence."""
+    statuses = PLAUSIBLE | {FAILING_STATUS} if breakage.kind == "failing" else PLAUSIBLE
+    return breakage.address == failure.address and breakage.start <= failure.end and failure.status in statuses

@@ -12,12 +12,23 @@ from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client
 from kube.errors import ApiError, Unreachable
 from kube.resources import LEASES
+from tests.chaos import switched_engine
 from tests.chaos.faults import Breakage, Kind, ScheduledFault, extend_absences
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ip
+from tests.support.eventually import eventually
 
 Role = Literal["agent", "proxy", "engine", "other"]
 LOOK_SECONDS: Final = 0.25
+SIGNALS: Final[dict[Kind, signal.Signals]] = {
+    "proxy": signal.SIGKILL,
+    "engine": signal.SIGKILL,
+    "failing": switched_engine.SWITCH,
+    "mute": signal.SIGSTOP,
+}
+SICKNESSES: Final = frozenset[Kind]({"failing", "mute"})
+SICK_SECONDS: Final = 180.0
+"""Limit for an agent to end a sick engine, on a busy machine."""
 _TOKENS: Final[dict[str, Role]] = {"agent": "agent", "proxy": "proxy", "-a": "engine"}
 
 
@@ -42,7 +53,7 @@ class ChaosHost:
         """Note when the host renews its Lease, until cancelled."""
         loop, last = asyncio.get_running_loop(), ""
         while True:
-            with contextlib.suppress(ApiError, Unreachable):
+            with contextlib.suppress(ApiError, Unreachable, TimeoutError):
                 lease = await client.get(LEASES, self.name, HOSTS_NAMESPACE)
                 if (renewed := lease["spec"].get("renewTime", "")) != last:
                     last = renewed
@@ -65,7 +76,7 @@ class ChaosHost:
         return found
 
     async def inject(self, fault: ScheduledFault) -> None:
-        """Inject `fault` and end it after its duration. Do nothing if there is no process to kill."""
+        """Inject `fault` and wait until it is over. Do nothing if there is no process to break."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         if fault.kind == "agent":
@@ -82,18 +93,44 @@ class ChaosHost:
             await self.host.host.kill_all()
             await asyncio.sleep(fault.seconds)
             self._start_agent()
-        elif not await self._kill(fault.kind, fault.pick):
+        elif fault.kind == "disk":
+            await self._fill_disk(fault.seconds)
+        elif not await self._break_process(fault.kind, fault.pick):
             return
-        self._breakages.append(Breakage(fault.kind, self.host.address, start, loop.time()))
+        self.note(fault.kind, start)
 
-    async def _kill(self, kind: Kind, pick: int) -> bool:
-        assert kind in {"proxy", "engine"}
+    def note(self, kind: Kind, start: float) -> None:
+        """Note a fault that has ended now."""
+        self._breakages.append(Breakage(kind, self.host.address, start, asyncio.get_running_loop().time()))
+
+    async def _break_process(self, kind: Kind, pick: int) -> bool:
+        """Kill a process, or make an engine sick until its agent has ended it; return whether there was one."""
         there = (await self.processes())["proxy" if kind == "proxy" else "engine"]
         if not there:
             return False
-        os.kill(there[pick % len(there)].pid, signal.SIGKILL)
+        process = there[pick % len(there)]
+        os.kill(process.pid, SIGNALS[kind])
+        if kind in SICKNESSES:
+            await eventually(lambda: has_ended(process), SICK_SECONDS)
         return True
+
+    async def _fill_disk(self, seconds: float) -> None:
+        """Leave no byte in the file system of the host's state for `seconds`."""
+        filler = self.host.state_folder / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(2**16))
+        await asyncio.sleep(seconds)
+        filler.unlink()
 
     def _start_agent(self) -> None:
         if not self.host.agent.running:
             self.host.agent.start()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether the process has ended, whether its parent knows it or not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

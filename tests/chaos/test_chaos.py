@@ -1,14 +1,16 @@
-"""The chaos run as one test of the suite. `make chaos` runs it alone, and repeats a run."""
+"""The chaos run as one test of the suite, with a seed that has all faults. `make chaos` runs it with a random seed."""
 
 import subprocess
 import sys
 
 import pytest
 
+SEED = 1
 SANDBOX = (sys.executable, "-m", "tests.controlplane.sandbox", "--")
 
 
 @pytest.mark.timeout(600)
 def test_everything_recovers_after_random_faults() -> None:
-    """The output has the seed and each fault; pytest shows the output of a failed run."""
-    assert subprocess.run([*SANDBOX, sys.executable, "-m", "tests.chaos"], check=False).returncode == 0
+    """The output has each fault; pytest shows the output of a failed run."""
+    chaos = [*SANDBOX, sys.executable, "-m", "tests.chaos", f"--seed={SEED}"]
+    assert subprocess.run(chaos, check=False).returncode == 0
