@@ -33,6 +33,8 @@ PORT_NAME: Final = "http"
 TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
 _LOADING_SECONDS: Final = 3600
 """Time for loading weights, after which the kubelet restarts the container."""
+_WITHDRAWAL_SECONDS: Final = 3
+"""Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 
 
 class MountedWeights(NamedTuple):
@@ -60,7 +62,7 @@ def observe_pods(
             weights = _weights(served.model)
             made = deployment(service, accelerator=accelerator, memory=memory, weights=weights, companions=companions)
             is_estimate = stated is None and not preconditions.is_memory_stated(served)
-            resource, wanted_deployment = _with_what_is_requested(made, observed) if is_estimate and observed else made
+            resource, wanted_deployment = _keep_pods(made, observed, is_estimate=is_estimate) if observed else made
             desired = ((resource, stamp(wanted_deployment)),)
     if observed is None:
         return Replicas(total=0, apply=desired)
@@ -83,21 +85,23 @@ def observe_pods(
     )
 
 
-def _with_what_is_requested(made: tuple[Resource, Obj], observed: Obj) -> tuple[Resource, Obj]:
-    """Return the Deployment with the memory that its pods already request, if they would differ in nothing else.
+def _keep_pods(made: tuple[Resource, Obj], observed: Obj, *, is_estimate: bool) -> tuple[Resource, Obj]:
+    """Return the Deployment with the template that its pods have, if it differs only in what restarts no pod.
 
-    A better estimate, such as that of a later version, is no reason to restart them.
+    That is a better estimate of the memory, such as that of a later version, and the hook before the stop, which
+    earlier versions did not have.
     """
     resource, desired = made
     kept = deepcopy(desired)
     (container,) = kept["spec"]["template"]["spec"]["containers"]
     pod = observed["spec"]["template"]["spec"]
     there: Obj = next((each for each in pod["containers"] if each["name"] == container["name"]), {})
-    requested = there.get("resources", {}).get("requests", {}).get("memory")
-    container["resources"]["requests"]["memory"] = requested
+    if is_estimate and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
+        container["resources"]["requests"]["memory"] = requested
+    if "lifecycle" not in there:
+        del container["lifecycle"]
     compared = kept | {"spec": kept["spec"] | {"replicas": observed["spec"]["replicas"]}}
-    is_same = requested is not None and is_desired(resource, compared, observed)
-    return (resource, kept) if is_same else made
+    return (resource, kept) if is_desired(resource, compared, observed) else made
 
 
 def _weights(model: Model) -> MountedWeights:
@@ -201,7 +205,8 @@ def _pod(service: InferenceService, vendor: Vendor, container: Obj, mounted: Seq
         # Else a Service named llama-arg-... in the namespace would set llama-server's options by its environment.
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it.
+        # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it. The
+        # sleep before the stop is a part of this time.
         "terminationGracePeriodSeconds": 30,
         "containers": [container],
         "volumes": [
@@ -262,6 +267,8 @@ def _container(
         "startupProbe": _health(period_seconds=1, failures=_LOADING_SECONDS),
         "readinessProbe": _health(period_seconds=5, failures=2),
         "livenessProbe": _health(period_seconds=10, failures=6),
+        # Nodes send requests to a deleted pod until they have seen its endpoint go.
+        "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [

@@ -141,8 +141,8 @@ class Cluster:
 
     async def ask(self, service: str, *, token: str | None = None) -> Answer:
         """Send a request to a ready address, with the service's token unless another is given; "" sends none."""
-        url = (await self.urls(service))[0]
-        return await ask(url, service, await self.token(service) if token is None else token)
+        token = await self.token(service) if token is None else token
+        return await ask((await self.urls(service))[0], service, token)
 
     async def answers(self, service: str) -> bool:
         """Return whether the service has ready addresses and each of them answers."""

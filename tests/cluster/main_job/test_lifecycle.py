@@ -7,7 +7,7 @@ import pytest
 from crds.metalhost import MetalHost as MetalHostObject
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
-from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, EndpointObserver, FixedAddressClient
+from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, EndpointObserver, FixedAddressClient, RoutedClient
 from tests.controlplane.members import MetalHost
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -56,9 +56,10 @@ async def test_an_edit_starts_a_new_replica_before_the_old_one_stops(cluster: Cl
     await serve(cluster, "edited", path, contextLength=1024)
     (before,) = await cluster.replicas("edited")
     observer = EndpointObserver(cluster, "edited")
-    caller = FixedAddressClient((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
     # On a host the address of the service stays the same; a new pod has a new address.
-    async with running(observer.run(), *([caller.run()] if path == "host" else [])):
+    fixed = FixedAddressClient((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
+    callers = [fixed] if path == "host" else [RoutedClient(cluster, "edited") for _ in range(4)]
+    async with running(observer.run(), *(caller.run() for caller in callers)):
         await cluster.edit("edited", contextLength=2048)
         await cluster.ready("edited")
 
@@ -71,7 +72,7 @@ async def test_an_edit_starts_a_new_replica_before_the_old_one_stops(cluster: Cl
         assert await cluster.answers("edited")
     assert observer.observations > 0
     assert observer.gaps == 0
-    assert caller.failures == []
+    assert [failure for caller in callers for failure in caller.failures] == []
 
 
 @both_paths

@@ -115,8 +115,9 @@ def unsupported(pod: Obj) -> str | None:
         if container.get("restartPolicy"):
             return f"init container {container['name']}: restartPolicy is not supported by the process kubelet"
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        if container.get("lifecycle"):
-            return f"container {container['name']}: lifecycle is not supported by the process kubelet"
+        for hook, handler in container.get("lifecycle", {}).items():
+            if hook != "preStop" or set(handler) != {"sleep"}:
+                return f"container {container['name']}: lifecycle.{hook} is not supported by the process kubelet"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             if "grpc" in container.get(probe, {}):
                 return f"container {container['name']}: a grpc {probe} is not supported by the process kubelet"

@@ -69,16 +69,26 @@ class StopRequest:
                 await self._requested.wait()
         return bool(self)
 
-    async def carry_out(self, process: Container) -> None:
-        """Wait for the request, terminate the process, and kill it after the grace period; cancelled when it ended."""
+    async def carry_out(self, process: Container, pre_stop_seconds: float = 0) -> None:
+        """Wait for the request, terminate the process, and kill it after the grace period; cancelled when it ended.
+
+        Args:
+            process: the process of a container.
+            pre_stop_seconds: the sleep of its preStop hook, which is a part of the grace period.
+        """
         await self._requested.wait()
+        await self._wait_until(asyncio.get_running_loop().time() + pre_stop_seconds)
         process.terminate()
-        while (left := self._kill_at - asyncio.get_running_loop().time()) > 0:
+        await self._wait_until(float("inf"))
+        process.kill()
+
+    async def _wait_until(self, moment: float) -> None:
+        """Wait until this moment of the loop's clock, or until the grace period ends."""
+        while (left := min(moment, self._kill_at) - asyncio.get_running_loop().time()) > 0:
             self._hurry.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._hurry.wait()
-        process.kill()
 
 
 @dataclass
@@ -184,12 +194,17 @@ class Supervisor:
 
     async def _attend(self, process: Container) -> int:
         async with asyncio.TaskGroup() as group:
-            stopping = group.create_task(self._pod.stopping.carry_out(process))
+            stopping = group.create_task(self._pod.stopping.carry_out(process, self._pre_stop_seconds))
             probing = group.create_task(self._probe(process))
             code = await process.wait()
             stopping.cancel()
             probing.cancel()
         return code
+
+    @property
+    def _pre_stop_seconds(self) -> float:
+        seconds: float = self._container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        return seconds
 
     async def _probe(self, process: Container) -> None:
         if probe := self._container.get("startupProbe"):
@@ -223,6 +238,7 @@ class Supervisor:
                         return
                     self._log.warning("probe failed, stopping the container", probe=kind, why=why)
                     grace = self._pod.spec["spec"].get("terminationGracePeriodSeconds", 30)
+                    await self._pod.stopping.sleep(self._pre_stop_seconds)
                     await process.stop(probe.get("terminationGracePeriodSeconds", grace))
                     return
 

@@ -1,5 +1,6 @@
 """Promises of the documentation about a pod's life: order, restarts, phases, termination."""
 
+import time
 from typing import Any
 
 import pytest
@@ -134,6 +135,16 @@ async def test_container_that_ignores_sigterm_is_killed_after_its_grace_period(p
     status = await deleted_while_held(pods, name, client)
     assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
     assert status["phase"] == "Failed"
+
+
+async def test_container_gets_sigterm_after_the_sleep_of_its_pre_stop_hook(pods: Pods, client: Client) -> None:
+    script = "trap 'date +%s%N > /dev/termination-log; exit 0' TERM; while :; do sleep 0.1; done"
+    main = {"lifecycle": {"preStop": {"sleep": {"seconds": 2}}}}
+    name = await pods.run(script, main=main, restartPolicy="Always", terminationGracePeriodSeconds=30)
+    await pods.until(name, lambda status: status["phase"] == "Running")
+    began = time.time_ns()
+    status = await deleted_while_held(pods, name, client)
+    assert int(status["containerStatuses"][0]["state"]["terminated"]["message"]) - began >= 2e9
 
 
 async def test_a_second_deletion_may_shorten_the_grace(pods: Pods, client: Client, plane: ControlPlane) -> None:

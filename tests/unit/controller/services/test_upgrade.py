@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.models.volume import INSPECTION
-from controller.reconcile.stamp import stamp
+from controller.reconcile.stamp import is_desired, stamp
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.support.api_objects import GIB, host, model, planned_condition, process
@@ -122,9 +122,14 @@ def test_unbound_process_is_recreated_with_the_better_estimate(phase: str) -> No
     assert len(decide_chat(chat_service(**METAL), there, mac, (METAL_PROCESSES, waits)).create) == 1
 
 
-def requested(deployment: Obj) -> Obj:
+def container_of(deployment: Obj) -> Obj:
+    container: Obj
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    requests: Obj = container["resources"]["requests"]
+    return container
+
+
+def requested(deployment: Obj) -> Obj:
+    requests: Obj = container_of(deployment)["resources"]["requests"]
     return requests
 
 
@@ -140,15 +145,30 @@ def requested(deployment: Obj) -> Obj:
     ids=["upgrade", "scaled", "edited", "stated by the Model", "stated by the service"],
 )
 @pytest.mark.parametrize("stamped", [True, False])
+@pytest.mark.parametrize("hook", [True, False])
 def test_pods_keep_their_memory_request_until_something_else_changes(
-    spec: Obj, weights: Obj, keeps: bool, stamped: bool
+    spec: Obj, weights: Obj, keeps: bool, stamped: bool, hook: bool
 ) -> None:
     there = chat_deployment(chat_service(), (MODELS, model()))
     del there["metadata"]["annotations"]
     requested(there)["memory"] = "1234567"
+    if not hook:
+        del container_of(there)["lifecycle"]
     there = stamp(there) if stamped else there
     (wanted,) = list_applied(
         decide_chat(chat_service(**spec), (MODELS, model(**weights)), (DEPLOYMENTS, there)), DEPLOYMENTS
     )
     assert (requested(wanted)["memory"] == "1234567") is keeps
+    assert ("lifecycle" in container_of(wanted)) is (hook or not keeps)
     assert wanted["spec"]["replicas"] == spec.get("replicas", 1)
+
+
+@pytest.mark.parametrize("edit", [{}, {"contextLength": 8192}])
+def test_pods_without_the_hook_before_their_stop_get_it_when_they_are_replaced(edit: Obj) -> None:
+    stated = {"resources": {"memory": "2Gi"}}
+    there = chat_deployment(chat_service(**stated), (MODELS, model()))
+    del container_of(there)["lifecycle"]
+    plan = decide_chat(chat_service(**stated, **edit), (MODELS, model()), (DEPLOYMENTS, stamp(there)))
+    (wanted,) = list_applied(plan, DEPLOYMENTS)
+    assert ("lifecycle" in container_of(wanted)) is bool(edit)
+    assert is_desired(DEPLOYMENTS, wanted, stamp(there)) is not bool(edit)

@@ -77,6 +77,15 @@ async def test_a_later_request_may_shorten_the_grace_and_never_lengthen_it() -> 
     assert process.signals == ["TERM", "KILL"]
 
 
+async def test_sleep_before_the_stop_is_a_part_of_the_grace_period() -> None:
+    stop, process = StopRequest(), Recorded()
+    stop.request(0.1)
+    async with asyncio.timeout(5):
+        await stop.carry_out(cast("Container", process), pre_stop_seconds=600)
+    assert process.signals == ["TERM", "KILL"]
+    assert process.killed_after_seconds >= 0.1
+
+
 async def test_stop_wakes_a_sleeping_worker() -> None:
     stop = StopRequest()
     assert not await stop.sleep(0)

@@ -221,7 +221,8 @@ def test_a_pod_new_to_every_kubelet_waits_for_its_creation() -> None:
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "v", "nfs": {}}]}, "nfs"),
         ({"initContainers": [{"name": "side", "restartPolicy": "Always"}]}, "restartPolicy"),
-        ({"containers": [{"name": "c", "lifecycle": {"preStop": {}}}]}, "lifecycle"),
+        ({"containers": [{"name": "c", "lifecycle": {"preStop": {"exec": {}}}}]}, "lifecycle.preStop"),
+        ({"containers": [{"name": "c", "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}]}, "lifecycle.postStart"),
         ({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]}, "grpc"),
     ],
 )
@@ -235,4 +236,5 @@ def test_host_name_is_cut_to_63_characters() -> None:
 
 
 def test_an_ordinary_pod_is_not_refused() -> None:
-    assert unsupported({"spec": {"containers": [{"name": "c"}], "volumes": [{"name": "v", "emptyDir": {}}]}}) is None
+    container = {"name": "c", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
+    assert unsupported({"spec": {"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]}}) is None
