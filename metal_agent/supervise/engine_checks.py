@@ -190,11 +190,14 @@ class LivenessWatch:
         if engine is None or engine.pid is None:
             return None
         requests = self._requests()
-        answer, after = None, await read_cpu_seconds(engine.pid) if requests else None
+        answer, after = None, await read_cpu_seconds(engine.pid)
         if liveness.should_probe(requests, before, after):
             answer = await probe_liveness(engine)
-            # The processor time of an idle engine that answered is not needed, and most checks find such an engine.
-            after = await read_cpu_seconds(engine.pid) if answer.silent or requests else None
+            if answer.silent:
+                # Only what it used meanwhile shows that it works: it may have worked until it stopped.
+                before = after
+            if answer.silent or requests:
+                after = await read_cpu_seconds(engine.pid)
         check = LivenessCheck(answer, before, after)
         self._on_check(check)
         return check

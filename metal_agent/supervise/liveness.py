@@ -34,7 +34,7 @@ class LivenessCheck:
 
     Attributes:
         answer: its reaction to the probe; None if it was not probed.
-        before: its processor time, in seconds, at the previous check; None if unknown.
+        before: its processor time, in seconds, before its silence, else at the previous check; None if unknown.
         after: its processor time now.
     """
 
@@ -44,7 +44,7 @@ class LivenessCheck:
 
     @property
     def used_processor(self) -> bool:
-        """True if it used the processor since the previous check, or if that is unknown: then it must not be ended."""
+        """True if it used the processor meanwhile, or if that is unknown: then it must not be ended."""
         return self.before is None or self.after is None or self.after > self.before
 
     @property
