@@ -59,5 +59,7 @@ class ChaosClient:
                 return True
             status, text = answer.status, f"{answer.status} {answer.text[:200]}"
         address = urlsplit(url).hostname or ""
-        self.failures.append(FailedRequest(address, start, loop.time(), f"{self.service} at {url}: {text}", status))
+        self.failures.append(
+            FailedRequest(address, start, loop.time(), self.service, f"{self.service} at {url}: {text}", status)
+        )
         return False

@@ -52,7 +52,7 @@ NOTICE_SECONDS: Final = 1.0
 LEASE_SECONDS: Final = 40.0
 EXPIRY_SECONDS: Final = LEASE_SECONDS + 10.0
 """Time after which the controller has withdrawn the endpoints of a lost host: its Lease, and a look at it."""
-RETURN_SECONDS: Final = 10.0
+RETURN_SECONDS: Final = 5.0
 """Time for an agent that is back (has renewed its Lease) to detect the changes during its absence."""
 
 
@@ -77,6 +77,8 @@ class Breakage:
     address: str
     start: float
     end: float
+    service: str = ""
+    """The service whose engine it broke; empty if it broke all services of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,17 @@ class FailedRequest:
     address: str
     start: float
     end: float
+    service: str
     text: str
     status: int = NO_ANSWER
 
 
 def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
-    """Return the faults of a run, in order; a host has one at a time, and all are over after `seconds`.
+    """Return the faults of a run, in order; all are over after `seconds`.
 
-    The first one is an engine that answers nobody, which takes the longest to be noticed. A new agent begins anew to
-    count such an engine's silent checks, so the agent of that host is not killed meanwhile.
+    A host has one at a time, except that others may follow while its disk is full. The first one is an engine that
+    answers nobody, which takes the longest to be noticed. A new agent begins anew to count such an engine's silent
+    checks, so the agent of that host is not killed meanwhile.
     """
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
     at, faults, round_ = 0.0, list[ScheduledFault](), list[Kind]()
@@ -109,7 +113,7 @@ def plan_faults(seed: int, seconds: float, hosts: int) -> list[ScheduledFault]:
             round_.append(kind)
             continue
         host = chance.choice(free)
-        free_at[host] = at + duration
+        free_at[host] = at + (duration if kind != "disk" else 0.0)
         faults.append(ScheduledFault(at, kind, host, duration, chance.randrange(1000)))
     return faults
 
@@ -151,41 +155,57 @@ def extend_absences(breakages: Iterable[Breakage], renewed_at: Iterable[float]) 
 
 def list_unexplained(failures: Iterable[FailedRequest], breakages: Iterable[Breakage]) -> list[FailedRequest]:
     """Return the failures that no breakage accounts for."""
-    happened = list(breakages)
-    away = [each for each in happened if each.kind in ABSENCES]
-
-    def noticed(breakage: Breakage) -> float:
-        """Return when clients should have noticed: later if no agent was running to withdraw the endpoint."""
-        until = breakage.end + NOTICE_SECONDS
-        for each in sorted(away, key=lambda each: each.start):
-            if each.address == breakage.address and each.start <= until and each.end >= breakage.start:
-                until = max(until, each.end + RETURN_SECONDS)
-        # The controller withdraws the endpoints of a lost host, unless it was itself without an API server.
-        lost = breakage.kind in {"link", "power"}
-        outage = any(each.kind in OUTAGES and breakage.start <= each.end and each.start <= until for each in away)
-        return min(until, breakage.start + EXPIRY_SECONDS) if lost and not outage else until
-
-    windows = [(each, noticed(each)) for each in happened if each.kind in EXCUSES]
-    return [
-        failure
-        for failure in failures
-        if not any(failure.start <= until and _can_explain(breakage, failure) for breakage, until in windows)
-    ]
+    excuses = _list_excuses(breakages)
+    return [failure for failure in failures if not any(excuse.covers(failure) for excuse in excuses)]
 
 
 def measure_lateness(failures: Iterable[FailedRequest], breakages: Iterable[Breakage]) -> dict[Kind, float]:
-    """Return, by kind of fault, the seconds from its end to the start of the last request that it made fail."""
-    happened = [each for each in breakages if each.kind in EXCUSES]
+    """Return, by kind of fault, the longest time from its end, or its host's return, to a request that it made fail."""
+    excuses = _list_excuses(breakages)
     latest = dict[Kind, float]()
     for failure in failures:
-        possible = [each for each in happened if _can_explain(each, failure)]
-        if possible:
-            cause = max(possible, key=lambda each: each.end)
-            latest[cause.kind] = max(latest.get(cause.kind, 0.0), failure.start - cause.end)
+        covering = [excuse for excuse in excuses if excuse.covers(failure)]
+        if covering:
+            cause = max(covering, key=lambda excuse: excuse.over)
+            kind = cause.breakage.kind
+            latest[kind] = max(latest.get(kind, 0.0), failure.start - cause.over)
     return latest
 
 
-def _can_explain(breakage: Breakage, failure: FailedRequest) -> bool:
-    """Return whether the fault happened before the failure, at the same address, and can have such a consequence."""
-    statuses = PLAUSIBLE | {FAILING_STATUS} if breakage.kind == "failing" else PLAUSIBLE
-    return breakage.address == failure.address and breakage.start <= failure.end and failure.status in statuses
+@dataclass(frozen=True, slots=True)
+class _Excuse:
+    """The failures that a fault explains: those from its start until a while after it is over."""
+
+    breakage: Breakage
+    over: float
+    """When the fault had ended, and an agent could withdraw the endpoint."""
+    until: float
+
+    def covers(self, failure: FailedRequest) -> bool:
+        """Return whether the fault explains the failure: time, address, service and status fit."""
+        broken = self.breakage
+        if broken.service not in {"", failure.service}:
+            return False
+        statuses = PLAUSIBLE | {FAILING_STATUS} if broken.kind == "failing" else PLAUSIBLE
+        fits = broken.address == failure.address and failure.status in statuses
+        return fits and broken.start <= failure.end and failure.start <= self.until
+
+
+def _list_excuses(breakages: Iterable[Breakage]) -> list[_Excuse]:
+    happened = list(breakages)
+    absences = sorted((each for each in happened if each.kind in ABSENCES), key=lambda each: each.start)
+    return [_excuse(each, absences) for each in happened if each.kind in EXCUSES]
+
+
+def _excuse(breakage: Breakage, absences: Iterable[Breakage]) -> _Excuse:
+    """Return the excuse of a fault: longer if no agent or no API server was there to withdraw the endpoint."""
+    over, until, outage = breakage.end, breakage.end + NOTICE_SECONDS, False
+    for each in absences:
+        if each.address == breakage.address and each.start <= until and each.end >= breakage.start:
+            over = max(over, each.end)
+            until = max(until, each.end + RETURN_SECONDS)
+            outage = outage or each.kind in OUTAGES
+    # The controller withdraws the endpoints of a lost host, unless it was itself without an API server.
+    if breakage.kind in {"link", "power"} and not outage:
+        until = min(until, breakage.start + EXPIRY_SECONDS)
+    return _Excuse(breakage, over, until)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 from typing import Final, Literal
 
@@ -29,7 +28,9 @@ SIGNALS: Final[dict[Kind, signal.Signals]] = {
 SICKNESSES: Final = frozenset[Kind]({"failing", "mute"})
 SICK_SECONDS: Final = 180.0
 """Limit for an agent to end a sick engine, on a busy machine."""
-_TOKENS: Final[dict[str, Role]] = {"agent": "agent", "proxy": "proxy", "-a": "engine"}
+SERVICE_OPTION: Final = "-a"
+"""The option of an engine that names its service."""
+_TOKENS: Final[dict[str, Role]] = {"agent": "agent", "proxy": "proxy", SERVICE_OPTION: "engine"}
 
 
 class ChaosHost:
@@ -75,13 +76,13 @@ class ChaosHost:
             found[role].append(process)
         return found
 
-    async def inject(self, fault: ScheduledFault) -> None:
-        """Inject `fault` and wait until it is over. Do nothing if there is no process to break."""
+    async def inject(self, fault: ScheduledFault) -> bool:
+        """Inject `fault` and wait until it is over; return whether there was a process to break."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         if fault.kind == "agent":
             if not self.host.agent.running:
-                return
+                return False
             await self.host.agent.kill()
             await asyncio.sleep(fault.seconds)
             self._start_agent()
@@ -94,14 +95,15 @@ class ChaosHost:
             await asyncio.sleep(fault.seconds)
             self._start_agent()
         elif fault.kind == "disk":
-            await self._fill_disk(fault.seconds)
-        elif not await self._break_process(fault.kind, fault.pick):
-            return
+            await self._fill_disk(fault)
+        else:
+            return await self._break_process(fault.kind, fault.pick)
         self.note(fault.kind, start)
+        return True
 
-    def note(self, kind: Kind, start: float) -> None:
+    def note(self, kind: Kind, start: float, service: str = "") -> None:
         """Note a fault that has ended now."""
-        self._breakages.append(Breakage(kind, self.host.address, start, asyncio.get_running_loop().time()))
+        self._breakages.append(Breakage(kind, self.host.address, start, asyncio.get_running_loop().time(), service))
 
     async def _break_process(self, kind: Kind, pick: int) -> bool:
         """Kill a process, or make an engine sick until its agent has ended it; return whether there was one."""
@@ -109,23 +111,34 @@ class ChaosHost:
         if not there:
             return False
         process = there[pick % len(there)]
-        os.kill(process.pid, SIGNALS[kind])
+        start = asyncio.get_running_loop().time()
+        try:
+            service = "" if kind == "proxy" else find_service(process.cmdline())
+            process.send_signal(SIGNALS[kind])
+        except psutil.NoSuchProcess:
+            return False
         if kind in SICKNESSES:
             await eventually(lambda: has_ended(process), SICK_SECONDS)
+        self.note(kind, start, service)
         return True
 
-    async def _fill_disk(self, seconds: float) -> None:
-        """Leave no byte in the file system of the host's state for `seconds`."""
-        filler = self.host.state_folder / "filler"
+    async def _fill_disk(self, fault: ScheduledFault) -> None:
+        """Leave no byte in the file system of the host's state for a while."""
+        filler = self.host.state_folder / f"filler-{fault.at}"
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(2**16))
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(fault.seconds)
         filler.unlink()
 
     def _start_agent(self) -> None:
         if not self.host.agent.running:
             self.host.agent.start()
+
+
+def find_service(arguments: list[str]) -> str:
+    """Return the service of an engine with these arguments."""
+    return arguments[arguments.index(SERVICE_OPTION) + 1]
 
 
 def has_ended(process: psutil.Process) -> bool:
