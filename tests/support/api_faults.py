@@ -68,6 +68,7 @@ class FaultyTransport:
         self.created: Counter[tuple[str, str]] = Counter()
         """Objects that the server said it created, by path of their collection and name."""
         self._inner = inner
+        self._unanswered: set[asyncio.Task[Response]] = set()
 
     async def request(self, request: Request) -> Response:
         fault = await self._before(request)
@@ -99,7 +100,14 @@ class FaultyTransport:
         await self._inner.reconnect()
 
     async def close(self) -> None:
+        """Close the connection when the requests that nobody waits for any more are answered."""
+        await self.settle()
         await self._inner.close()
+
+    async def settle(self) -> None:
+        """Wait until the requests that nobody waits for any more are answered."""
+        while self._unanswered:
+            await asyncio.wait(self._unanswered)
 
     async def _before(self, request: Request) -> Fault | Response | None:
         fault = self.plan(request)
@@ -112,7 +120,14 @@ class FaultyTransport:
         return fault
 
     async def _send(self, request: Request) -> Response:
+        """Send to the end, even if the caller dies: the server would execute the request none the less."""
         self.sent.append(request)
+        task = asyncio.create_task(self._record(request))
+        self._unanswered.add(task)
+        task.add_done_callback(self._unanswered.discard)
+        return await asyncio.shield(task)
+
+    async def _record(self, request: Request) -> Response:
         response = await self._inner.request(request)
         if response.status == HTTPStatus.CREATED:
             self.created[_created_object(request)] += 1

@@ -105,6 +105,7 @@ class CrashWorld:
             self._is_over = True
             for task in tasks:
                 task.cancel()
+        await self.transport.settle()
 
     async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
         """Start a host, which runs until the world ends; return when processes may be bound to it."""

@@ -71,6 +71,28 @@ async def test_a_request_sent_twice_gets_the_second_answer() -> None:
     assert (await FaultyTransport(Recording(), nth(0, Fault.TWICE)).request(WRITE)).body == b"2"
 
 
+async def test_creation_that_its_caller_did_not_wait_for_is_counted() -> None:
+    """A crash in one task cancels the requests of the others, and the server executes them none the less."""
+    arrived, may_answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(Recording):
+        async def request(self, request: Request) -> Response:
+            arrived.set()
+            await may_answer.wait()
+            await super().request(request)
+            return Response(201, b"")
+
+    transport = FaultyTransport(Slow())
+    call = asyncio.create_task(transport.request(Request("PATCH", "/services/a")))
+    await arrived.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    may_answer.set()
+    await transport.close()
+    assert transport.created == {("/services", "a"): 1}
+
+
 async def test_a_stream_is_cut_after_its_first_chunk() -> None:
     transport = FaultyTransport(Recording(), lambda _: Fault.CUT)
     read = []
