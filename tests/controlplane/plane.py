@@ -31,6 +31,8 @@ RARE_COLLECTION = {"GOGC": "400"}
 START_SECONDS = 120
 POLL_SECONDS = 0.05
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
+THROTTLED_SECONDS = 60
+"""The API server asks clients to wait, a second at a time, until the storage of a kind is initialized."""
 NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
 """Names for nodes, few and fixed because the API server reads their tokens from a file at its start."""
 
@@ -180,7 +182,7 @@ class ControlPlane:
         return output.decode()
 
     async def request(self, method: str, path: str, body: object = None, *, accept: Iterable[int] = ()) -> Any:
-        """Send a request as admin, and return the decoded response.
+        """Send a request as admin, and return the decoded response; one that is throttled is sent again.
 
         Args:
             method: HTTP method; PATCH is a merge patch.
@@ -197,15 +199,19 @@ class ControlPlane:
         if method == "PATCH":
             headers["Content-Type"] = "application/merge-patch+json"
         connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=self._certificate))
-        async with (
-            aiohttp.ClientSession(connector=connector, headers=headers, timeout=CALL_TIMEOUT) as session,
-            session.request(method, SERVER + path, json=body) as response,
-        ):
-            text = await response.text()
-            if not response.ok and response.status not in accept:
-                error = NotThereError if response.status == HTTPStatus.NOT_FOUND else PlaneError
-                raise error(f"{method} {path}: {response.status} {text[:500]}")
-            return json.loads(text) if response.content_type == "application/json" else text
+        deadline = time.monotonic() + THROTTLED_SECONDS
+        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=CALL_TIMEOUT) as session:
+            while True:
+                async with session.request(method, SERVER + path, json=body) as response:
+                    text = await response.text()
+                wait = response.headers.get("Retry-After") if response.status == HTTPStatus.TOO_MANY_REQUESTS else None
+                if wait is None or time.monotonic() + float(wait) > deadline:
+                    break
+                await asyncio.sleep(float(wait))
+        if not response.ok and response.status not in accept:
+            error = NotThereError if response.status == HTTPStatus.NOT_FOUND else PlaneError
+            raise error(f"{method} {path}: {response.status} {text[:500]}")
+        return json.loads(text) if response.content_type == "application/json" else text
 
     def log_tails(self, lines: int) -> str:
         """Return the ends of all logs, for a failed test."""
