@@ -38,9 +38,9 @@ from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
-from kube.errors import ApiError, Unreachable
+from kube.errors import ApiError, LeadershipLost, Unreachable
 from kube.events import EventRecorder
-from kube.lease import Elector, LeadershipLost
+from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
 from kube.resources import (
     DEPLOYMENTS,
@@ -136,7 +136,6 @@ class Controller:
     ) -> None:
         self._client = client
         self._credentials = credentials
-        self._elects = options.elects
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
         self._leases = LeaseReader()
@@ -144,6 +143,7 @@ class Controller:
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
+        self._elector = Elector(client, NAMESPACE, LEASE, self._identity) if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
@@ -153,7 +153,8 @@ class Controller:
         self.store.subscribe(self._enqueue_concerned)
         self.store.subscribe(metrics.objects.count_change)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)
-        self._executor = Executor(client, self.store, self._recorder, lambda: datetime.now(UTC))
+        require_leadership = self._elector.require_leadership if self._elector else _lead_alone
+        self._executor = Executor(client, self.store, self._recorder, lambda: datetime.now(UTC), require_leadership)
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
@@ -172,10 +173,9 @@ class Controller:
                 await each.wait()
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
-            await (self._compete() if self._elects else self._lead())
+            await (self._compete(self._elector) if self._elector else self._lead())
 
-    async def _compete(self) -> None:
-        elector = Elector(self._client, NAMESPACE, LEASE, self._identity)
+    async def _compete(self, elector: Elector) -> None:
         while True:
             try:
                 await elector.run(self._lead)
@@ -269,6 +269,10 @@ def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequ
         for trigger in (itself, *each.triggers):
             found[trigger.resource].append((each.resource, trigger))
     return found
+
+
+def _lead_alone() -> None:
+    """Require no leadership: there is no other replica."""
 
 
 async def _forever(task: LeaderTask, leading: Leading) -> None:

@@ -16,6 +16,10 @@ class NotOurs(Exception):
     """The object of the needed name belongs to another owner, or to a predecessor that is still being deleted."""
 
 
+class LeadershipLost(Exception):
+    """The lease could not be renewed in time, or another process holds it: the led work must not write any more."""
+
+
 class ApiError(Exception):
     """The server's refusal.
 

@@ -5,21 +5,18 @@ on our own monotonic clock. The leader gives up before others may take over, and
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import structlog
 
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, Conflict, LeadershipLost, NotFound, Unreachable
 from kube.resources import LEASES
 from kube.time import micro_time
 
 log = structlog.get_logger()
-
-
-class LeadershipLost(Exception):  # noqa: N818 - what happened, as client-go calls it
-    """The lease could not be renewed in time, or another process holds it. The led work has been cancelled."""
 
 
 def _now() -> float:
@@ -62,6 +59,16 @@ class Elector:
         """resourceVersion of the lease as we last saw it; empty when it must be read again."""
         self._spec: Obj = {}
         self._seen_at = 0.0
+        self._leads_until = -math.inf
+        """Time by which the led work ends unless the lease is renewed."""
+
+    def require_leadership(self) -> None:
+        """Raise LeadershipLost unless we lead.
+
+        A process that was suspended may continue its led work after the deadline and before its cancellation.
+        """
+        if _now() >= self._leads_until:
+            raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, run `work`, release the lease when it ended, failed or was cancelled.
@@ -70,10 +77,10 @@ class Elector:
             LeadershipLost: after `work` was cancelled because the lease was lost.
         """
         try:
-            held_since = await self._acquire()
+            await self._acquire()
             log.info("leadership_acquired", lease=self._name, identity=self._identity)
             async with asyncio.TaskGroup() as group:
-                renewal = group.create_task(self._renew_until_lost(held_since))
+                renewal = group.create_task(self._renew_until_lost())
                 await work()
                 renewal.cancel()
         except ExceptionGroup as failed:
@@ -81,30 +88,33 @@ class Elector:
                 raise
             raise failed.exceptions[0] from None
         finally:
+            self._leads_until = -math.inf
             await self._attempt(self._deadline / 2, self._release)
 
-    async def _acquire(self) -> float:
-        """Try until we hold the lease; return the monotonic time from which it counts."""
-        while True:
-            started = _now()
-            if await self._attempt(self._deadline / 2, self._take_or_renew):
-                return started
+    async def _acquire(self) -> None:
+        """Try until we hold the lease."""
+        while not await self._try_lead(self._deadline / 2):
             self._version = ""
             await asyncio.sleep(self._retry)
 
-    async def _renew_until_lost(self, renewed_at: float) -> None:
+    async def _renew_until_lost(self) -> None:
         """Renew until it fails for too long; raises LeadershipLost."""
         while True:
             await asyncio.sleep(self._retry)
-            started = _now()
-            left = renewed_at + self._deadline - started
-            if left <= 0:
-                raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
-            if await self._attempt(min(left, self._deadline / 2), self._take_or_renew):
-                # Counted from before the request, the earliest time at which the server can have recorded the renewal.
-                renewed_at = started
-            elif (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
+            self.require_leadership()
+            if await self._try_lead(min(self._leads_until - _now(), self._deadline / 2)):
+                continue
+            if (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} is held by {holder}")
+
+    async def _try_lead(self, seconds: float) -> bool:
+        """Try to take or renew the lease within `seconds`."""
+        started = _now()
+        if not await self._attempt(seconds, self._take_or_renew):
+            return False
+        # Counted from before the request, the earliest time at which the server can have recorded the renewal.
+        self._leads_until = started + self._deadline
+        return True
 
     async def _attempt(self, seconds: float, step: Callable[[], Awaitable[bool]]) -> bool:
         """Try `step` within `seconds`."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from kube.backoff import backoff_seconds
-from kube.errors import ApiError, NotOurs, Unreachable
+from kube.errors import ApiError, LeadershipLost, NotOurs, Unreachable
 
 log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         try:
             async with asyncio.timeout(timeout_seconds):
                 again = await reconcile(key)
-        except (ApiError, NotOurs, Unreachable, TimeoutError) as error:
+        except (ApiError, LeadershipLost, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
             log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
         except Exception:  # a defect in one reconcile must not stop all the others

@@ -52,19 +52,30 @@ class Refusal(NamedTuple):
 
 
 class Executor:
-    """Decides about an object and executes the plan."""
+    """Decides about an object and executes the plan.
 
-    def __init__(self, client: Client, store: Store, recorder: EventRecorder, now: Callable[[], datetime]) -> None:
+    `require_leadership` is called before each write, and raises LeadershipLost when another replica may lead by now.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        recorder: EventRecorder,
+        now: Callable[[], datetime],
+        require_leadership: Callable[[], None],
+    ) -> None:
         self._client = client
         self._store = store
         self._recorder = recorder
         self._now = now
+        self._require_leadership = require_leadership
         self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
 
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
 
-        Raises ApiError, Unreachable and NotOurs; the caller retries with back-off.
+        Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot = Snapshot(self._store, self._now())
         if reconciler.observe is not None:
@@ -112,6 +123,16 @@ class Executor:
         finally:
             WRITING.reset(writing)
 
+    @property
+    def _writer(self) -> Client:
+        """The client for one write; raises LeadershipLost.
+
+        A former leader decides from an old store, and few of its writes have a precondition: they would undo its
+        successor's.
+        """
+        self._require_leadership()
+        return self._client
+
     async def _write_each(self, plan: Plan, written: Callable[[Resource, Obj], None]) -> None:
         def keep(resource: Resource, answer: Obj) -> None:
             if resource in UNWATCHED:
@@ -126,13 +147,13 @@ class Executor:
                 keep(resource, answer)
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
-            keep(resource, await self._client.patch_json(resource, name, namespace or None, patch.operations))
+            keep(resource, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
         for ref in plan.delete:
             await self._delete(ref)
 
     async def _create(self, resource: Resource, obj: Obj) -> Obj:
         try:
-            return await self._client.create(resource, obj)
+            return await self._writer.create(resource, obj)
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
@@ -147,15 +168,15 @@ class Executor:
         _require_ours(resource, observed, obj)
         if not needs_apply(resource, obj, observed):
             return None
-        return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
+        return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _apply_first(self, resource: Resource, obj: Obj) -> Obj:
         """Apply an object that the store does not have, without force: another owner may have made it."""
         try:
-            return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
+            return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
         except Conflict:
             await self._get_ours(resource, obj)
-            return await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
+            return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
         """Read the existing object with the name of a desired one; raises NotOurs unless it has the same owner."""
@@ -166,7 +187,7 @@ class Executor:
 
     async def _delete(self, ref: Ref) -> None:
         try:
-            await self._client.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
+            await self._writer.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
         except (NotFound, Conflict):  # gone, or a successor has the name: the object with this uid is gone
             self._store.remove(ref.resource, ref.namespace or None, ref.name, uid=ref.uid)
 
@@ -185,7 +206,7 @@ class Executor:
         old = observed.get("status", {}).get("conditions", [])
         status = status | {"conditions": merge_conditions(old, status.get("conditions", []), self._now())}
         try:
-            self._store.put(resource, await apply_status(self._client, resource, observed, status, FIELD_MANAGER))
+            self._store.put(resource, await apply_status(self._writer, resource, observed, status, FIELD_MANAGER))
         except NotFound:
             self._store.remove(resource, key.namespace or None, key.name, uid=observed["metadata"]["uid"])
 

@@ -49,6 +49,7 @@ class ControllerLife:
                 store,
                 EventRecorder(client, "test", "test"),
                 lambda: datetime.now(UTC) + self.ahead,
+                lambda: None,
             )
             try:
                 again_seconds = await executor.reconcile(KIND, self.key)

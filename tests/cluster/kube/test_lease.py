@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from kube.client import Client
-from kube.lease import Elector, HeldElsewhereError, LeadershipLost, renew_host_lease
-from kube.resources import (
-    LEASES,
-)
+from kube.errors import LeadershipLost
+from kube.lease import Elector, HeldElsewhereError, renew_host_lease
+from kube.resources import LEASES
 from kube.time import micro_time
 from kube.transport import Request
 from tests.support.api_faults import Fault, FaultyTransport, nth
@@ -100,6 +99,26 @@ async def test_a_leader_cut_off_stops_before_another_takes_over(
         assert stopped_at
         await eventually(lambda: took_at)
     assert 0 < stopped_at < took_at
+
+
+async def test_led_work_of_a_suspended_process_is_told_before_it_is_cancelled(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = elector(client, namespace, "first")
+    with pytest.raises(LeadershipLost):
+        first.require_leadership()
+
+    async def work() -> None:
+        first.require_leadership()
+        resumed = asyncio.get_running_loop().time() + 4
+        monkeypatch.setattr("kube.lease._now", lambda: resumed)
+        with pytest.raises(LeadershipLost, match=f"lease {namespace}/leader was not renewed for 3"):
+            first.require_leadership()
+
+    await first.run(work)
+    monkeypatch.undo()
+    with pytest.raises(LeadershipLost):
+        first.require_leadership()
 
 
 async def test_a_renewal_with_a_lost_answer_keeps_the_leadership(

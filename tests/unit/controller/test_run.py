@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from controller import run
-from controller.reconcile.plan import Leading
+from controller.reconcile.plan import Leading, Plan, Reconciler
 from controller.run import CHILDREN, OUR_KINDS, Controller, ControllerOptions, Item
 from kube.client import Client, Obj, ObjectList
 from kube.credentials import Credentials
-from kube.errors import Unreachable
+from kube.errors import LeadershipLost, NotFound, Unreachable
 from kube.queue import WorkQueue
-from kube.resources import MODELS, Resource
+from kube.resources import JOBS, MODELS, Resource
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     world = World()
-    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}))
+    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}, elects=False))
     controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
@@ -63,6 +63,37 @@ async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     listed = [resource for verb, resource, _ in world.calls[: watched + 1] if verb == "list"]
     assert len(listed) == watched + 1, "the failed one, and all that are watched"
     assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
+
+
+async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It resumes between two writes of a plan, before the election notices that the lease has expired."""
+
+    class Suspending(World):
+        async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+            return ObjectList([model("chat")] if resource == MODELS else [], "1")
+
+        async def get(self, resource: Resource, *_: Any, **__: Any) -> Obj:
+            raise NotFound(f"get {resource}", status=404)
+
+        async def create(self, resource: Resource, obj: Any) -> Obj:
+            if resource == JOBS:
+                resumed = asyncio.get_running_loop().time() + 100
+                monkeypatch.setattr("kube.lease._now", lambda: resumed)
+            self.calls.append(("create", resource, obj["metadata"]["name"]))
+            return {**obj, "metadata": obj["metadata"] | {"resourceVersion": "1"}}
+
+        async def patch_json(self, *_: Any, **__: Any) -> Obj:
+            raise Unreachable("patch: the lease is not renewed any more")
+
+    jobs = tuple((JOBS, {"metadata": {"name": name, "namespace": "team"}}) for name in ("first", "second"))
+    kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
+    monkeypatch.setattr(run, "registrations", lambda *_: ((kind,), ()))
+    world = Suspending()
+    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}))
+    assert controller._elector is not None
+    with pytest.raises(LeadershipLost):
+        await controller._elector.run(controller._lead)
+    assert [name for _, resource, name in world.calls if resource == JOBS] == ["first"]
 
 
 async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +105,7 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     monkeypatch.setattr(run, "registrations", lambda *_: ((), (crash,)))
-    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}))
+    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)
 
@@ -108,7 +139,7 @@ def test_resync_enqueues_one_object_after_the_other() -> None:
             enqueued.append(asyncio.get_running_loop().time())
 
     async def main() -> None:
-        controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}))
+        controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
         for number in range(3):
             controller.store.put(MODELS, model(f"m{number}"))
         controller._queue = Timed()

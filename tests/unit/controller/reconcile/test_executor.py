@@ -1,7 +1,7 @@
 """Writes, cache updates and Events of the executor, with an API whose answers a test decides."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.plan import Event, Plan, Reconciler, Snapshot, child
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs, Unauthorized
+from kube.errors import ApiError, Conflict, Forbidden, LeadershipLost, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, SECRETS, SERVICES, ObjectKey, Resource
 from kube.store import Store
@@ -79,13 +79,19 @@ class Told(EventRecorder):
 class Shell:
     """An executor that decides `plan` for one object of `resource`."""
 
-    def __init__(self, world: World, plan: Plan, resource: Resource = INFERENCE_SERVICES) -> None:
+    def __init__(
+        self,
+        world: World,
+        plan: Plan,
+        resource: Resource = INFERENCE_SERVICES,
+        require_leadership: Callable[[], None] = lambda: None,
+    ) -> None:
         self.world, self.store, self.told = world, Store(), Told()
         metadata = {"name": "chat", "namespace": "team", "uid": "chat-uid", "resourceVersion": "1", "generation": 3}
         self.store.put(resource, {"apiVersion": "v1", "kind": resource.kind, "metadata": metadata})
         self._kind = Reconciler(resource=resource, decide=lambda _snapshot, _key: plan)
         self.now = datetime(2026, 11, 21, tzinfo=UTC)
-        self._executor = Executor(world, self.store, self.told, lambda: self.now)
+        self._executor = Executor(world, self.store, self.told, lambda: self.now, require_leadership)
 
     async def run(self) -> None:
         await self._executor.reconcile(self._kind, KEY)
@@ -101,6 +107,28 @@ def existing(obj: Obj, **metadata: Any) -> Obj:
 
 def owner(uid: str, name: str = "chat") -> Sequence[Obj]:
     return [{"apiVersion": "v1", "kind": "InferenceService", "name": name, "uid": uid, "controller": True}]
+
+
+async def test_former_leader_writes_nothing_more() -> None:
+    """Its process was suspended in the middle of a plan, and another leads by now."""
+    leads = True
+
+    class Suspending(World):
+        async def create(self, resource: Resource, obj: Any) -> Obj:
+            nonlocal leads
+            leads = False
+            return await super().create(resource, obj)
+
+    def require_leadership() -> None:
+        if not leads:
+            raise LeadershipLost("the lease has expired")
+
+    world = Suspending()
+    shell = Shell(world, Plan(create=(TOKEN,), apply=(SERVICE,), status=PLANNED), require_leadership=require_leadership)
+    with pytest.raises(LeadershipLost):
+        await shell.run()
+    assert set(world.there) == {(SECRETS, "chat-token")}
+    assert world.status == {}
 
 
 async def test_kind_without_a_watch_is_never_cached() -> None:
@@ -240,7 +268,7 @@ async def test_status_is_decided_after_the_writes_whose_answers_it_reports() -> 
         phase = "Ready" if there else "Progressing"
         return Plan(apply=(SERVICE,), status={"phase": phase, "conditions": []})
 
-    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) is None
     assert shell.world.status["phase"] == "Ready"
 
@@ -253,7 +281,7 @@ async def test_writes_that_become_due_by_the_first_ones_are_made_at_once() -> No
         there = snapshot.store.get(SERVICES, "chat", "team") is not None
         return Plan(create=(SERVICE, other) if there else (SERVICE,))
 
-    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) == 0.0
 
 
@@ -264,6 +292,6 @@ async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
         decide=lambda _snapshot, _key: Plan(create=(TOKEN,), apply=(SERVICE,)),
         written=lambda resource, answer: answers.append((resource, answer["metadata"]["name"])),
     )
-    executor = Executor(shell.world, shell.store, shell.told, lambda: datetime(2026, 11, 21, tzinfo=UTC))
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     await executor.reconcile(kind, KEY)
     assert answers == [(SECRETS, "chat-token")]
