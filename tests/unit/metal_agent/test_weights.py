@@ -139,7 +139,7 @@ async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_wit
     path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
     (folder / "modeling_evil.py").write_text("raise SystemExit\n")
-    assert await _inspect("hf://acme/mlx", server.url)
+    assert (await _inspect("hf://acme/mlx", server.url)).size_bytes
     (await _fetch(weights, Artifact(source="hf://acme/mlx"))).release()
     kept = {each.suffix for each in (tmp_path / "weights").rglob("*") if each.is_file()}
     assert ".safetensors" in kept
@@ -153,7 +153,7 @@ async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_wit
     with pytest.raises(ArtifactError, match=r"modeling_evil\.py is beside it"):
         await _fetch(weights, Artifact(source=local))
     (folder / "modeling_evil.py").unlink()
-    assert await _inspect(local, server.url, tmp_path)
+    assert (await _inspect(local, server.url, tmp_path)).size_bytes
     (await _fetch(weights, Artifact(source=local))).release()
 
 
