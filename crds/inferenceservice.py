@@ -146,9 +146,10 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     token_rotation: Annotated[
         str,
         described(
-            "Digest of the annotation inference.pomona.dev/rotate-token for which the token was replaced last. Each "
-            "new value of the annotation replaces the token: hosts accept the one before for 10 minutes, and pods are "
-            "replaced."
+            "Identifier of the last replacement of the token. Each new value of the annotation "
+            "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token; a token that was edited "
+            "there before is followed instead, and without the annotation within 10 minutes. Hosts accept the token "
+            "before for 10 more minutes, and pods are replaced."
         ),
     ] = ""
     conditions: Conditions = []

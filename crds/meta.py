@@ -34,9 +34,11 @@ ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
 """Annotation of a MetalProcess that replaces another one: the time since when its replica has a place in the queue."""
 
 ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
-"""Annotation of an InferenceService, of which each new value replaces the token; on its Secret, the value it is for."""
+"""Annotation that replaces a token: on an InferenceService by each new value, on its Secret until that is done."""
 TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
-"""Annotation of the pods of a service whose token was replaced: pods read a token only when they start."""
+"""Annotation with the last replacement of a token: on its Secret, and on pods, which read it when they start."""
+TOKEN_DIGEST: Final = f"{GROUP}/token-digest"
+"""Annotation of a service's Secret with a digest of the token that was followed last: another token was edited."""
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """Condition of a MetalProcess that needs another host; Pods have a condition of the same name."""

@@ -20,7 +20,6 @@ from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
 """Age of a user's Secret after which it is read again: less than the time within which a change reaches the hosts."""
-READ_TOKEN_AGAIN: Final = timedelta(minutes=10)
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
 
 
@@ -59,15 +58,15 @@ class _Reading(NamedTuple):
     """One Secret as it was read."""
 
     token: str | None
-    due: datetime
-    """When to read it again."""
+    due: datetime | None
+    """When to read it again; None: only when it is another one that is needed."""
 
 
 class HostSecrets:
     """The Secrets of hosts and those copied into them, as they were last read or written: Secrets are not watched.
 
     A change of a process's status reads nothing. A user's Secret is read again after a minute, because users rotate
-    their download tokens; the token of a service, which the controller makes, after ten, or when it was replaced.
+    their download tokens; the token of a service when it was replaced, which the service's status tells.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,9 @@ class HostSecrets:
         readings: dict[NeededSecret, _Reading] = {}
         for needed in needs:
             last = known.get(needed)
-            readings[needed] = last if last and now < last.due else await _read_token(client, needed, now)
+            readings[needed] = (
+                last if last and (last.due is None or now < last.due) else await _read_token(client, needed, now)
+            )
         self._tokens[host] = readings
         return {
             host_secret_key(needed.namespace, needed.name): reading.token
@@ -115,8 +116,9 @@ class HostSecrets:
 async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _Reading:
     secret = await read_secret(client, needed.namespace, needed.name)
     token = _token(secret, needed.service_uid) if secret else None
-    age = timedelta() if token is None else READ_TOKEN_AGAIN if needed.service_uid else READ_SOURCE_AGAIN
-    return _Reading(token, now + age)
+    if token is not None and needed.service_uid:
+        return _Reading(token, None)
+    return _Reading(token, now if token is None else now + READ_SOURCE_AGAIN)
 
 
 def keep_previous_tokens(

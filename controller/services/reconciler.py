@@ -5,7 +5,6 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
-import secrets
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -22,7 +21,7 @@ from controller.services.preconditions import CheckedService, ServiceProblem
 from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import TOKEN_BYTES, KnownTokens, TokenRotation, read_rotation, token_secret
+from controller.services.tokens import KnownTokens, TokenRotation, token_secret
 from controller.tenant_limits import UNLIMITED, TenantLimits, check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
@@ -77,10 +76,10 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
         view = build_view(snapshot, key, service, limits)
         question = view.question
         answer = prober.answer(key, question, view.proof)
+        serves = any(snapshot.children(resource, service.metadata.uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
-        there = await tokens.is_there(client, key, service, snapshot.now)
-        new_token = None if there else secrets.token_urlsafe(TOKEN_BYTES)
-        return ServiceInputs(question, answer, new_token, view, revision, await read_rotation(client, service))
+        step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
+        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -115,14 +114,16 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, limits: TenantLimits = UN
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
-        create=((token_secret(service, inputs.new_token),) if inputs.new_token else ()) + steps.create,
+        create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, network_service(service)),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
         status=status,
         events=build_events(service, status),
-        # Secrets are not watched: the next step of a replacement follows without an event.
-        again_seconds=ROTATION_SECONDS if rotation.done or rotation.patch else steps.again_seconds,
+        # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
+        again_seconds=ROTATION_SECONDS
+        if rotation.done or rotation.patch
+        else min((each for each in (steps.again_seconds, rotation.again_seconds) if each is not None), default=None),
     )
 
 

@@ -1,21 +1,24 @@
 """The Secret with a service's bearer token: its name, its content, its owner, and the replacement of the token.
 
 Pods read the token from the Secret itself; hosts get a copy of it (`controller.hosts.secrets`), and the readiness probe
-sends it. A new value of the service's annotation `inference.pomona.dev/rotate-token` replaces the token: first in the
-Secret, which notes the value, then the value is put into the status, by which pods are replaced and hosts get a copy.
+sends it. The token is replaced by a new value of the annotation `inference.pomona.dev/rotate-token` of the service, by
+this annotation on the Secret, or by an edit of the Secret. The Secret notes each replacement by an identifier, which is
+then put into the status: by it pods are replaced and hosts get a copy. Secrets are not watched, so that the controller
+needs no right to list them: each is read again from time to time, and at once when the service has a new annotation.
 """
 
 import base64
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Patch, child, ref
 from crds.inferenceservice import InferenceService
-from crds.meta import ROTATE_TOKEN
+from crds.meta import ROTATE_TOKEN, TOKEN_DIGEST, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
@@ -23,7 +26,7 @@ from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
 TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 TOKEN_BYTES: Final = 32
 READ_AGAIN: Final = timedelta(minutes=10)
-"""Time after which a token Secret that was seen is read again."""
+"""Longest time after which a token Secret is read again, and so until an edit of it is followed."""
 
 
 def token_name(service: str) -> str:
@@ -31,13 +34,21 @@ def token_name(service: str) -> str:
     return f"{service}-token"
 
 
-def token_secret(service: InferenceService, token: str) -> tuple[Resource, Obj]:
-    """Return the Secret that holds the service's bearer token; it is created once and never applied."""
+def token_secret(service: InferenceService, token: str, rotation: str = "") -> tuple[Resource, Obj]:
+    """Return the Secret that holds the service's bearer token; it is created once and never applied.
+
+    Args:
+        service: the service.
+        token: the token.
+        rotation: identifier of the replacement, if the token replaces that of a Secret which was deleted.
+    """
     owner = service.metadata
     data = {TOKEN_KEY: _encode(token)}
     resource, obj = child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
-    if rotation := wanted_rotation(service):
-        obj["metadata"]["annotations"] = {ROTATE_TOKEN: rotation}
+    noted = {TOKEN_DIGEST: _token_digest(owner.uid, token.encode())}
+    if rotation := rotation or wanted_rotation(service):
+        noted[TOKEN_ROTATION] = rotation
+    obj["metadata"]["annotations"] = noted
     return resource, obj
 
 
@@ -45,44 +56,85 @@ class TokenRotation(NamedTuple):
     """The state of a replacement of the token."""
 
     done: str = ""
-    """The value for which the Secret has its token; empty if that is not known to differ from the status."""
+    """Identifier of the replacement that the Secret notes; empty if it is not known to differ from the status."""
     patch: Patch | None = None
-    """The replacement of the token in the Secret, if that is still to be done."""
+    """The replacement of the token in the Secret, or the note about it, if that is still to be done."""
+    again_seconds: float | None = None
+    """Time until the Secret is to be read again."""
+
+
+class TokenStep(NamedTuple):
+    """The next step for a service's token: the creation of its Secret, or the state of a replacement."""
+
+    new_token: str | None = None
+    rotation: TokenRotation = TokenRotation()
 
 
 def wanted_rotation(service: InferenceService) -> str:
-    """Return the digest of the annotation that asks for a new token; empty without one."""
+    """Return the digest of the service's annotation that asks for a new token; empty without one."""
     value = service.metadata.annotations.get(ROTATE_TOKEN, "")
     return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
 
 
-async def read_rotation(client: Client, service: InferenceService) -> TokenRotation:
-    """Return the next step of a replacement. Reads nothing unless the annotation is new. Raises as `Client`."""
-    wanted, owner = wanted_rotation(service), service.metadata
-    if wanted in {"", service.status.token_rotation}:
-        return TokenRotation()
-    try:
-        secret = await client.get(SECRETS, token_name(owner.name), owner.namespace)
-    except NotFound:
-        return TokenRotation()
-    if not is_token_secret(secret, owner.uid):
-        return TokenRotation()
+def is_new_rotation(wanted: str, rotation: str) -> bool:
+    """Return whether the service's annotation asks for another replacement than `rotation`, the last one.
+
+    The identifier of a replacement that the annotation did not ask for is the one before with a suffix.
+    """
+    return wanted not in {"", rotation.partition(".")[0]}
+
+
+def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
+    """Return the patch of the Secret if its token is to be replaced or was edited, or if that is to be noted.
+
+    Args:
+        secret: the Secret of a service.
+        service_uid: the service.
+        wanted: the result of `wanted_rotation`.
+    """
     annotations = secret["metadata"].get("annotations") or {}
-    if annotations.get(ROTATE_TOKEN) == wanted:
-        return TokenRotation(wanted)
-    return TokenRotation(patch=replace_token(secret, wanted, secrets.token_urlsafe(TOKEN_BYTES)))
+    token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip()
+    noted = annotations.get(TOKEN_DIGEST)
+    # An earlier version noted nothing but the identifier, by the annotation that now asks for a new token.
+    rotation = annotations.get(ROTATE_TOKEN if noted is None else TOKEN_ROTATION, "")
+    edited = noted not in {None, _token_digest(service_uid, token)}
+    asked = noted is not None and ROTATE_TOKEN in annotations
+    is_new = is_new_rotation(wanted, rotation)
+    if noted is not None and token and not (edited or asked or is_new):
+        return None
+    if is_new:
+        rotation = wanted
+    elif edited or asked or not token:
+        rotation = next_rotation(rotation)
+    if not token or (not edited and (asked or is_new)):
+        token = secrets.token_urlsafe(TOKEN_BYTES).encode()
+        return _patch_secret(secret, service_uid, rotation, token, replace=True)
+    return _patch_secret(secret, service_uid, rotation, token, replace=False)
 
 
-def replace_token(secret: Obj, rotation: str, token: str) -> Patch:
-    """Return the patch that replaces the token of exactly this version of the Secret."""
+def next_rotation(rotation: str) -> str:
+    """Return the identifier of a replacement that follows `rotation`, and for which the service has no annotation."""
+    return f"{rotation.partition('.')[0]}.{secrets.token_hex(4)}"
+
+
+def _patch_secret(secret: Obj, service_uid: str, rotation: str, token: bytes, *, replace: bool) -> Patch:
+    """Return the patch of exactly this version of the Secret."""
     metadata = secret["metadata"]
-    annotations = {**(metadata.get("annotations") or {}), ROTATE_TOKEN: rotation}
-    operations: Sequence[Obj] = (
+    noted = {TOKEN_DIGEST: _token_digest(service_uid, token)} | ({TOKEN_ROTATION: rotation} if rotation else {})
+    kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ROTATE_TOKEN}
+    operations: list[Obj] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
-        {"op": "add", "path": "/metadata/annotations", "value": annotations},
-        {"op": "add", "path": "/data", "value": {**(secret.get("data") or {}), TOKEN_KEY: _encode(token)}},
-    )
+        {"op": "add", "path": "/metadata/annotations", "value": kept | noted},
+    ]
+    if replace:
+        data = (secret.get("data") or {}) | {TOKEN_KEY: base64.b64encode(token).decode()}
+        operations.append({"op": "add", "path": "/data", "value": data})
     return Patch(ref(SECRETS, secret), operations)
+
+
+def _token_digest(service_uid: str, token: bytes) -> str:
+    """Return the note by which an edit is found; only who may read the Secret can read it."""
+    return hashlib.sha256(service_uid.encode() + b"/" + token.strip()).hexdigest()[:16]
 
 
 def _encode(token: str) -> str:
@@ -91,47 +143,72 @@ def _encode(token: str) -> str:
 
 class _Sighting(NamedTuple):
     service_uid: str
-    seen: datetime
+    rotation: str
+    due: datetime
+    """When to read the Secret again."""
 
 
 class KnownTokens:
     """The services whose token Secret was created or seen, as Secrets are not watched.
 
-    A new service's Secret is created without a look at it first; any other is read once, and again after
-    `READ_AGAIN`, so that a deleted Secret is replaced.
+    A new service's Secret is created without a look at it first; any other is read once, and again within
+    `READ_AGAIN`, so that an edited Secret is followed and a deleted one is replaced.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._seen: dict[ObjectKey, _Sighting] = {}
         self._now = now
 
-    async def is_there(self, client: Client, key: ObjectKey, service: InferenceService, now: datetime) -> bool:
-        """Return whether the service has its Secret. Raises as `Client`."""
-        uid, seen = service.metadata.uid, self._seen.get(key)
-        if seen is not None and seen.service_uid == uid and now - seen.seen < READ_AGAIN:
-            return True
-        if seen is None and not service.status.conditions:
-            return False  # never decided: one that another leader made before it died is found by its creation
-        try:
-            secret = await client.get(SECRETS, token_name(key.name), key.namespace)
-        except NotFound:
-            self.forget(key)
-            return False
-        if not is_token_secret(secret, uid):
-            return False
-        self._seen[key] = _Sighting(uid, now)
-        return True
+    async def find_step(
+        self, client: Client, key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
+    ) -> TokenStep:
+        """Return the next step for the service's token; `serves`: it has replicas. Raises as `Client`."""
+        uid, seen, wanted = service.metadata.uid, self._seen.get(key), wanted_rotation(service)
+        is_current = seen is not None and seen.service_uid == uid and now < seen.due
+        if seen is None or not is_current or is_new_rotation(wanted, seen.rotation):
+            if seen is None and not service.status.conditions:
+                # Never decided: one that another leader made before it died is found by its creation.
+                return TokenStep(_make_token())
+            try:
+                secret = await client.get(SECRETS, token_name(key.name), key.namespace)
+            except NotFound:
+                self.forget(key)
+                # Replicas have the token of a Secret that was deleted: they are to follow the new one.
+                done = next_rotation(wanted) if serves else ""
+                return TokenStep(_make_token(), TokenRotation(done))
+            if not is_token_secret(secret, uid):
+                return TokenStep(_make_token())
+            if patch := decide_rotation(secret, uid, wanted):
+                return TokenStep(rotation=TokenRotation(patch=patch))
+            seen = self._seen[key] = _Sighting(uid, _rotation_of(secret), _due(uid, now))
+        done = "" if seen.rotation == service.status.token_rotation else seen.rotation
+        return TokenStep(rotation=TokenRotation(done, again_seconds=(seen.due - now).total_seconds()))
 
     def remember(self, resource: Resource, secret: Obj) -> None:
-        """Note the answer to the creation of a Secret."""
+        """Note the answer to a write of a Secret. One that has no notes yet is read."""
         owner = controller_of(secret)
-        if resource == SECRETS and owner is not None:
+        if resource == SECRETS and owner is not None and TOKEN_DIGEST in (secret["metadata"].get("annotations") or {}):
             key = ObjectKey(secret["metadata"]["namespace"], owner["name"])
-            self._seen[key] = _Sighting(owner["uid"], self._now())
+            self._seen[key] = _Sighting(owner["uid"], _rotation_of(secret), _due(owner["uid"], self._now()))
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self._seen.pop(key, None)
+
+
+def _rotation_of(secret: Obj) -> str:
+    rotation: str = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
+    return rotation
+
+
+def _due(service_uid: str, now: datetime) -> datetime:
+    """Return when to read a Secret again: those that were read at once, by a new leader, are spread over the time."""
+    share = zlib.crc32(service_uid.encode()) / 2**32
+    return now + READ_AGAIN * (0.5 + share / 2)
+
+
+def _make_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def is_token_secret(secret: Obj, service_uid: str) -> bool:

@@ -2,13 +2,22 @@
 
 import functools
 import hashlib
+import json
 
 import pytest
 
 from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
 from kube.resources import DEPLOYMENTS, METAL_PROCESSES, MODELS, PODS
-from tests.cluster.main_job.cluster import PATHS, READY_SECONDS, Cluster, condition
+from tests.cluster.main_job.cluster import (
+    PATHS,
+    READY_SECONDS,
+    Cluster,
+    EndpointObserver,
+    FixedAddressClient,
+    condition,
+)
 from tests.controlplane.members import MetalHost
+from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_mlx
 
@@ -52,6 +61,34 @@ async def test_replaced_token_is_valid_beside_the_old_one_on_hosts_and_pods_are_
     new = {service: await cluster.token(service) for service in old}
     await cluster.ready("by-pod", "by-host")
     assert {service: await cluster.token(service) for service in old} == new, "replaced once"
+
+
+@pytest.mark.usefixtures("host")
+async def test_token_edited_in_its_secret_is_followed_while_the_old_one_is_never_refused_by_a_host(
+    cluster: Cluster,
+) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
+    await cluster.ready("by-pod", "by-host")
+    old = await cluster.token("by-host")
+    caller = FixedAddressClient((await cluster.urls("by-host"))[0], "by-host", old)
+    observers = [EndpointObserver(cluster, service) for service in ("by-pod", "by-host")]
+    edit = json.dumps({"stringData": {"token": "of-my-own-choice"}})
+    async with running(caller.run(), *(each.run() for each in observers)):
+        for service in ("by-pod", "by-host"):
+            await cluster.kubectl("patch", "secret", f"{service}-token", f"--patch={edit}")
+            await cluster.kubectl("annotate", "isvc", service, f"{ROTATE_TOKEN}=edited")
+
+        async def answers_to_new_token(service: str) -> bool:
+            assert await cluster.token(service) == "of-my-own-choice"
+            return (await cluster.ask(service)).status == 200
+
+        await eventually(functools.partial(answers_to_new_token, "by-host"), READY_SECONDS)
+        await eventually(functools.partial(answers_to_new_token, "by-pod"), READY_SECONDS)
+        assert (await cluster.ask("by-host", token=old)).status == 200, "for ten minutes"
+        answers = caller.answers
+        await eventually(lambda: caller.answers > answers)
+    assert caller.failures == []
+    assert [each.gaps for each in observers] == [0, 0]
 
 
 async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(

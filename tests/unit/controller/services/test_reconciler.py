@@ -440,7 +440,8 @@ class TokenSecret(Client):
         assert (resource, name, namespace) == (SECRETS, "chat-token", "team")
         if self.owner_uid is None:
             raise NotFound("get", status=404)
-        return {"metadata": {"name": name, "ownerReferences": [{"uid": self.owner_uid, "controller": True}]}}
+        metadata = {"namespace": namespace, "name": name, "uid": "uid-secret", "resourceVersion": "1"}
+        return {"metadata": metadata | {"ownerReferences": [{"uid": self.owner_uid, "controller": True}]}}
 
 
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])

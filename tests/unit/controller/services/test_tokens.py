@@ -1,17 +1,18 @@
 """The replacement of a service's token: when it is done, in which steps, and what it never rolls."""
 
 import base64
-from collections.abc import Sequence
-from typing import Any
+from datetime import timedelta
+
+import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, decide_service
-from controller.services.tokens import TokenRotation, read_rotation, token_secret, wanted_rotation
-from crds.meta import ROTATE_TOKEN, TOKEN_ROTATION
+from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
+from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, Resource
-from tests.support.api_objects import NOW, as_service, model, service, store
+from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
 
 
@@ -43,37 +44,159 @@ def stored_secret(value: str | None = None) -> Obj:
     return secret | {"metadata": metadata}
 
 
-def written(operations: Sequence[Any], path: str) -> Any:
-    return next(each["value"] for each in operations if each["path"] == path)
+def noted(obj: Obj, **annotations: str | None) -> Obj:
+    """Return a Secret with these annotations besides the others; None removes one."""
+    found = {**obj["metadata"].get("annotations", {}), **{f"{GROUP}/{key}": each for key, each in annotations.items()}}
+    kept = {key: each for key, each in found.items() if each is not None}
+    return obj | {"metadata": obj["metadata"] | {"annotations": kept}}
+
+
+def edited(obj: Obj, token: str) -> Obj:
+    return obj | {"data": {"token": base64.b64encode(token.encode()).decode()}}
+
+
+def patched(secret: Obj, step: TokenStep) -> Obj:
+    """Return the Secret after the patch of a step, which is of exactly this version."""
+    assert step.rotation.patch is not None
+    test, *writes = step.rotation.patch.operations
+    assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": secret["metadata"]["resourceVersion"]}
+    by_path = {each["path"]: each["value"] for each in writes}
+    metadata = secret["metadata"] | {"annotations": by_path["/metadata/annotations"], "resourceVersion": "6"}
+    return secret | {"metadata": metadata, "data": by_path.get("/data", secret["data"])}
+
+
+def token_of(secret: Obj) -> str:
+    return base64.b64decode(secret["data"]["token"]).decode()
+
+
+def rotation_of(secret: Obj) -> str:
+    rotation: str = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
+    return rotation
+
+
+def served(value: str | None, rotation: str = "") -> Obj:
+    """Return the service with this annotation, about which was decided before."""
+    obj = annotated(value, rotation)
+    obj["status"] = obj.get("status", {}) | {"conditions": [condition("Ready", "True")]}
+    return obj
+
+
+async def find_step(
+    api: Client, obj: Obj, tokens: KnownTokens | None = None, *, after: timedelta = timedelta()
+) -> TokenStep:
+    return await (tokens or KnownTokens()).find_step(api, KEY, as_service(obj), NOW + after, serves=True)
 
 
 async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
-    wanted = as_service(annotated("monday"))
-    step = await read_rotation(OneSecret(stored_secret()), wanted)
-    assert step.patch is not None
-    operations = step.patch.operations
-    assert operations[0] == {"op": "test", "path": "/metadata/resourceVersion", "value": "5"}
-    token = base64.b64decode(written(operations, "/data")["token"])
-    assert len(token) >= 40
-    assert token != b"first"
-    rotation = written(operations, "/metadata/annotations")[ROTATE_TOKEN]
-    assert (rotation, "monday" in rotation) == (wanted_rotation(wanted), False)
-    assert await read_rotation(OneSecret(stored_secret("monday")), wanted) == TokenRotation(rotation)
+    secret = stored_secret()
+    after = patched(secret, await find_step(OneSecret(secret), served("monday")))
+    assert len(token_of(after)) >= 40
+    assert (rotation_of(after), "monday" in rotation_of(after)) == (
+        wanted_rotation(as_service(annotated("monday"))),
+        False,
+    )
+    assert (await find_step(OneSecret(after), served("monday"))).rotation.done == rotation_of(after)
+    done = await find_step(OneSecret(after), served("monday", rotation_of(after)))
+    assert (done.new_token, done.rotation.done, done.rotation.patch) == (None, "", None)
+    removed = await find_step(OneSecret(after), served(None, rotation_of(after)))
+    assert removed.rotation.patch is None, "an annotation that is removed asks for nothing"
 
 
-async def test_rotation_that_is_done_reads_no_secret() -> None:
+async def test_edited_token_is_followed_and_not_replaced() -> None:
+    secret = edited(stored_secret("monday"), "mine")
+    after = patched(secret, await find_step(OneSecret(secret), served("monday", rotation_of(secret))))
+    assert token_of(after) == "mine"
+    assert rotation_of(after) != rotation_of(secret)
+    step = await find_step(OneSecret(after), served("monday", rotation_of(secret)))
+    assert (step.rotation.done, step.rotation.patch) == (rotation_of(after), None)
+    again = edited(after, "other")
+    twice = patched(again, await find_step(OneSecret(again), served("monday", rotation_of(after))))
+    assert len({rotation_of(each) for each in (secret, after, twice)}) == 3
+
+
+async def test_annotation_after_an_edit_follows_the_edit_at_once() -> None:
+    secret, tokens = stored_secret("monday"), KnownTokens()
+    api = OneSecret(secret)
+    await find_step(api, served("monday", rotation_of(secret)), tokens)
+    api.secret = edited(secret, "mine")
+    seen = await find_step(api, served("monday", rotation_of(secret)), tokens)
+    assert (seen.rotation.patch, api.reads) == (None, 1), "not read again yet"
+    after = patched(api.secret, await find_step(api, served("tuesday", rotation_of(secret)), tokens))
+    assert (token_of(after), rotation_of(after)) == ("mine", wanted_rotation(as_service(annotated("tuesday"))))
+    assert (await find_step(OneSecret(after), served("tuesday", rotation_of(after)))).rotation.patch is None
+
+
+async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> None:
+    secret = noted(stored_secret(), **{"rotate-token": "now", "note": "kept"})
+    after = patched(secret, await find_step(OneSecret(secret), served(None)))
+    assert token_of(after) != "first"
+    assert rotation_of(after)
+    assert ROTATE_TOKEN not in after["metadata"]["annotations"]
+    assert after["metadata"]["annotations"][f"{GROUP}/note"] == "kept"
+    assert (await find_step(OneSecret(after), served(None, rotation_of(after)))).rotation.patch is None
+
+
+@pytest.mark.parametrize("data", [{"data": {"token": ""}}, {"data": {"token": "Cg=="}}, {"data": None}])
+async def test_token_that_was_emptied_is_replaced(data: Obj) -> None:
+    secret = stored_secret() | data
+    after = patched(secret, await find_step(OneSecret(secret), served(None)))
+    assert len(token_of(after)) >= 40
+    assert rotation_of(after), "engines without a key would serve everybody"
+
+
+async def test_edit_is_found_within_ten_minutes_without_an_event() -> None:
+    secret, tokens = stored_secret(), KnownTokens()
+    api = OneSecret(secret)
+    step = await find_step(api, served(None), tokens)
+    assert step.rotation.again_seconds is not None
+    assert 300 <= step.rotation.again_seconds <= 600
+    api.secret = edited(secret, "mine")
+    early = await find_step(api, served(None), tokens, after=timedelta(seconds=299))
+    assert (early.rotation.patch, api.reads) == (None, 1)
+    late = await find_step(api, served(None), tokens, after=timedelta(seconds=step.rotation.again_seconds))
+    assert (late.rotation.patch is not None, api.reads) == (True, 2)
+
+
+async def test_secrets_that_a_new_leader_reads_at_once_are_read_again_one_after_the_other() -> None:
+    due = set()
+    for number in range(100):
+        obj = served(None)
+        obj["metadata"] |= {"uid": f"uid-{number}"}
+        _, secret = token_secret(as_service(obj), "first")
+        step = await find_step(OneSecret(secret), obj)
+        due.add(int((step.rotation.again_seconds or 0) / 30))
+    assert len(due) == 10, "in each half minute of the five, some"
+
+
+async def test_secret_of_an_earlier_version_is_noted_and_replaces_nothing() -> None:
     rotation = wanted_rotation(as_service(annotated("monday")))
-    for obj in (annotated(None), annotated("monday", rotation), annotated(None, rotation)):
-        api = OneSecret(stored_secret())
-        assert await read_rotation(api, as_service(obj)) == TokenRotation()
-        assert api.reads == 0
+    earlier = {"token-digest": None, "token-rotation": None, "rotate-token": rotation}
+    secret = noted(stored_secret("monday"), **earlier)
+    after = patched(secret, await find_step(OneSecret(secret), served("monday", rotation)))
+    assert (token_of(after), rotation_of(after)) == ("first", rotation)
+    assert ROTATE_TOKEN not in after["metadata"]["annotations"]
+    never = noted(stored_secret(), **{"token-digest": None})
+    after = patched(never, await find_step(OneSecret(never), served(None)))
+    assert (token_of(after), rotation_of(after)) == ("first", "")
 
 
-async def test_secret_of_another_owner_or_none_is_not_changed() -> None:
+async def test_secret_that_was_deleted_is_replaced_and_its_replicas_follow() -> None:
+    obj = served("monday", "abc")
+    step = await find_step(OneSecret(None), obj)
+    assert step.new_token
+    _, made = token_secret(as_service(obj), step.new_token, step.rotation.done)
+    assert rotation_of(made) == step.rotation.done != ""
+    stored = made | {"metadata": {"uid": "uid-secret", "resourceVersion": "7", **made["metadata"]}}
+    tokens = KnownTokens()
+    tokens.remember(SECRETS, stored)
+    followed = await find_step(OneSecret(None), served("monday", step.rotation.done), tokens)
+    assert (followed.new_token, followed.rotation.done, followed.rotation.patch) == (None, "", None)
+
+
+async def test_secret_of_another_owner_is_not_changed() -> None:
     foreign = stored_secret()
     foreign["metadata"]["ownerReferences"][0]["uid"] = "uid-other"
-    for secret in (foreign, None):
-        assert await read_rotation(OneSecret(secret), as_service(annotated("monday"))) == TokenRotation()
+    assert (await find_step(OneSecret(foreign), served("monday"))).rotation == TokenRotation()
 
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:
