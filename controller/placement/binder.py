@@ -329,7 +329,7 @@ class Binder:
             except (ApiError, Unreachable) as error:
                 self._on_decision("failed")
                 self._back_off(binding, error)
-                await _refresh(leading, binding.process.key)
+                await _refresh(leading, binding.process.key, binding.process.uid)
             else:
                 self._on_decision("bound")
         if self._failures:
@@ -384,13 +384,13 @@ async def _write_binding(leading: Leading, binding: Binding) -> None:
     log.info("process_bound", process=str(process.key), host=binding.host, memory_bytes=process.memory_bytes)
 
 
-async def _refresh(leading: Leading, key: ObjectKey) -> None:
+async def _refresh(leading: Leading, key: ObjectKey, uid: str) -> None:
     """Read a process whose binding has an unknown outcome; until that is known, nothing else may be bound."""
     while True:
         try:
             found = await leading.client.get(METAL_PROCESSES, key.name, key.namespace)
         except NotFound:
-            leading.store.remove(METAL_PROCESSES, key.namespace, key.name)
+            leading.store.remove(METAL_PROCESSES, key.namespace, key.name, uid=uid)
             return
         except (ApiError, Unreachable) as error:
             log.warning("process_not_read", process=str(key), error=str(error))

@@ -24,7 +24,7 @@ from controller.reconcile.plan import Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, Forbidden, Invalid, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
 from tests.support import virtual_time
@@ -229,6 +229,7 @@ class Api(Client):
         self.lose_answers = False
         self.refuse_reads = 0
         self.reads = 0
+        self.find: Callable[[str], Obj] = lambda name: self.objects[name]
 
     async def patch_json(
         self,
@@ -262,7 +263,7 @@ class Api(Client):
         self.reads += 1
         if self.reads <= self.refuse_reads:
             raise Unreachable("get: cut")
-        return self.objects[name]
+        return self.find(name)
 
     def host_of(self, name: str) -> str:
         host: str = self.objects[name]["spec"].get("hostName", "none")
@@ -385,6 +386,24 @@ async def test_host_that_loses_its_memory_during_a_round_is_not_bound() -> None:
     async with running(Binder(lambda _: True).run(leading(api, known))):
         await eventually(lambda: api.host_of("a-b-2") != "none")
     assert [api.host_of(f"a-b-{number}") for number in range(3)] == ["one", "two", "two"]
+
+
+async def test_successor_of_a_process_that_is_gone_is_bound() -> None:
+    gone = process("a-b-0")
+    successor = gone | {"metadata": gone["metadata"] | {"uid": "successor", "resourceVersion": "9"}}
+    api = Api(gone)
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, gone))
+
+    def find_nothing() -> Obj:
+        known.put(METAL_PROCESSES, successor)  # its event overtakes the answer
+        api.objects["a-b-0"] = successor
+        api.find = api.objects.__getitem__
+        raise NotFound("get", status=404)
+
+    api.find = lambda _name: find_nothing()
+    api.refuse = lambda _name, _host: NotFound("patch", status=404) if len(api.tries) == 1 else None
+    async with running(Binder(lambda _: True).run(leading(api, known))):
+        await eventually(lambda: api.host_of("a-b-0") == "one")
 
 
 async def test_host_that_comes_alive_is_bound_when_the_binder_is_notified() -> None:
