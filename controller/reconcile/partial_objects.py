@@ -85,7 +85,7 @@ def _of_deployment(obj: Obj) -> Obj:
     if not is_stamped(obj):
         return _managed_by_us(obj)
     containers = obj["spec"]["template"]["spec"]["containers"]
-    kept = [{name: each[name] for name in ("name", "resources") if name in each} for each in containers]
+    kept = [{name: each[name] for name in ("name", "resources", "lifecycle") if name in each} for each in containers]
     spec = {"replicas": obj["spec"].get("replicas"), "template": {"spec": {"containers": kept}}}
     return {**_managed_by_us(obj), "spec": spec}
 
