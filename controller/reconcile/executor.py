@@ -25,7 +25,7 @@ from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import SECRETS, ObjectKey, Resource
+from kube.resources import PVCS, SECRETS, ObjectKey, Resource
 from kube.store import Store
 
 FAILING_SECONDS: Final = 5.0
@@ -219,7 +219,9 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     metadata = wanted["metadata"]
     what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
     if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
-        raise NotOurs(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting until it is deleted")
+        mounted = resource == PVCS and "deletionTimestamp" in existing["metadata"]
+        wait = "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
+        raise NotOurs(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
     raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
 

@@ -13,7 +13,7 @@ from crds.meta import ObjectMeta
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, LeadershipLost, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, SECRETS, SERVICES, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, PVCS, SECRETS, SERVICES, ObjectKey, Resource
 from kube.store import Store
 
 OWNER = ObjectMeta(name="chat", namespace="team", uid="chat-uid")
@@ -152,6 +152,13 @@ async def test_owner_of_a_taken_name_is_reported(plan: Plan, metadata: Obj, said
     shell = Shell(World((SERVICES, existing(SERVICE[1], **metadata))), plan)
     with pytest.raises(NotOurs, match=said):
         await shell.run()
+
+
+async def test_claim_that_pods_hold_is_reported_with_the_way_out() -> None:
+    claim = PVCS, {**SERVICE[1], "kind": PVCS.kind}
+    held = existing(claim[1], ownerReferences=owner("1"), deletionTimestamp="2026-11-21T12:00:00Z")
+    with pytest.raises(NotOurs, match="until no pod mounts it: suspend the InferenceServices"):
+        await Shell(World((PVCS, held)), Plan(apply=(claim,))).run()
 
 
 async def test_edited_object_of_ours_is_restored() -> None:
