@@ -77,11 +77,16 @@ crash: setup binaries ## Crash the controller at every write of each scenario, a
 lint: setup ## Check style, types, layers, and that what is generated is fresh
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@# What runs on a Mac, with the library that a Mac has: not all that Linux has is there.
-	@$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin $(addprefix -p ,$(ON_MACS))
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types types-on-macs
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m crds.generate --check
+
+.PHONY: types types-on-macs
+types:
+	@$(BIN)/mypy
+# What runs on a Mac, with the library that a Mac has: not all that Linux has is there.
+types-on-macs:
+	@$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin $(addprefix -p ,$(ON_MACS))
 
 .PHONY: format
 format: setup ## Format the code and mend what can be mended
