@@ -1,5 +1,6 @@
 """Settings of every test: a busy machine is slow, and slow is not wrong."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -12,3 +13,9 @@ settings.load_profile("pomona")
 
 # The commands that tests start fetch weights from servers of this machine.
 os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end: modules and collected tests, half a million objects."""
+    gc.collect()
+    gc.freeze()

@@ -7,6 +7,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,28 +23,72 @@ RIDDLES = re.compile(r"(What|Whether|Have|Let|How|Who|Whom|Whose|Of) ")
 LOG_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
+class LogCall(NamedTuple):
+    """A call like `log.info("host_lost", host=name)`."""
+
+    place: str
+    event: str
+    fields: list[str | None]
+
+
+class FileFacts(NamedTuple):
+    """Facts about a file that the conventions ask for; its syntax tree would fill the memory of later tests."""
+
+    line_count: int
+    module_docstring: str | None
+    docstrings: list[str]
+    classes: dict[str, str]
+    function_lines: dict[str, int]
+    log_calls: list[LogCall]
+
+
 @functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def read_facts(path: Path) -> FileFacts:
+    text, name = path.read_text(), path.relative_to(CHECKOUT)
+    tree = ast.parse(text)
+    found = list(statements(tree))
+    return FileFacts(
+        line_count=len(text.splitlines()),
+        module_docstring=ast.get_docstring(tree),
+        docstrings=[
+            node.value.value
+            for node in found
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ],
+        classes={node.name: f"{name}:{node.lineno}" for node in tree.body if isinstance(node, ast.ClassDef)},
+        function_lines={
+            f"{name}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+            for node in found
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+        },
+        log_calls=[
+            LogCall(f"{name}:{node.lineno}", ast.unparse(node.args[0]), [keyword.arg for keyword in node.keywords])
+            for node in (ast.walk(tree) if path in PRODUCT else ())
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in LOG_LEVELS
+            and re.search(r"\blog$", ast.unparse(node.func.value))
+        ],
+    )
 
 
-def where(path: Path, node: ast.stmt | ast.expr) -> str:
-    return f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-
-
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Return the docstrings of modules, classes and functions, and the strings that describe attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield all statements at any depth, but no expressions, of which there are many more."""
+    waiting: list[ast.AST] = [tree]
+    for node in waiting:
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            block = getattr(node, name, ())
+            waiting.extend(block if isinstance(block, list) else ())  # the body of a lambda is no list
 
 
 def test_public_class_is_unique() -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in PRODUCT:
-        for node in parse(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(where(path, node))
+        for name, place in read_facts(path).classes.items():
+            if not name.startswith("_"):
+                places[name].append(place)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -51,7 +96,7 @@ def test_docstring_is_a_noun_or_begins_with_a_verb() -> None:
     riddles = [
         f"{path.relative_to(CHECKOUT)}: {text.splitlines()[0]}"
         for path in (*PRODUCT, *TESTS)
-        for text in docstrings(parse(path))
+        for text in read_facts(path).docstrings
         if RIDDLES.match(text)
     ]
     assert riddles == []
@@ -59,60 +104,36 @@ def test_docstring_is_a_noun_or_begins_with_a_verb() -> None:
 
 @pytest.mark.parametrize("paths", [PRODUCT, TESTS], ids=["product", "tests"])
 def test_file_has_a_docstring_and_is_not_too_long(paths: list[Path]) -> None:
-    silent = [path for path in paths if path.stat().st_size and not ast.get_docstring(parse(path))]
+    silent = [path for path in paths if path.stat().st_size and not read_facts(path).module_docstring]
     assert [str(path.relative_to(CHECKOUT)) for path in silent] == []
-    lines = {str(path.relative_to(CHECKOUT)): len(path.read_text().splitlines()) for path in paths}
+    lines = {str(path.relative_to(CHECKOUT)): read_facts(path).line_count for path in paths}
     assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_FILE} == {}
 
 
 def test_function_fits_on_a_screen() -> None:
-    long = [
-        f"{where(path, node)} {node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for path in PRODUCT
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno
-        and node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION
-    ]
-    assert long == []
+    lines = {name: count for path in PRODUCT for name, count in read_facts(path).function_lines.items()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_FUNCTION} == {}
 
 
 def test_module_name_is_specific() -> None:
     assert [str(path) for path in PRODUCT + TESTS if SAYS_NOTHING & {path.stem, path.parent.name}] == []
 
 
-def log_calls() -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call like `log.info(...)` of the product, with its place."""
-    for path in PRODUCT:
-        for node in ast.walk(parse(path)):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in LOG_LEVELS
-                and re.search(r"\blog$", ast.unparse(node.func.value))
-            ):
-                yield where(path, node), node
+def log_calls() -> list[LogCall]:
+    return [call for path in PRODUCT for call in read_facts(path).log_calls]
 
 
 def test_log_event_is_snake_case() -> None:
     """An event is a constant that can be searched for; variable values are separate fields."""
-    prose = [
-        f"{place} {ast.unparse(call.args[0])}"
-        for place, call in log_calls()
-        if not re.fullmatch(r"'[a-z][a-z0-9]*(_[a-z0-9]+)*'", ast.unparse(call.args[0]))
-    ]
-    assert prose == []
+    events = {call.place: call.event for call in log_calls()}
+    assert events
+    assert {p: event for p, event in events.items() if not re.fullmatch(r"'[a-z][a-z0-9]*(_[a-z0-9]+)*'", event)} == {}
 
 
 def test_log_field_is_not_overwritten() -> None:
     """The processors of cli/log.py set these keys, so a field of the same name would be lost silently."""
-    lost = [
-        f"{place} {keyword.arg}="
-        for place, call in log_calls()
-        for keyword in call.keywords
-        if keyword.arg in {"level", "event", "timestamp", "exception"}
-    ]
-    assert lost == []
+    set_by_processors = {"level", "event", "timestamp", "exception"}
+    assert [call for call in log_calls() if set_by_processors & set(call.fields)] == []
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
