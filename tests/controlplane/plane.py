@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import secrets
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
@@ -21,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from tests.controlplane import network
+from tests.controlplane.admin_session import AdminSession
 from tests.controlplane.binaries import Binaries
 from tests.controlplane.process import Process
 
@@ -30,7 +30,6 @@ RARE_COLLECTION = {"GOGC": "400"}
 """Go collects garbage only when the heap is five times the live data: memory is plentiful here, processors are not."""
 START_SECONDS = 120
 POLL_SECONDS = 0.05
-CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 THROTTLED_SECONDS = 60
 """The API server asks clients to wait, a second at a time, until the storage of a kind is initialized."""
 NODES = tuple(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4))
@@ -68,6 +67,7 @@ class ControlPlane:
         self.certificates = folder / "certs"
         self._certificate = self.certificates / "apiserver.crt"
         self._tokens = self._write_identities()
+        self._admin = AdminSession(self._certificate, self._tokens["admin"])
         self.etcd = self._process("etcd", binaries.etcd, etcd_arguments(folder))
         self.apiserver = self._process(
             "kube-apiserver", binaries.kube_apiserver, [*apiserver_arguments(folder), *apiserver_options]
@@ -116,6 +116,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Kill all processes at once; the data is not used again."""
+        await self._admin.close()
         await asyncio.gather(*(process.kill() for process in self.processes if process.running))
 
     async def stop_apiserver(self) -> None:
@@ -195,23 +196,18 @@ class ControlPlane:
             PlaneError: any other status.
             aiohttp.ClientError: no answer.
         """
-        headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
-        if method == "PATCH":
-            headers["Content-Type"] = "application/merge-patch+json"
-        connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=self._certificate))
+        headers = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
         deadline = time.monotonic() + THROTTLED_SECONDS
-        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=CALL_TIMEOUT) as session:
-            while True:
-                async with session.request(method, SERVER + path, json=body) as response:
-                    text = await response.text()
-                wait = response.headers.get("Retry-After") if response.status == HTTPStatus.TOO_MANY_REQUESTS else None
-                if wait is None or time.monotonic() + float(wait) > deadline:
-                    break
-                await asyncio.sleep(float(wait))
+        while True:
+            response = await self._admin.send(method, SERVER + path, body, headers)
+            wait = response.retry_after if response.status == HTTPStatus.TOO_MANY_REQUESTS else None
+            if wait is None or time.monotonic() + float(wait) > deadline:
+                break
+            await asyncio.sleep(float(wait))
         if not response.ok and response.status not in accept:
             error = NotThereError if response.status == HTTPStatus.NOT_FOUND else PlaneError
-            raise error(f"{method} {path}: {response.status} {text[:500]}")
-        return json.loads(text) if response.content_type == "application/json" else text
+            raise error(f"{method} {path}: {response.status} {response.text[:500]}")
+        return json.loads(response.text) if response.content_type == "application/json" else response.text
 
     def log_tails(self, lines: int) -> str:
         """Return the ends of all logs, for a failed test."""

@@ -1,5 +1,6 @@
 """The administrator's requests to the control plane, answered by a stub."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ NOWHERE = Path("/nowhere")
 
 
 @pytest.fixture
-def admin(tmp_path: Path) -> ControlPlane:
+async def admin(tmp_path: Path) -> AsyncIterator[ControlPlane]:
     control_plane = ControlPlane(Binaries(NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE), tmp_path)
     control_plane.certificates.mkdir()
     (control_plane.certificates / "apiserver.crt").write_bytes(certificates.CA.read_bytes())
-    return control_plane
+    yield control_plane
+    await control_plane.stop()
 
 
 def throttled(*waits: str | None) -> tuple[web.Response, ...]:
