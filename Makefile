@@ -42,9 +42,10 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 test: test-fast binaries ## Run every test; the slow ones in parallel, each worker with a control plane of its own
 	@$(WORKED) $(SLOW)
 
+# Some tests wait, so that one worker more than processors is quicker; and a file's tests share what they start.
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
-	@$(PYTEST) --numprocesses auto $(or $(TESTS),tests/unit) $(ARGS)
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) --dist loadfile $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-hosts
 test-hosts: setup ## Run the tests of the agent that start real engines, without a control plane

@@ -111,17 +111,16 @@ async def test_token_of_the_hub_goes_to_no_other_server(server: FileServer, mode
         ran = await _pomona(verb, source, *rest, HF_TOKEN="hf_secret")
         assert ran.code == 0
         assert {request.authorization for request in server.requests} == {None}
+        server.requests.clear()
 
-        server.requests.clear()
-        ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", POMONA_SOURCE_TOKEN="own")
-        assert ran.code == 0
-        assert {request.authorization for request in server.requests} == {"Bearer own"}
+    ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", POMONA_SOURCE_TOKEN="own")
+    assert ran.code == 0
+    assert {request.authorization for request in server.requests} == {"Bearer own"}
 
-        server.requests.clear()
-        ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", HF_ENDPOINT=server.url)
-        assert ran.code == 0
-        assert {request.authorization for request in server.requests} == {"Bearer hf_secret"}
-        server.requests.clear()
+    server.requests.clear()
+    ran = await _pomona("inspect", source, HF_TOKEN="hf_secret", HF_ENDPOINT=server.url)
+    assert ran.code == 0
+    assert {request.authorization for request in server.requests} == {"Bearer hf_secret"}
 
 
 async def test_private_source_needs_the_option(server: FileServer, model: Path) -> None:
