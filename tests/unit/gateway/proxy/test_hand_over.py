@@ -69,7 +69,7 @@ async def test_no_request_fails_while_a_newer_proxy_takes_over(old: ProxyProcess
                 before = len(statuses)
                 await eventually(lambda: len(statuses) > before + 100)
                 assert await new.serve(backend) == url, "the same configuration keeps the socket"
-                assert await asyncio.to_thread(old.process.wait, 120 if keep else 20) == 0
+                assert await asyncio.to_thread(old.process.wait, 120 if keep else 60) == 0
             assert set(statuses) == {200}
 
 
