@@ -220,7 +220,9 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
     if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
         mounted = resource == PVCS and "deletionTimestamp" in existing["metadata"]
-        wait = "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
+        wait = (
+            "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
+        )
         raise NotOurs(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
     raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
