@@ -138,8 +138,7 @@ class Controller:
         self._credentials = credentials
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
-        self._leases = LeaseReader()
-        reconcilers, self._leader_tasks = registrations(options, self._leases, metrics)
+        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
@@ -187,7 +186,9 @@ class Controller:
         self._queue = queue = WorkQueue[Item](PAUSE_SECONDS)
         try:
             await self._load()
-            self._leases.liveness.restart()
+            for reconciler in self._reconcilers.values():
+                if reconciler.restart is not None:
+                    reconciler.restart()
             leading = Leading(self._client, self.store, self._recorder, self._enqueue)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())

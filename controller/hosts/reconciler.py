@@ -148,6 +148,10 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         return HostInputs(liveness, tokens, await secrets.read_own(client, key.name, snapshot.now), use)
 
+    def restart() -> None:
+        leases.liveness.restart()
+        secrets.restart()
+
     return Reconciler(
         resource=METAL_HOSTS,
         decide=decide_host,
@@ -161,6 +165,7 @@ def host_reconciler(leases: LeaseReader) -> Reconciler:
         ),
         observe=observe,
         written=secrets.remember,
+        restart=restart,
     )
 
 

@@ -107,6 +107,11 @@ class HostSecrets:
         if resource == SECRETS and host in self._own:
             self._own[host] = answer, self._own[host][1]
 
+    def restart(self) -> None:
+        """Forget all readings: another leader may have written since."""
+        self._tokens.clear()
+        self._own.clear()
+
     def forget(self, host: str) -> None:
         """Forget a host that is gone."""
         self._tokens.pop(host, None)

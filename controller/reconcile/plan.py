@@ -105,6 +105,8 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     """Reads the inputs that are not in the watch cache, such as a Secret or a probe's result, for `Snapshot.inputs`."""
     written: Callable[[Resource, Obj], None] | None = None
     """Gets the answer to each write of an object that is not watched, such as a Secret."""
+    restart: Callable[[], None] | None = None
+    """Forgets what `observe` and `written` have learned, before this replica leads: another leader may have written."""
 
 
 class Leading(NamedTuple):

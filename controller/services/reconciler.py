@@ -93,6 +93,7 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
         ),
         observe=observe,
         written=tokens.remember,
+        restart=tokens.restart,
     )
 
 

@@ -191,6 +191,10 @@ class KnownTokens:
             key = ObjectKey(secret["metadata"]["namespace"], owner["name"])
             self._seen[key] = _Sighting(owner["uid"], _rotation_of(secret), _due(owner["uid"], self._now()))
 
+    def restart(self) -> None:
+        """Forget all Secrets: another leader may have written since."""
+        self._seen.clear()
+
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self._seen.pop(key, None)

@@ -65,6 +65,23 @@ async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
 
 
+async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def decide(*_: Any) -> Plan:
+        done.append("decide")
+        return Plan()
+
+    kind = Reconciler(resource=MODELS, decide=decide, restart=lambda: done.append("restart"))
+    monkeypatch.setattr(run, "registrations", lambda *_: ((kind,), ()))
+    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    for _ in range(2):
+        done.clear()
+        async with running(controller._lead()):
+            await eventually(lambda: "decide" in done)
+        assert done[0] == "restart"
+
+
 async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """It resumes between two writes of a plan, before the election notices that the lease has expired."""
 

@@ -273,6 +273,20 @@ async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> Non
     assert api.reads == ["team/chat-token"], "at once after the token was replaced"
 
 
+async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
+    api, known = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
+    known.store.put(METAL_HOSTS, host("studio-1", address=""))
+    leases = reconciler.LeaseReader()
+    hosts = reconciler.host_reconciler(leases)
+    assert hosts.observe is not None
+    assert hosts.restart is not None
+    for _ in range(2):
+        hosts.restart()
+        api.reads.clear()
+        await hosts.observe(api, known, ObjectKey("", "studio-1"))
+        assert api.reads == ["team/chat-token", f"{HOSTS_NAMESPACE}/studio-1"], "another leader may have written them"
+
+
 def tokens_after(seconds: int, existing: dict[str, str], token: str, service_keys: tuple[str, ...] = ("a",)) -> Obj:
     return keep_previous_tokens({"a": token}, service_keys, existing, NOW + timedelta(seconds=seconds))
 
