@@ -11,7 +11,7 @@ UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
 # Tests in parallel, each worker in a sandbox of its own. They wait more than they work: more workers than cores.
-WORKERS := 4
+WORKERS := 5
 WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --durations 10 --durations-min 1
 ALONE   := $(findstring .py,$(TESTS))
 SLOW    := tests/hosts tests/cluster tests/chaos
