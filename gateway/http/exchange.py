@@ -1,27 +1,45 @@
-"""One request of a client and the response to it, as a handler sees them.
+"""One request of a client and the response to it.
 
-The body of the request is read in pieces, and a client that sends faster than the handler reads is stopped. The
-response is sent whole with `respond`, or piece by piece with `start`, `write`, `drain` and `finish`. The handler's
-task is cancelled when the client hangs up.
+The connection gives the request's body to a receiver, piece by piece, as it comes. The response is sent whole with
+`respond`, or piece by piece with `start`, `write` and `finish`; who writes stops while the exchange `is_blocked`.
+Everything is a plain call: a task for each request would cost as much as its parsing.
 """
 
-import asyncio
 import functools
 import time
-from collections.abc import Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from gateway.http.headers import Field, encode_fields
 from gateway.http.request_head import InvalidRequestError, RequestHead
 
-_UNREAD_BODY_BYTES: Final = 256 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE: Final = b"connection: close\r\n"
+_CHUNKED: Final = b"transfer-encoding: chunked\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class BodyTimeoutError(Exception):
     """The next piece of the request body did not come in time."""
+
+
+class RequestReceiver(Protocol):
+    """The work on one request, as the connection of its client sees it; nothing is called after `hang_up`."""
+
+    def take_body(self, piece: bytes) -> None:
+        """Take a piece of the request body."""
+
+    def end_body(self) -> None:
+        """Note the end of the request body."""
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Note that the rest of the request body will not come."""
+
+    def resume_writing(self) -> None:
+        """Go on, because the client has read most of what was written."""
+
+    def hang_up(self) -> None:
+        """End the work, because the client is gone or nothing more can be sent to it."""
 
 
 class ClientConnection(Protocol):
@@ -34,11 +52,8 @@ class ClientConnection(Protocol):
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
 
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was sent."""
-
-    def wait_for_body(self, *, waits: bool) -> None:
-        """Begin or end to measure the pause between two pieces of the body."""
+    def end_exchange(self) -> None:
+        """Go on with the next request, because the response was sent whole."""
 
     def pause_body(self) -> None:
         """Stop reading from the client."""
@@ -53,72 +68,48 @@ class ClientConnection(Protocol):
 class Exchange:
     """A request, and the state of its response."""
 
-    __slots__ = (
-        "_body_error", "_chunked", "_connection", "_pieces", "_reader", "_unread_bytes",
-        "body_complete", "finished", "head", "keep_alive", "peer", "started",
-    )  # fmt: skip
+    __slots__ = ("_chunked", "_connection", "body_complete", "ended", "head", "keep_alive", "receiver", "started")
 
-    def __init__(self, head: RequestHead, connection: ClientConnection, peer: str) -> None:
+    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
         self.head = head
-        self.peer = peer
-        """The address of the client."""
+        self.receiver: RequestReceiver | None = None
+        """Gets the body; None: the response was sent at once."""
         self.body_complete = False
         self.keep_alive = head.keep_alive
         """The connection takes another request after this one."""
         self.started = False
         """The head of the response was sent."""
-        self.finished = False
-        """The response was sent whole."""
+        self.ended = False
+        """The response was sent whole, or broken off."""
         self._connection = connection
-        self._pieces: list[bytes] = []
-        self._unread_bytes = 0
-        self._reader: asyncio.Future[None] | None = None
-        self._body_error: Exception | None = None
         self._chunked = False
-
-    # The body of the request
-
-    async def read(self) -> bytes:
-        """Return the next piece of the request body; b"" at its end.
-
-        Raises InvalidRequestError and BodyTimeoutError.
-        """
-        while not self._pieces:
-            if self._body_error:
-                raise self._body_error
-            if self.body_complete:
-                return b""
-            self._reader = asyncio.get_running_loop().create_future()
-            self._connection.wait_for_body(waits=True)
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-                self._connection.wait_for_body(waits=False)
-        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        if self._unread_bytes > _UNREAD_BODY_BYTES:
-            self._connection.resume_body()
-        self._unread_bytes = 0
-        return piece
 
     def send_continue(self) -> None:
         """Ask the client for the body, if it waits for that."""
         if self.head.expects_continue and not self.body_complete and not self.started:
             self._connection.write(_CONTINUE)
 
-    # The response
+    def pause_body(self) -> None:
+        """Stop reading the body."""
+        self._connection.pause_body()
 
-    def respond(self, status: int, fields: Iterable[Field], body: bytes) -> None:
-        """Send the whole response."""
-        self._send_head(status, (*fields, (b"content-length", b"%d" % len(body))), body)
-        self.finished = True
+    def resume_body(self) -> None:
+        """Read the body again."""
+        self._connection.resume_body()
 
-    def start(self, status: int, fields: Iterable[Field]) -> None:
-        """Send the head of a response whose length is not known."""
+    def respond(self, status: int, fields: bytes, body: bytes) -> None:
+        """Send the whole response; `fields` has a line for each header field."""
+        head = self._begin(status, fields)
+        self.ended = True
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        self._connection.write(head + length + body if self.head.method != "HEAD" else head + length)
+        self._connection.end_exchange()
+
+    def start(self, status: int, fields: bytes) -> None:
+        """Send the head of a response whose length is not known; `fields` has a line for each header field."""
+        head = self._begin(status, fields)
         self._chunked = not self.head.is_http_1_0
-        framing: tuple[Field, ...] = ((b"transfer-encoding", b"chunked"),) if self._chunked else ()
-        self._send_head(status, (*fields, *framing))
+        self._connection.write(head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n")
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""
@@ -131,59 +122,26 @@ class Exchange:
         """True while the client does not read what was written."""
         return self._connection.is_blocked
 
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was written."""
-        await self._connection.drain()
-
     def finish(self) -> None:
         """End the response."""
         if self._chunked and self.head.method != "HEAD":
-            self._connection.write(b"0\r\n\r\n")
-        self.finished = True
+            self._connection.write(_LAST_CHUNK)
+        self.ended = True
+        self._connection.end_exchange()
 
     def break_off(self) -> None:
         """Close the connection, so that the client sees that the response is not whole."""
+        self.ended = True
         # A chunked response shows by itself that it ended early; without chunks only a reset does.
         self._connection.break_off(reset=self.started and not self._chunked)
 
-    # Called by the connection
-
-    def feed(self, piece: bytes) -> None:
-        """Take a piece of the body."""
-        self._pieces.append(piece)
-        before, self._unread_bytes = self._unread_bytes, self._unread_bytes + len(piece)
-        if before <= _UNREAD_BODY_BYTES < self._unread_bytes:
-            self._connection.pause_body()
-        self._wake_reader()
-
-    def end_body(self) -> None:
-        """Note the end of the body."""
-        self.body_complete = True
-        self._wake_reader()
-
-    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
-        """Make the handler's next `read` raise `error`."""
-        self._body_error = error
-        self.keep_alive = False
-        self._wake_reader()
-
-    @property
-    def waits_for_body(self) -> bool:
-        """True while the handler waits for the next piece of the body."""
-        return self._reader is not None
-
-    def _wake_reader(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _send_head(self, status: int, fields: tuple[Field, ...], body: bytes = b"") -> None:
+    def _begin(self, status: int, fields: bytes) -> bytes:
+        """Return the first lines of a response."""
         self.started = True
         # What is left of a body that was not read would be taken for the next request.
         self.keep_alive = self.keep_alive and self.body_complete
-        if not self.keep_alive:
-            fields = (*fields, (b"connection", b"close"))
-        head = encode_fields(_status_line(status, int(time.time())), fields)
-        self._connection.write(head + body if self.head.method != "HEAD" else head)
+        line = _status_line(status, int(time.time()))
+        return line + fields if self.keep_alive else line + fields + _CLOSE
 
 
 @functools.lru_cache(maxsize=64)

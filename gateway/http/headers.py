@@ -13,15 +13,21 @@ HOP_BY_HOP = frozenset(
 )
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 
+_NO_OPTIONS: frozenset[bytes] = frozenset()
+
 
 class Headers:
     """The fields of one message."""
 
-    __slots__ = ("_first", "fields")
+    __slots__ = ("_first", "_names", "fields")
 
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
-        self._first = {name.lower(): value for name, value in reversed(self.fields)}
+        self._names = [name.lower() for name, _ in self.fields]
+        self._first = {name: value for name, (_, value) in zip(self._names, self.fields, strict=True)}
+        if len(self._first) != len(self._names):
+            for name, (_, value) in zip(reversed(self._names), reversed(self.fields), strict=True):
+                self._first[name] = value
 
     def value(self, name: bytes) -> bytes | None:
         """Return the first value of the field `name`, which is in lower case."""
@@ -31,9 +37,9 @@ class Headers:
         """Return all values of the field `name`, which is in lower case."""
         if name not in self._first:
             return []
-        if len(self._first) == len(self.fields):  # none is repeated
+        if len(self._first) == len(self._names):  # none is repeated
             return [self._first[name]]
-        return [value for each, value in self.fields if each.lower() == name]
+        return [value for each, (_, value) in zip(self._names, self.fields, strict=True) if each == name]
 
     def get(self, name: str, default: str = "") -> str:
         """Return the first value of the field `name` as text; bytes that are no UTF-8 become lone surrogates."""
@@ -43,16 +49,22 @@ class Headers:
     def connection_options(self) -> frozenset[bytes]:
         """Return the options of the Connection fields, in lower case: `close`, or names of fields of this hop."""
         if b"connection" not in self._first:
-            return frozenset()
+            return _NO_OPTIONS
         return frozenset(option.strip().lower() for value in self.values(b"connection") for option in value.split(b","))
 
-    def forward(self, withheld: frozenset[bytes]) -> list[Field]:
-        """Return the fields except `withheld`, which has names in lower case, and those that Connection names."""
+    def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
+        """Return the lines of all fields except `withheld`, in lower case, and those that Connection names."""
         if b"connection" in self._first:
             withheld |= self.connection_options()
-        return [(name, value) for name, value in self.fields if name.lower() not in withheld]
+        return b"".join(
+            [
+                b"%b: %b\r\n" % field
+                for name, field in zip(self._names, self.fields, strict=True)
+                if name not in withheld
+            ]
+        )
 
 
-def encode_fields(start_line: bytes, fields: Iterable[Field]) -> bytes:
-    """Return the head of a message: `start_line`, which ends with CRLF, and `fields`."""
-    return start_line + b"".join([b"%b: %b\r\n" % field for field in fields]) + b"\r\n"
+def encode_fields(fields: Iterable[Field]) -> bytes:
+    """Return the lines of header fields."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])

@@ -5,9 +5,9 @@ Content-Length, folded lines, bare line ends, NUL and blanks around names. Refus
 protocols and versions, doubled blanks, transfer codings beside `chunked`, and a missing or repeated Host.
 """
 
+import functools
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -15,7 +15,7 @@ import httptools
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 
-_REQUEST_LINE = re.compile(rb"[A-Z-]{1,20} [\x21-\x7e]+ HTTP/1\.([01])\r\n")
+_REQUEST_LINE = re.compile(rb"([A-Z-]{1,20}) [\x21-\x7e]+ HTTP/1\.([01])\r\n")
 _HOST = re.compile(rb"[\w.~!$&'()*+;=%:\[\]-]*", re.ASCII)
 _ABSOLUTE_FORM = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 _FRAMING_BYTES_PER_CHUNK: Final = 32
@@ -25,19 +25,29 @@ class InvalidRequestError(Exception):
     """The bytes are no request that is served; the message names the rule and quotes nothing of them."""
 
 
-@dataclass(slots=True)
+class RequestTarget(NamedTuple):
+    """The target of a request."""
+
+    path: str
+    """Decoded, without the query."""
+    query: str
+
+
 class RequestHead:
     """The method, target and header fields of a request, and the framing of its body."""
 
-    method: str
-    path: str
-    """The path of the target, decoded, without the query."""
-    query: str
-    headers: Headers
-    is_http_1_0: bool
-    content_length: int | None
-    """The size of the body in bytes; None: it is chunked."""
-    keep_alive: bool
+    __slots__ = ("content_length", "headers", "is_http_1_0", "keep_alive", "method", "path", "query")
+
+    def __init__(
+        self, method: str, target: RequestTarget, headers: Headers, content_length: int | None, *, is_http_1_0: bool
+    ) -> None:
+        self.method = method
+        self.path, self.query = target
+        self.headers = headers
+        self.is_http_1_0 = is_http_1_0
+        self.content_length = content_length
+        """The size of the body in bytes; None: it is chunked."""
+        self.keep_alive = not is_http_1_0 and b"close" not in headers.connection_options()
 
     @property
     def expects_continue(self) -> bool:
@@ -49,19 +59,11 @@ class RequestParser:
     """Parse one request: first its whole head, then its body if that is chunked."""
 
     __slots__ = (
-        "_chunks",
-        "_fields",
-        "_framing_bytes",
-        "_head_ended",
-        "_parser",
-        "_pieces",
-        "_url",
-        "complete",
-        "excess",
+        *("_chunks", "_fields", "_framing_bytes", "_head_ended", "_parser", "_pieces", "_url", "complete", "excess"),
     )
 
     def __init__(self) -> None:
-        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = None
         self._url = b""
         self._fields: list[Field] = []
         self._pieces: list[bytes] = []
@@ -74,9 +76,10 @@ class RequestParser:
 
     def parse_head(self, head: bytes) -> RequestHead:
         """Parse a head, which ends with an empty line. Raises InvalidRequestError."""
-        line, parser = _REQUEST_LINE.match(head), self._parser
-        if line is None or parser is None:
+        line = _REQUEST_LINE.match(head)
+        if line is None:
             raise InvalidRequestError("its first line is no request line of HTTP/1.0 or HTTP/1.1")
+        parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
@@ -87,21 +90,16 @@ class RequestParser:
             raise InvalidRequestError(_rule(error)) from None
         self._head_ended = True
         headers = Headers(self._fields)
-        is_chunked = headers.value(b"transfer-encoding") is not None
-        if not is_chunked:
-            self._parser = None  # the parser refers to this object: without it, neither waits for the garbage collector
-        is_http_1_0 = line[1] == b"0"
-        self._check_fields(headers, is_http_1_0=is_http_1_0)
-        method = parser.get_method().decode()
-        return RequestHead(
-            method=method,
-            path=_target_path(method, self._url),
-            query=self._url.partition(b"?")[2].decode(),
-            headers=headers,
-            is_http_1_0=is_http_1_0,
-            content_length=None if is_chunked else int(headers.value(b"content-length") or 0),
-            keep_alive=not is_http_1_0 and b"close" not in headers.connection_options(),
-        )
+        is_http_1_0 = line[2] == b"0"
+        _check_fields(headers, is_http_1_0=is_http_1_0)
+        length: int | None = None
+        if headers.value(b"transfer-encoding") is None:
+            length = int(headers.value(b"content-length") or 0)
+        else:
+            # It refers to this object, which must not wait for the garbage collector: so only while it is needed.
+            self._parser = parser
+        method = line[1].decode()
+        return RequestHead(method, _parse_target(method, self._url), headers, length, is_http_1_0=is_http_1_0)
 
     def parse_chunks(self, data: bytes) -> bytes:
         """Return the content of the chunks in `data`; `complete` is set at their end. Raises InvalidRequestError."""
@@ -121,16 +119,6 @@ class RequestParser:
         if self.complete:
             self._parser = None
         return content
-
-    def _check_fields(self, headers: Headers, *, is_http_1_0: bool) -> None:
-        if len(self._fields) > HEADER_COUNT:
-            raise InvalidRequestError(f"it has more than {HEADER_COUNT} header fields")
-        codings = headers.values(b"transfer-encoding")
-        if codings and (is_http_1_0 or [coding.strip().lower() for coding in codings] != [b"chunked"]):
-            raise InvalidRequestError("its Transfer-Encoding is not `chunked` alone, in HTTP/1.1")
-        hosts = headers.values(b"host")
-        if len(hosts) > 1 or not (hosts or is_http_1_0) or not all(_HOST.fullmatch(host) for host in hosts):
-            raise InvalidRequestError("it does not have exactly one valid Host")
 
     # Called by httptools.
 
@@ -163,19 +151,31 @@ class RequestParser:
             self.complete = True
 
 
-def _target_path(method: str, target: bytes) -> str:
-    """Return the path of an origin-form or absolute-form target. Raises InvalidRequestError."""
+def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
+    if len(headers.fields) > HEADER_COUNT:
+        raise InvalidRequestError(f"it has more than {HEADER_COUNT} header fields")
+    codings = headers.values(b"transfer-encoding")
+    if codings and (is_http_1_0 or [coding.strip().lower() for coding in codings] != [b"chunked"]):
+        raise InvalidRequestError("its Transfer-Encoding is not `chunked` alone, in HTTP/1.1")
+    hosts = headers.values(b"host")
+    if len(hosts) > 1 or not (is_http_1_0 if not hosts else _HOST.fullmatch(hosts[0])):
+        raise InvalidRequestError("it does not have exactly one valid Host")
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_target(method: str, target: bytes) -> RequestTarget:
+    """Return the path and the query of an origin-form or absolute-form target. Raises InvalidRequestError."""
     if not target.startswith(b"/"):
         authority = _ABSOLUTE_FORM.match(target)
         if method == "OPTIONS" and target == b"*":
-            return "*"
+            return RequestTarget("*", "")
         if authority is None or method == "CONNECT":
             raise InvalidRequestError("its target is neither a path nor an http URL")
         target = target[authority.end() :] or b"/"
     if b"#" in target:
         raise InvalidRequestError("its target has a fragment")
-    path = target.partition(b"?")[0].decode()
-    return unquote(path, errors="replace") if "%" in path else path
+    path, _, query = target.decode().partition("?")
+    return RequestTarget(unquote(path, errors="replace") if "%" in path else path, query)
 
 
 def _rule(error: Exception) -> str:

@@ -5,20 +5,21 @@ The next request is looked at when the response to the one before is sent; what 
 """
 
 import asyncio
+import functools
 import math
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, cast
 
 import structlog
 
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange
-from gateway.http.headers import Field, Headers
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
+from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, ConnectionTimes
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -33,17 +34,24 @@ class RequestHandling:
     """The work of a server on its requests.
 
     Args:
-        answer: answers a request; it is cancelled when the client hangs up.
-        render_error: returns the fields and the body of a response to bytes that are no request: of a status and a
-            reason.
+        begin: begins the work on a request, whose head has come, and returns the receiver of its body; None if the
+            response was sent at once.
+        render_error: returns the lines of the header fields and the body of a response to bytes that are no request,
+            or that the server failed to answer: of a status and a reason.
     """
 
-    answer: Callable[[Exchange], Awaitable[None]]
-    render_error: Callable[[int, str], tuple[list[Field], bytes]]
+    begin: Callable[[Exchange], RequestReceiver | None]
+    render_error: Callable[[int, str], tuple[bytes, bytes]]
 
 
 class ServerConnection(asyncio.Protocol):
     """The connection from `peer`; `on_end` is called when it is closed."""
+
+    __slots__ = (
+        *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_loop"),
+        *("_on_end", "_parser", "_reading_paused", "_table", "_times", "_transport", "_unsent_bytes"),
+        *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
+    )
 
     def __init__(
         self,
@@ -61,25 +69,22 @@ class ServerConnection(asyncio.Protocol):
         self._on_end = on_end
         self.was_made = False
         """The handshake was complete; from then on the connection counts itself out when it is lost."""
+        self.is_blocked = False
+        """The client does not read what was sent."""
+        self.is_idle = False
+        """No request has begun."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
-        self._parser = RequestParser()
+        self._parser: RequestParser | None = None
+        """The parser of the chunked body that is read."""
         self._exchange: Exchange | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._next: asyncio.Future[None] | None = None
         self._body_left_bytes = 0
         self._reading_paused = False
-        self._idle = False
         self._unsent_bytes = 0
         self._ended = False
         self._draining = False
-        self._writable: asyncio.Future[None] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a request is answered."""
-        return self._exchange is not None
+        self._advancing = False
 
     # The transport
 
@@ -93,75 +98,82 @@ class ServerConnection(asyncio.Protocol):
         self.deadline = self._loop.time() + self._times.head_seconds
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the request whose client hung up."""
+        """End the request whose client hung up."""
         del exc
         self._transport = None
         self._ended = True
         self._table.remove(self)
-        self._cancel_request()
+        self._hang_up()
         self._on_end(self)
 
     def eof_received(self) -> bool:
         """Take half a hang-up for a whole one: a client that closes its connection sends nothing else."""
-        self._cancel_request()
+        self._hang_up()
         return False
 
     def data_received(self, data: bytes) -> None:
         """Take data, for the body that is read or the next request."""
         if self._ended:
             return  # it lingers, until the client has read the last response
-        if self._idle:
-            self._idle = False
+        if self.is_idle:
+            self.is_idle = False
             self._table.mark_busy(self)
-            self._set_deadline()
+            self.deadline = self._loop.time() + self._times.head_seconds
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
 
     def pause_writing(self) -> None:
         """Begin to wait until the client reads."""
-        self._writable = self._loop.create_future()
+        self.is_blocked = True
         self._expect_reading(self._times.write_seconds)
 
     def resume_writing(self) -> None:
         """Go on writing."""
-        if self._writable:
-            if not self._writable.done():
-                self._writable.set_result(None)
-            self._writable = None
-            self._set_deadline()
+        self.is_blocked = False
+        self._set_deadline()
+        if self._exchange and self._exchange.receiver:
+            self._guard(self._exchange.receiver.resume_writing)
 
     # The exchange's side
-
-    @property
-    def is_blocked(self) -> bool:
-        """True while the client does not read what was sent."""
-        return self._writable is not None
 
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
         if self._transport:
             self._transport.write(data)
 
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was sent."""
-        if self._writable:
-            await self._writable
-
-    def wait_for_body(self, *, waits: bool) -> None:
-        """Begin or end to measure the pause between two pieces of the body."""
-        del waits
-        self._set_deadline()
+    def end_exchange(self) -> None:
+        """Go on with the next request, or close the connection."""
+        exchange, self._exchange = self._exchange, None
+        self._parser = None
+        if self._transport is None or exchange is None:
+            return
+        if self._ended or not exchange.body_complete:
+            self._linger()
+        elif not exchange.keep_alive:
+            self._close()
+        else:
+            if self._reading_paused:
+                self._resume_reading()
+            if not self._buffer:
+                self._mark_idle()
+                return
+            self._set_deadline()
+            if not self._advancing:
+                self._advance()
 
     def pause_body(self) -> None:
         """Stop reading from the client."""
         self._pause_reading()
+        self._set_deadline()
 
     def resume_body(self) -> None:
         """Read from the client again."""
         self._resume_reading()
+        self._set_deadline()
 
     def break_off(self, *, reset: bool) -> None:
         """Close the connection; with `reset`, so that it does not look like an orderly end."""
+        self._exchange = None
         transport = self._transport
         if transport is None:
             return
@@ -179,17 +191,17 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if self._ended or self._writable:
+        if self._ended or self.is_blocked:
             if 0 < transport.get_write_buffer_size() < self._unsent_bytes:
                 self._expect_reading(self._times.write_seconds)  # it reads, but slowly
             else:
                 transport.abort()
-        elif self._exchange and self._exchange.waits_for_body:
-            self._exchange.fail_body(BodyTimeoutError())
-        elif self._exchange is None and not self._idle:
-            self._refuse(408, f"its head did not come within {self._times.head_seconds:g} s")
-        elif self._exchange is None:
+        elif self._exchange:
+            self._fail_body(self._exchange, BodyTimeoutError())
+        elif self.is_idle:
             self._close()
+        else:
+            self._refuse(408, f"its head did not come within {self._times.head_seconds:g} s")
 
     def close_idle(self) -> None:
         """Close the connection, which has no request."""
@@ -206,135 +218,130 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break off the request in progress."""
-        self._cancel_request()
-        if self._exchange:
-            self._exchange.break_off()
+        if exchange := self._exchange:
+            self._hang_up()
+            exchange.break_off()
 
     # Requests
 
     def _advance(self) -> None:
-        """Take from the buffer what is needed now: more of a body, or the next request."""
+        """Take from the buffer what is needed now: more of a body, or the next requests."""
+        self._advancing = True
+        self._guard(self._take_buffer)
+        self._advancing = False
         exchange = self._exchange
-        if exchange and not exchange.body_complete:
-            self._take_body(exchange)
-            exchange = self._exchange
-        if exchange is None:
-            self._take_head()
+        if exchange is None or self._ended:
+            return
+        if not exchange.body_complete:
+            self._set_deadline()
         elif len(self._buffer) > _PIPELINED_BYTES:
             self._pause_reading()
 
-    def _take_head(self) -> None:
+    def _take_buffer(self) -> None:
+        while self._take_body(self._exchange) if self._exchange else self._take_head():
+            pass
+
+    def _take_head(self) -> bool:
+        """Begin the next request; return False if its head is not complete, or there is none."""
         buffer = self._buffer
+        if not buffer or self._ended:
+            return False
         while buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
-            buffer = buffer[2:]
-        self._buffer = buffer
+            buffer = self._buffer = buffer[2:]
         length = buffer.find(_HEAD_END)
         if length < 0 and len(buffer) < HEAD_BYTES:
-            return
+            return False
         end = length + len(_HEAD_END)
         if length < 0 or end > HEAD_BYTES:
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
-            return
-        self._buffer = buffer[end:]
-        self._parser = RequestParser()
+            return False
+        parser = RequestParser()
         try:
-            head = self._parser.parse_head(buffer[:end])
+            head = parser.parse_head(buffer[:end])
         except InvalidRequestError as error:
             self._refuse(400, str(error))
-            return
-        self._begin(head)
-
-    def _begin(self, head: RequestHead) -> None:
-        exchange = self._exchange = Exchange(head, self, self.peer)
-        exchange.keep_alive = exchange.keep_alive and not self._draining
-        self._body_left_bytes = head.content_length or 0
+            return False
+        exchange = self._exchange = Exchange(head, self)
+        if self._draining:
+            exchange.keep_alive = False
         self.deadline = math.inf
-        self._take_body(exchange)
-        if self._task is None:
-            self._task = self._loop.create_task(self._answer_requests())
-        elif self._next and not self._next.done():
-            self._next.set_result(None)
+        body = b""
+        if head.content_length is None:
+            self._parser = parser
+        elif len(buffer) >= end + head.content_length:
+            body_end = end + head.content_length
+            body, end = buffer[end:body_end], body_end
+            exchange.body_complete = True
+        else:
+            self._body_left_bytes = head.content_length
+        self._buffer = buffer[end:]
+        receiver = exchange.receiver = self._handling.begin(exchange)
+        if receiver and exchange.body_complete:
+            self._give_body(exchange, receiver, body)
+        return True
 
-    def _take_body(self, exchange: Exchange) -> None:
-        buffer = self._buffer
-        if exchange.head.content_length is not None:
-            if buffer and self._body_left_bytes:
-                piece = buffer[: self._body_left_bytes]
-                self._buffer = buffer[len(piece) :]
-                self._body_left_bytes -= len(piece)
-                exchange.feed(piece)
-            if not self._body_left_bytes:
-                exchange.end_body()
-        elif buffer:
+    def _take_body(self, exchange: Exchange) -> bool:
+        """Give the receiver what has come of the body; return False if more has to come, or nothing."""
+        buffer, receiver = self._buffer, exchange.receiver
+        if not buffer or exchange.body_complete or receiver is None:
+            return False
+        if self._parser is None:
+            piece = buffer[: self._body_left_bytes]
+            self._buffer = buffer[len(piece) :]
+            self._body_left_bytes -= len(piece)
+            exchange.body_complete = not self._body_left_bytes
+        else:
             self._buffer = b""
             try:
-                if content := self._parser.parse_chunks(buffer):
-                    exchange.feed(content)
+                piece = self._parser.parse_chunks(buffer)
             except InvalidRequestError as error:
                 self._log_refusal(str(error))
-                exchange.fail_body(error)
                 self._ended = True
-                return
+                self._fail_body(exchange, error)
+                return False
             if self._parser.complete:
                 # What came together with the end of the chunks is lost in the parser: the client sends it again.
                 exchange.keep_alive = exchange.keep_alive and not self._parser.excess
-                exchange.end_body()
-        if exchange.waits_for_body:
-            self._set_deadline()
+                exchange.body_complete = True
+        self._give_body(exchange, receiver, piece)
+        return True
 
-    async def _answer_requests(self) -> None:
-        """Answer one request after the other; one task for all of them costs less than one for each."""
+    def _give_body(self, exchange: Exchange, receiver: RequestReceiver, piece: bytes) -> None:
+        if piece:
+            receiver.take_body(piece)
+        if exchange.body_complete and exchange is self._exchange:
+            receiver.end_body()
+
+    def _fail_body(self, exchange: Exchange, error: InvalidRequestError | BodyTimeoutError) -> None:
+        exchange.keep_alive = False
+        if exchange.receiver:
+            self._guard(functools.partial(exchange.receiver.fail_body, error))
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Do the work on a request; a defect of it must not end the connections of all others."""
         try:
-            while self._exchange or not self._ended:
-                if exchange := self._exchange:
-                    await self._answer(exchange)
-                    self._end_exchange(exchange)
-                else:
-                    self._next = self._loop.create_future()
-                    await self._next
-        finally:
-            if exchange := self._exchange:  # cancelled
-                self._end_exchange(exchange)
+            work()
+        except Exception:  # noqa: BLE001
+            self._fail_request()
 
-    async def _answer(self, exchange: Exchange) -> None:
-        try:
-            await self._handling.answer(exchange)
-        except Exception:  # noqa: BLE001 - one request must not end the connections of all others
-            _log.exception("request_failed")
-            if not exchange.started:
-                fields, body = self._handling.render_error(500, "the server failed to answer it")
-                exchange.respond(500, fields, body)
-
-    def _end_exchange(self, exchange: Exchange) -> None:
-        """Go on with the next request, or close the connection."""
-        if self._transport is None:
-            self._exchange = None
-            return
-        if not exchange.finished:
-            exchange.break_off()
-            self._exchange = None
-            return
-        self._exchange = None
-        if self._ended or not exchange.body_complete:
-            self._linger()
-            return
-        if not exchange.keep_alive:
-            self._close()
-            return
-        self._resume_reading()
-        if self._buffer:
-            self._set_deadline()
-            self._advance()
-        else:
-            self._mark_idle()
+    def _fail_request(self) -> None:
+        """Answer a request on which the server failed, and log the defect."""
+        _log.exception("request_failed")
+        if exchange := self._exchange:
+            self._hang_up()
+            self._exchange = exchange
+            if exchange.started:
+                exchange.break_off()
+            else:
+                exchange.keep_alive = False
+                exchange.respond(500, *self._handling.render_error(500, "the server failed to answer it"))
 
     def _refuse(self, status: int, reason: str) -> None:
         """Answer bytes that are no request, and close the connection."""
         self._log_refusal(reason)
-        fields, body = self._handling.render_error(status, reason)
-        exchange = Exchange(RequestHead("", "", "", Headers(), False, 0, False), self, self.peer)
-        exchange.respond(status, fields, body)
-        self._linger()
+        head = RequestHead("", RequestTarget("", ""), Headers(), 0, is_http_1_0=False)
+        exchange = self._exchange = Exchange(head, self)
+        exchange.respond(status, *self._handling.render_error(status, reason))
 
     def _log_refusal(self, reason: str) -> None:
         _log.info("invalid_request", peer=self.peer, reason=reason)
@@ -362,27 +369,33 @@ class ServerConnection(asyncio.Protocol):
 
     def _mark_idle(self) -> None:
         """Wait for a request."""
-        self._idle = True
-        self._table.mark_idle(self)
-        self._set_deadline()
+        if not self.is_idle:
+            self.is_idle = True
+            self._table.mark_idle(self)
+            if not self.is_blocked:
+                self.deadline = self._loop.time() + self._times.idle_seconds
 
     def _expect_reading(self, seconds: float) -> None:
         """Give the client so many seconds to read some of what is buffered for it."""
         self._unsent_bytes = self._transport.get_write_buffer_size() if self._transport else 0
         self.deadline = self._loop.time() + seconds
 
-    def _cancel_request(self) -> None:
-        if self._task:
-            self._task.cancel()
+    def _hang_up(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange and exchange.receiver:
+            try:
+                exchange.receiver.hang_up()
+            except Exception:  # noqa: BLE001 - one request must not end the connections of all others
+                _log.exception("hang_up_failed")
 
     def _set_deadline(self) -> None:
         """Set the deadline of what the connection waits for; what the client has to read first has its own."""
-        if self._writable or self._ended:
+        if self.is_blocked or self._ended:
             return
         seconds = math.inf
         if self._exchange is None:
-            seconds = self._times.idle_seconds if self._idle else self._times.head_seconds
-        elif self._exchange.waits_for_body:
+            seconds = self._times.idle_seconds if self.is_idle else self._times.head_seconds
+        elif not self._exchange.body_complete and not self._reading_paused:
             seconds = self._times.body_pause_seconds
         self.deadline = self._loop.time() + seconds
 

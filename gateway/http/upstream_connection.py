@@ -1,167 +1,135 @@
 """One connection to an upstream server: it carries one request and response at a time.
 
-A response is read in pieces; while its reader is slow, the upstream's socket is not read, so that the upstream stops
-instead of filling memory.
+A response is given to its receiver in pieces, as it comes. A receiver whose own reader is slow pauses the upstream's
+socket, so that the upstream stops instead of filling memory.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias, cast
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
+import structlog
 
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 
-_UNREAD_BYTES: Final = 64 << 10
 _FIRST_FINAL_STATUS: Final = 200
-_NO_HEADERS: Final = Headers()
 _NO_CONTENT: Final = frozenset({204, 304})
+_STALE_SECONDS: Final = 1.0
+"""An upstream that closed a kept connection without an answer so soon had closed it before the request came."""
 
-BodyPieces: TypeAlias = Sequence[bytes | memoryview]
+_log = structlog.get_logger()
+
+
+class UpstreamOrigin(NamedTuple):
+    """The host and port of an upstream."""
+
+    host: str
+    port: int
+
+
+BodyPieces: TypeAlias = Sequence[bytes | bytearray | memoryview]
 """The body of a request; it is not copied together."""
 
 
 class UpstreamBrokeOffError(Exception):
     """The upstream closed its connection, or sent no HTTP, before its response was whole."""
 
-    def __init__(self, reason: str, *, answered: bool) -> None:
+    def __init__(self, reason: str, *, was_stale: bool = False) -> None:
         super().__init__(reason)
-        self.answered = answered
-        """Some of the response had come."""
+        self.was_stale = was_stale
+        """It had closed a kept connection as idle, before the request came: the request may be sent again."""
 
 
-class UpstreamResponse:
-    """A response, from the moment when its request is sent; `head` waits until `status` and `headers` are there."""
+class ResponseReceiver(Protocol):
+    """The reader of one response; nothing is called after `end`, `fail`, or the end of the call by `abort`."""
 
-    __slots__ = ("_connection", "_error", "_pieces", "_unread_bytes", "_waiter", "complete", "headers", "status")
-
-    def __init__(self, connection: "UpstreamConnection") -> None:
-        self.status = 0
-        self.headers = _NO_HEADERS
-        self.complete = False
-        """The whole response has come; some of it may not be read yet."""
-        self._connection: UpstreamConnection | None = connection
-        self._pieces: list[bytes] = []
-        self._unread_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: UpstreamBrokeOffError | None = None
-
-    async def head(self) -> None:
-        """Wait for the head. Raises UpstreamBrokeOffError."""
-        while not self.status:
-            await self._wait()
-
-    def read_nowait(self) -> bytes:
-        """Return what has come of the body."""
-        pieces = self._pieces
-        if not pieces:
-            return b""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if self._unread_bytes > _UNREAD_BYTES and self._connection:
-            self._connection.resume_reading()
-        self._unread_bytes = 0
-        return data
-
-    async def read(self) -> bytes:
-        """Wait for the next piece of the body and return it; b"" at the end. Raises UpstreamBrokeOffError."""
-        while not self._pieces:
-            if self.complete:
-                return b""
-            await self._wait()
-        return self.read_nowait()
-
-    def close(self) -> None:
-        """Break the connection off, so that the upstream stops its work, unless the response is complete."""
-        if self._connection:
-            self._connection.abort()
-            self._connection = None
-
-    # Called by the connection
-
-    def feed(self, data: bytes) -> bool:
-        """Take a piece of the body; return False if no more should be read for now."""
-        self._pieces.append(data)
-        self._unread_bytes += len(data)
-        self._wake()
-        return self._unread_bytes <= _UNREAD_BYTES
-
-    def begin(self, status: int, headers: Headers) -> None:
+    def take_head(self, status: int, headers: Headers) -> None:
         """Take the head."""
-        self.status, self.headers = status, headers
-        self._wake()
 
-    def end(self) -> None:
-        """Note the end of the body: the connection is free for another request."""
-        self.complete = True
-        self._connection = None
-        self._wake()
+    def take_response(self, piece: bytes) -> None:
+        """Take a piece of the body."""
 
-    def fail(self, error: UpstreamBrokeOffError) -> None:
-        """Note that the rest will not come."""
-        self._error = error
-        self._connection = None
-        self._wake()
+    def end_response(self) -> None:
+        """Note the end of the response; its connection is free for another request."""
 
-    async def _wait(self) -> None:
-        if self._error:
-            raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_result(None)
+    def fail_response(self, error: UpstreamBrokeOffError) -> None:
+        """Note that the rest of the response will not come."""
 
 
 class UpstreamConnection(asyncio.Protocol):
     """A connection; `on_free` is called when it is ready for another request, `on_end` when it is closed."""
 
+    __slots__ = (
+        *("_answered", "_fields", "_head_bytes", "_in_head", "_keeps", "_message_ended", "_on_end", "_on_free"),
+        *(
+            "_parser",
+            "_paused",
+            "_receiver",
+            "_sent_at",
+            "_transport",
+            "_until_close",
+            "_was_used",
+            "idle_since",
+            "origin",
+        ),
+    )
+
     def __init__(
-        self, on_free: Callable[["UpstreamConnection"], None], on_end: Callable[["UpstreamConnection"], None]
+        self,
+        origin: UpstreamOrigin,
+        on_free: Callable[["UpstreamConnection"], None],
+        on_end: Callable[["UpstreamConnection"], None],
     ) -> None:
+        self.origin = origin
         self.idle_since = 0.0
-        self.was_used = False
+        self._was_used = False
         """It has carried a whole response, so the upstream may be closing it as idle while a request is sent."""
         self._on_free = on_free
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
-        self._response: UpstreamResponse | None = None
+        self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[Field] = []
         self._head_bytes = 0
+        self._sent_at = 0.0
         self._in_head = True
         self._until_close = False
         self._answered = False
         self._message_ended = False
         self._keeps = False
+        self._paused = False
 
-    def send(self, head: bytes, body: BodyPieces) -> UpstreamResponse:
-        """Send a request, whose body is kept by reference until it is sent, and return the response to come."""
-        response = self._response = UpstreamResponse(self)
+    def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver) -> None:
+        """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response."""
+        self._receiver = receiver
+        self._sent_at = time.monotonic()
         if self._transport is None:
             self._fail("it closed the connection")
-            return response
-        self._fields = []
+            return
         self._head_bytes = 0
         self._in_head = True
         self._until_close = self._answered = self._message_ended = self._keeps = False
         self._transport.writelines([head, *body])
-        return response
 
     def abort(self) -> None:
-        """Close the connection at once."""
-        self._response = None
+        """End the call: close the connection at once, so that the upstream stops its work."""
+        self._receiver = None
         if self._transport:
             self._transport.abort()
 
+    def pause_reading(self) -> None:
+        """Stop the upstream, because the reader of the response is slow."""
+        if self._transport and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
     def resume_reading(self) -> None:
         """Read the upstream's socket again."""
-        if self._transport:
+        if self._transport and self._paused:
+            self._paused = False
             self._transport.resume_reading()
 
     # The transport
@@ -174,7 +142,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End or break off the response."""
         self._transport = None
-        if self._response and self._until_close and exc is None:
+        if self._until_close and exc is None:
             self._end_response()
         self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
         self._parser = None
@@ -186,7 +154,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece of the response."""
-        if self._is_idle() or self._parser is None:
+        if self._receiver is None or self._parser is None:
             self._close()  # nothing was asked
             return
         self._answered = True
@@ -194,16 +162,25 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            _log.exception("response_not_relayed")
+            self._fail("its response could not be relayed")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # llhttp's words only: it quotes nothing of the response.
             self._fail(f"its response is not HTTP ({error})")
-        else:
-            if self._in_head and self._head_bytes > HEAD_BYTES:
-                self._fail("the head of its response is too long")
-        if self._keeps:
-            self.was_used = True
-            self._on_free(self)
-        elif self._is_idle():
+        if self._message_ended:
+            if self._keeps:
+                self._was_used = True
+                receiver, self._receiver = self._receiver, None
+                self.resume_reading()
+                self._on_free(self)
+                receiver.end_response()
+            else:
+                self._end_response()
+                self._close()
+        elif self._in_head and self._head_bytes > HEAD_BYTES:
+            self._fail("the head of its response is too long")
+        if self._receiver is None and not self._keeps:
             self._close()
 
     # Called by httptools
@@ -224,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._in_head = False
         fields, self._fields = self._fields, []
-        if len(fields) > HEADER_COUNT or sum(len(name) + len(value) for name, value in fields) > HEAD_BYTES:
+        if len(fields) > HEADER_COUNT or (self._head_bytes > HEAD_BYTES and _size_bytes(fields) > HEAD_BYTES):
             self._fail("the head of its response is too long")
             return
         headers = Headers(fields)
@@ -233,39 +210,40 @@ class UpstreamConnection(asyncio.Protocol):
             and headers.value(b"transfer-encoding") is None
             and status not in _NO_CONTENT
         )
-        if self._response:
-            self._response.begin(status, headers)
+        if self._receiver:
+            self._receiver.take_head(status, headers)
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if self._response and not self._message_ended and not self._response.feed(piece) and self._transport:
-            self._transport.pause_reading()
+        if self._receiver and not self._message_ended:
+            self._receiver.take_response(piece)
 
     def on_message_complete(self) -> None:
-        """End the response, and let the connection be used again if both sides keep it."""
+        """Note the end of the response; the connection may be used again if both sides keep it."""
         if self._in_head:
             self._fields = []  # of an interim response
             return
         self._message_ended = True
-        if self._response and self._parser and self._transport:
+        if self._receiver and self._parser and self._transport:
             # An upstream that answered before it had the whole request may not read the rest.
             is_sent = not self._transport.get_write_buffer_size()
             self._keeps = is_sent and self._parser.should_keep_alive()
-        self._end_response()
-
-    def _is_idle(self) -> bool:
-        return self._response is None
 
     def _end_response(self) -> None:
-        response, self._response = self._response, None
-        if response:
-            response.end()
+        receiver, self._receiver = self._receiver, None
+        if receiver:
+            receiver.end_response()
 
     def _fail(self, reason: str) -> None:
-        response, self._response = self._response, None
-        if response:
-            response.fail(UpstreamBrokeOffError(reason, answered=self._answered))
+        receiver, self._receiver = self._receiver, None
+        if receiver:
+            was_stale = self._was_used and not self._answered and time.monotonic() - self._sent_at <= _STALE_SECONDS
+            receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale))
 
     def _close(self) -> None:
         if self._transport:
             self._transport.abort()
+
+
+def _size_bytes(fields: list[Field]) -> int:
+    return sum(len(name) + len(value) for name, value in fields)

@@ -1,6 +1,7 @@
 """The proxy of a host: a separate process that takes OpenAI requests for the host's inference engines.
 
-The steps of a request, file by file; `handler` controls steps 2 to 7, the other files each do one part:
+The steps of a request, file by file; `handler` begins it and `inference_request` controls steps 3 to 7, the other files
+each do one part:
 
 1. accept: `listeners`, one socket per service and one of the router, for all services; `tls`, their certificate
 2. path and token: `paths`, the served paths; `authorization`, the decision whether the client may use the listener
@@ -8,8 +9,8 @@ The steps of a request, file by file; `handler` controls steps 2 to 7, the other
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends
-7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's form;
-   `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
+7. record: `service`, counts; `request_log`, the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's
+   form; `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
 `control` is the process, `control_socket` its claim and the hand-over to a newer one, `control_api` its control API,
 `control_client` the client, `config` the messages of both. `gateway.http` serves clients, engines and the control API;

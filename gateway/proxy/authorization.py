@@ -2,10 +2,12 @@
 
 import hmac
 import re
+from typing import Final
 
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 
+_BEARER: Final = b"bearer "
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 
 
@@ -25,12 +27,17 @@ def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
 
 def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
     """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
-    scheme, _, credentials = (headers.value(b"authorization") or b"").partition(b" ")
-    if scheme.lower() != b"bearer":
+    credentials = headers.value(b"authorization") or b""
+    if credentials[: len(_BEARER)].lower() == _BEARER:
+        credentials = credentials[len(_BEARER) :]
+    else:
         credentials = headers.value(b"x-api-key") or b""
     sent = credentials.strip()
-    # All are compared, so that the time does not show which one nearly matched.
-    return sum(hmac.compare_digest(sent, token.encode()) for token in tokens) > 0
+    valid = False
+    for token in tokens:
+        # All are compared, so that the time does not show which one nearly matched.
+        valid |= hmac.compare_digest(sent, token.encode())
+    return valid
 
 
 def _is_local_program(headers: Headers) -> bool:

@@ -31,6 +31,10 @@ class AnswerProgress:
         now: the time at which the request is sent.
     """
 
+    __slots__ = (
+        *("began", "has_begun", "last_data", "longest_pause", "request_digest", "size_bytes", "waits_for_client"),
+    )
+
     def __init__(self, request_digest: int, size_bytes: int, now: float) -> None:
         self.request_digest = request_digest
         self.size_bytes = size_bytes
@@ -40,7 +44,7 @@ class AnswerProgress:
         self.waits_for_client = False
         """The engine is not read, because its client does not read."""
 
-    def note_data(self, now: float) -> None:
+    def measure_pause(self, now: float) -> None:
         """Note that data has come after the begin of the answer."""
         pause = now - self.last_data
         self.last_data = now
@@ -69,7 +73,7 @@ class BackendPast:
 
     def note_data(self, progress: AnswerProgress, now: float) -> None:
         """Note data of a stream."""
-        progress.note_data(now)
+        progress.measure_pause(now)
         if self.health.suspect and self.health.reason != "Failing":
             self._clear()
 
@@ -77,9 +81,10 @@ class BackendPast:
         """Note a complete answer: whatever was suspected, the backend works."""
         self.under_way.discard(progress)
         self._longest_pauses.append(progress.longest_pause)
-        self._failures = 0
-        self._failed_requests.clear()
-        self._last_outcomes.clear()
+        if self._failures:
+            self._failures = 0
+            self._failed_requests.clear()
+            self._last_outcomes.clear()
         self._clear()
 
     def fail(self, progress: AnswerProgress, outcome: str) -> None:

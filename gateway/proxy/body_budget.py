@@ -18,31 +18,13 @@ class BodyBudget:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    def reserve(self) -> "BodyReservation":
-        """Return an empty reservation, for one more body."""
-        return BodyReservation(self)
-
-    def has_room(self, more_bytes: int) -> bool:
-        """Decide whether `more_bytes` fit into the budget."""
-        return self.held_bytes + more_bytes <= self._limit_bytes
-
-
-class BodyReservation:
-    """One body's share of the budget, which grows as the body arrives."""
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._size_bytes = 0
-
-    def grow(self, more_bytes: int) -> bool:
-        """Reserve `more_bytes`, or return False if the budget has no room for them."""
-        if not self._budget.has_room(more_bytes):
+    def reserve(self, more_bytes: int) -> bool:
+        """Reserve `more_bytes` for a body, or return False if the budget has no room for them."""
+        if self.held_bytes + more_bytes > self._limit_bytes:
             return False
-        self._size_bytes += more_bytes
-        self._budget.held_bytes += more_bytes
+        self.held_bytes += more_bytes
         return True
 
-    def release(self) -> None:
-        """Give the whole share back; may be called twice."""
-        self._budget.held_bytes -= self._size_bytes
-        self._size_bytes = 0
+    def release(self, held_bytes: int) -> None:
+        """Give back what was reserved for a body."""
+        self.held_bytes -= held_bytes

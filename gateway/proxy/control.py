@@ -53,7 +53,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         times = ConnectionTimes()
         # A table of its own: whatever clients do, the agent is heard.
         table = ConnectionTable(_CONTROL_CAPS, times.sweep_seconds)
-        control = HttpListener(RequestHandling(ControlApi(listeners).answer, render_refusal), table, times)
+        control = HttpListener(RequestHandling(ControlApi(listeners).begin, render_refusal), table, times)
         if claimed.inheritance:
             await _take_over(claimed.inheritance, listeners, tasks)
         control.take_over([claimed.control])

@@ -10,8 +10,9 @@ from urllib.parse import parse_qs
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.exchange import Exchange
-from gateway.http.headers import Field
+from gateway.http.headers import Field, encode_fields
 from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 from gateway.proxy.listeners import DrainingError, Listeners
 
@@ -35,14 +36,17 @@ class ControlApi:
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
 
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer one call."""
+    def begin(self, exchange: Exchange) -> AwaitedExchange:
+        """Begin to answer one call."""
+        return AwaitedExchange(exchange, self._answer)
+
+    async def _answer(self, exchange: AwaitedExchange) -> None:
         try:
             await self._dispatch(exchange)
         except ControlError as error:
             _respond(exchange, ControlRefusal(str(error)), error.status)
 
-    async def _dispatch(self, exchange: Exchange) -> None:
+    async def _dispatch(self, exchange: AwaitedExchange) -> None:
         match (exchange.head.method, *exchange.head.path.split("/")[1:]):
             case ("GET", "state"):
                 _respond(exchange, self._proxy_state())
@@ -60,7 +64,7 @@ class ControlApi:
             case _:
                 raise ControlError(HTTPStatus.NOT_FOUND, f"{exchange.head.method} {exchange.head.path} is no call")
 
-    async def _configure(self, exchange: Exchange) -> None:
+    async def _configure(self, exchange: AwaitedExchange) -> None:
         body = bytearray()
         while piece := await exchange.read():
             body += piece
@@ -77,7 +81,7 @@ class ControlApi:
             raise ControlError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
         _respond(exchange, self._proxy_state())
 
-    async def _wait_idle(self, exchange: Exchange, uid: str) -> None:
+    async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
         try:
             timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
         except (KeyError, ValueError) as error:
@@ -90,7 +94,7 @@ class ControlApi:
             pass
         _respond(exchange, BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
 
-    async def _watch_health(self, exchange: Exchange) -> None:
+    async def _watch_health(self, exchange: AwaitedExchange) -> None:
         exchange.start(HTTPStatus.OK, ((b"Content-Type", b"application/x-ndjson"),))
         watch = self._listeners.health.watch()
         try:
@@ -100,7 +104,7 @@ class ControlApi:
         finally:
             watch.close()
 
-    def _clear_health(self, exchange: Exchange, uid: str) -> None:
+    def _clear_health(self, exchange: AwaitedExchange, uid: str) -> None:
         if not self._listeners.health.clear(uid):
             raise ControlError(HTTPStatus.NOT_FOUND, f"no backend {uid} is configured")
         _respond(exchange, BackendHealth(uid))
@@ -115,11 +119,11 @@ class ControlApi:
         )
 
 
-def render_refusal(status: int, reason: str) -> tuple[list[Field], bytes]:
-    """Return the fields and the body of a response to bytes that are no call."""
+def render_refusal(status: int, reason: str) -> tuple[bytes, bytes]:
+    """Return the header fields and the body of a response to bytes that are no call."""
     del status
-    return list(_JSON), msgspec.json.encode(ControlRefusal(reason))
+    return encode_fields(_JSON), msgspec.json.encode(ControlRefusal(reason))
 
 
-def _respond(exchange: Exchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
+def _respond(exchange: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
     exchange.respond(status, _JSON, msgspec.json.encode(body))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.http.headers import Field
+from gateway.http.headers import encode_fields
 from gateway.proxy import paths
 
 _LONGEST_TEXT = 2000
@@ -54,10 +54,10 @@ class RequestError(Exception):
             _Body(OpenAIError(message=message, type=_error_type(status), param=param, code=code))
         )
 
-    def fields(self) -> list[Field]:
-        """Return the header fields of the response."""
+    def fields(self) -> bytes:
+        """Return the lines of the header fields of the response."""
         fields = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in self.headers.items()]
-        return [(b"Content-Type", b"application/json"), *fields]
+        return encode_fields([(b"Content-Type", b"application/json"), *fields])
 
 
 # The proxy's own errors, each under the name of its code.

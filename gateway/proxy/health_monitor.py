@@ -41,13 +41,11 @@ class HealthMonitor:
 
     def begin(self, uid: str, body: bytes | bytearray) -> "AnswerObserver":
         """Observe the answer to a request that is sent to `uid`."""
-        progress = AnswerProgress(_digest(body), len(body), time.monotonic())
         # A backend that has left the configuration is observed, too, but nobody reads the result.
         past = self._pasts.get(uid) or BackendPast(uid)
-        past.under_way.add(progress)
         if self._check is None:
             self._check = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check_pauses)
-        return AnswerObserver(self, past, progress)
+        return AnswerObserver(self, past, body)
 
     def suspects(self) -> tuple[BackendHealth, ...]:
         """Return the health of the backends that are suspect."""
@@ -81,49 +79,44 @@ class HealthMonitor:
             self._check = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check_pauses)
 
 
-class AnswerObserver:
-    """The steps of one answer, as the monitor notes them; the first of `succeed`, `fail` and `abandon` counts."""
+class AnswerObserver(AnswerProgress):
+    """One answer, and its steps as the monitor notes them; the first of `succeed`, `fail` and `abandon` counts."""
 
-    def __init__(self, monitor: HealthMonitor, past: BackendPast, progress: AnswerProgress) -> None:
+    __slots__ = ("_monitor", "_past")
+
+    def __init__(self, monitor: HealthMonitor, past: BackendPast, body: bytes | bytearray) -> None:
+        super().__init__(_digest(body), len(body), time.monotonic())
         self._monitor = monitor
         self._past = past
-        self._progress = progress
+        past.under_way.add(self)
 
     def note_begin(self) -> None:
         """Note the begin of an answer: the head of a response without an error."""
-        self._past.note_begin(self._progress, time.monotonic())
+        self._past.note_begin(self, time.monotonic())
 
     def note_data(self, now: float) -> None:
         """Note data of a stream."""
         before = self._past.health
-        self._past.note_data(self._progress, now)
+        self._past.note_data(self, now)
         self._monitor.report_change(self._past, before)
-
-    def wait_for_client(self) -> None:
-        """Note that the engine is not read until its client has read: the next pause is the client's."""
-        self._progress.waits_for_client = True
 
     def succeed(self) -> None:
         """Note a complete answer."""
-        if self._is_open:
+        if self in self._past.under_way:
             before = self._past.health
-            self._past.succeed(self._progress)
+            self._past.succeed(self)
             self._monitor.report_change(self._past, before)
 
     def fail(self, outcome: str) -> None:
         """Note that the backend failed the request; `outcome` is a status or a kind of failure."""
-        if self._is_open:
+        if self in self._past.under_way:
             before = self._past.health
-            self._past.fail(self._progress, outcome)
+            self._past.fail(self, outcome)
             self._monitor.report_change(self._past, before)
 
     def abandon(self) -> None:
         """Note the end of an answer that shows nothing; no effect after `succeed` or `fail`."""
-        self._past.abandon(self._progress)
-
-    @property
-    def _is_open(self) -> bool:
-        return self._progress in self._past.under_way
+        self._past.abandon(self)
 
 
 class HealthWatch:
@@ -169,4 +162,6 @@ def _identity(backend: Backend) -> tuple[object, ...]:
 
 def _digest(body: bytes | bytearray) -> int:
     """Return the same number for the same body, from its ends only, because a body may be large."""
+    if len(body) <= _DIGEST_BYTES:
+        return hash(bytes(body))
     return hash((len(body), bytes(body[:_DIGEST_BYTES]), bytes(body[-_DIGEST_BYTES:])))

@@ -18,19 +18,19 @@ from msgspec import structs
 
 from devices import limits
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import Exchange
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
-from gateway.http.server_connection import RequestHandling
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
-from gateway.proxy.handler import SharedResources, handle_request, render_invalid_request
+from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
+from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
-from gateway.proxy.request_body import BodyReader
-from gateway.proxy.router import ModelRouter, Router, SingleServiceRouter
+from gateway.proxy.request_body import BodyScans
+from gateway.proxy.request_log import RequestLog
+from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
 
@@ -85,8 +85,9 @@ class Listeners:
     def __init__(self, pool: UpstreamPool, tasks: asyncio.TaskGroup, times: ConnectionTimes | None = None) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), BodyReader(), pool, self.health)
+        self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
+        self._log = RequestLog()
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -184,7 +185,7 @@ class Listeners:
             if each.name in self._services:
                 self._services[each.name].update(each)
             else:
-                self._services[each.name] = Service(each, self.in_flight, self.metrics)
+                self._services[each.name] = Service(each, self.in_flight, self.metrics, self._log)
         self._services_by_backend = {
             backend.uid: self._services[each.name] for each in config.services for backend in each.backends
         }
@@ -211,17 +212,13 @@ class Listeners:
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
         router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
-        return HttpListener(self._handling(router), self._table, self._times, self._tls_context(address.tls))
+        return HttpListener(
+            handle_requests(router, self._shared), self._table, self._times, self._tls_context(address.tls)
+        )
 
     def _listen(self, name: str, address: ListenAddress, http: HttpListener) -> Listener:
         listener = self._bound[name] = Listener(address, http)
         return listener
-
-    def _handling(self, router: Router) -> RequestHandling:
-        async def answer(exchange: Exchange) -> None:
-            await handle_request(exchange, router, self._shared)
-
-        return RequestHandling(answer, render_invalid_request)
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         listener = self._bound.pop(name)

@@ -5,6 +5,7 @@ configuration, and an agent that wants to stop that backend still needs the coun
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,7 +31,6 @@ class InFlight:
         """Count one more request to `uid`."""
         if uid not in self._counts:
             self._counts[uid] = 0
-            self._idle[uid] = asyncio.Event()
         self._counts[uid] += 1
 
     def end(self, uid: str) -> None:
@@ -39,7 +39,8 @@ class InFlight:
         if self._counts[uid] == 0:
             del self._counts[uid]
             self._ended[uid] = time.monotonic()
-            self._idle.pop(uid).set()
+            if uid in self._idle:
+                self._idle.pop(uid).set()
         self._on_end(uid)
 
     def count_elsewhere(self, counts: Mapping[str, int]) -> None:
@@ -63,8 +64,8 @@ class InFlight:
 
     async def wait_idle(self, uid: str) -> None:
         """Wait until `uid` has no request in flight; return at once if it never had one."""
-        if uid in self._idle:
-            await self._idle[uid].wait()
+        if uid in self._counts:
+            await self._idle.setdefault(uid, asyncio.Event()).wait()
 
 
 def pick_backend(
@@ -74,11 +75,12 @@ def pick_backend(
 
     A backend that is draining or in `tried` is not eligible; with `only_free`, neither is one without a free slot.
     """
-    eligible = [
-        backend
-        for backend in backends
-        if not backend.draining
-        and backend.uid not in tried
-        and not (only_free and backend.concurrency and in_flight.get(backend.uid, 0) >= backend.concurrency)
-    ]
-    return min(eligible, key=lambda backend: in_flight.get(backend.uid, 0), default=None)
+    picked = None
+    fewest = math.inf
+    for backend in backends:
+        if backend.draining or backend.uid in tried:
+            continue
+        requests = in_flight.get(backend.uid, 0)
+        if requests < fewest and not (only_free and backend.concurrency and requests >= backend.concurrency):
+            picked, fewest = backend, requests
+    return picked

@@ -11,7 +11,7 @@ requests go on, and it is not copied: `json_scanner` says why.
 import asyncio
 import sys
 from collections.abc import Generator
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -30,8 +30,11 @@ _MODEL: Final = "model"
 _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
-Pieces: TypeAlias = list[bytes | memoryview]
+Pieces: TypeAlias = list[bytes | bytearray | memoryview]
 
+_WITHHELD_FIELDS: Final = _FIELDS_THAT_LOAD_WEIGHTS | {_MODEL}
+
+_encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _model_name = msgspec.json.Decoder(str | None)
 
@@ -41,16 +44,49 @@ def is_short(content: bytes | bytearray) -> bool:
     return len(content) <= SHORT_BODY_BYTES
 
 
-class RequestBody:
-    """A JSON object as the client sent it, and its fields without the model and without those that load weights."""
+class RequestBody(Protocol):
+    """A JSON object as the client sent it."""
 
-    def __init__(self, content: bytes | bytearray, model: str | None, other_fields: Pieces, *, complete: bool) -> None:
+    model: str | None
+    """The name that the client gave; None: it gave none."""
+    content: bytes | bytearray
+
+    def replace_model(self, model: str | None) -> Pieces:
+        """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
+
+
+class ShortBody:
+    """A decoded body: its fields without the model and without those that load weights."""
+
+    __slots__ = ("_complete", "_other_fields", "content", "model")
+
+    def __init__(
+        self, content: bytes | bytearray, model: str | None, other_fields: dict[str, msgspec.Raw], *, complete: bool
+    ) -> None:
         self.model = model
-        """The name that the client gave; None: it gave none."""
         self.content = content
         self._other_fields = other_fields
         self._complete = complete
         """No field loads weights: the content may go to an engine as it is."""
+
+    def replace_model(self, model: str | None) -> Pieces:
+        """Return the body for an engine, with `model` as its only model; None: the client's name stays."""
+        if model is None and self._complete:
+            return [self.content]
+        name = self.model if model is None else model
+        return [_encode(self._other_fields if name is None else {_MODEL: name, **self._other_fields})]
+
+
+class ScannedBody:
+    """A body that was scanned, and the places of its fields without the model and without those that load weights."""
+
+    __slots__ = ("_complete", "_other_fields", "content", "model")
+
+    def __init__(self, content: bytes | bytearray, model: str | None, other_fields: Pieces, *, complete: bool) -> None:
+        self.model = model
+        self.content = content
+        self._other_fields = other_fields
+        self._complete = complete
 
     def replace_model(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
@@ -64,23 +100,24 @@ class RequestBody:
         for number, field in enumerate(fields):
             pieces += (b",", field) if number else (field,)
         pieces.append(b"}")
-        return [b"".join(pieces)] if is_short(self.content) else pieces
+        return pieces
 
 
-NO_BODY: Final = RequestBody(b"", None, [], complete=True)
+NO_BODY: Final = ShortBody(b"", None, {}, complete=True)
 """A body that is not read yet, or is needed no more."""
 
 
-class BodyReader:
-    """Reads bodies. Large ones take turns, so that many of them delay other requests no more than one does."""
+class BodyScans:
+    """Scans of large bodies. They take turns, so that many of them delay other requests no more than one does."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def read(self, content: bytes | bytearray) -> RequestBody:
-        """Return the body. Raises RequestError if it is not a JSON object, or asks for what no engine may do."""
-        if body := read_short_body(content):
-            return body
+    async def scan(self, content: bytes | bytearray) -> RequestBody:
+        """Return a body that is large or may have media.
+
+        Raises RequestError if it is not a JSON object, or asks for what no engine may do.
+        """
         scan = scan_body(content)
         while True:
             async with self._turn:
@@ -94,26 +131,23 @@ class BodyReader:
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:
     """Return the body; None if it is large or may have media. Raises RequestError if it is not a JSON object."""
-    if not is_short(content) or may_have_media(content):
+    if len(content) > SHORT_BODY_BYTES or may_have_media(content):
         return None
     try:
         if not content.isascii():
             content.decode()
         fields = _fields.decode(content)
-        model = _model_name.decode(fields[_MODEL]) if _MODEL in fields else None
+        count = len(fields)
+        model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_an_object(str(error)) from error
-    if len(fields) > FIELDS_LIMIT:
+    if count > FIELDS_LIMIT:
         raise _too_many_fields()
-    others = {}
     complete = True
-    for key, value in fields.items():
-        lowered = key.lower()
-        if lowered in _FIELDS_THAT_LOAD_WEIGHTS:
-            complete = False
-        elif lowered != _MODEL:
-            others[key] = value
-    return RequestBody(content, model, [msgspec.json.encode(others)[1:-1]] if others else [], complete=complete)
+    for key in [key for key in fields if key.lower() in _WITHHELD_FIELDS]:
+        del fields[key]
+        complete = complete and key.lower() == _MODEL
+    return ShortBody(content, model, fields, complete=complete)
 
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
@@ -121,7 +155,7 @@ def count_copied_bytes(content: bytes | bytearray) -> int:
     return len(content) if is_short(content) else sys.getsizeof(content) - len(content)
 
 
-def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
+def scan_body(content: bytes | bytearray) -> Generator[None, None, ScannedBody]:
     """Return the body after some pauses. Raises RequestError."""
     scanner = JsonScanner(content)
     fields = _FieldReader(scanner)
@@ -134,7 +168,7 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
         raise _not_an_object(str(error)) from error
     view = memoryview(content)
     others: Pieces = [view[start:end] for start, end in fields.others]
-    return RequestBody(content, fields.model, others, complete=fields.complete)
+    return ScannedBody(content, fields.model, others, complete=fields.complete)
 
 
 class _FieldReader:

@@ -30,10 +30,11 @@ _OTHER_URL = re.compile(rb"[\x00-\x20]*(?!data:)[a-z][a-z0-9+.-]*:", re.IGNORECA
 
 def may_have_media(content: bytes | bytearray) -> bool:
     """Decide quickly whether a request may have media."""
+    find = content.find
     for mark in _MARKS:
-        if mark in content:
+        if find(mark) >= 0:
             return True
-    return rb"\u00" in content and _ESCAPED_LETTER.search(content) is not None
+    return find(rb"\u00") >= 0 and _ESCAPED_LETTER.search(content) is not None
 
 
 class MediaReader:

@@ -4,16 +4,17 @@ They wait in the proxy and not in the engine, so that a client that hangs up lea
 has a limit, and that a refused client learns when to try again.
 """
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 _LONGEST_RETRY_SECONDS = 60
 _NEWEST_WEIGHT = 0.2
 
 S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class QueueFullError(Exception):
@@ -24,26 +25,30 @@ class QueueFullError(Exception):
         self.retry_seconds = retry_seconds
 
 
-class NoBackendError(Exception):
-    """No backend is left to serve the requests that wait."""
+class QueuedRequest(Protocol[S_contra]):
+    """A request that wants a slot."""
+
+    def take_slot(self, slot: S_contra) -> None:
+        """Go on with a slot; the request returns the slot before it calls `finish_request`."""
+
+    def refuse_slot(self) -> None:
+        """End, because no backend is left to serve the requests that wait."""
 
 
 class RequestQueue(Generic[S]):
     """The requests of one service that hold a slot, and those that wait for one; first come, first served.
 
     Args:
-        take_slot: takes a free slot; returns None when there is none.
-        return_slot: gives back a slot whose request has left. Whoever gives a slot back calls `admit_waiting` of the
-            queue that may use it, which need not be this one: a backend may have moved to another service.
+        take_slot: takes a free slot; returns None when there is none. Whoever gives a slot back calls `admit_waiting`
+            of the queue that may use it, which need not be this one: a backend may have moved to another service.
         limit: how many requests may wait.
     """
 
-    def __init__(self, take_slot: Callable[[], S | None], return_slot: Callable[[S], None], limit: int) -> None:
+    def __init__(self, take_slot: Callable[[], S | None], limit: int) -> None:
         self.limit = limit
         self.in_flight = 0
         self._take_slot = take_slot
-        self._return_slot = return_slot
-        self._waiting: deque[asyncio.Future[S]] = deque()
+        self._waiting: deque[QueuedRequest[S]] = deque()
         self._mean_seconds = 0.0
 
     @property
@@ -51,27 +56,20 @@ class RequestQueue(Generic[S]):
         """The number of requests that wait."""
         return len(self._waiting)
 
-    async def acquire(self) -> S:
-        """Wait for a slot and return it; the caller returns the slot before it calls `finish_request`.
-
-        Raises QueueFullError and NoBackendError.
-        """
+    def enter(self, request: QueuedRequest[S]) -> None:
+        """Give the request a slot, at once or later. Raises QueueFullError."""
         if not self._waiting and (slot := self._take_slot()) is not None:
             self.in_flight += 1
-            return slot
-        if len(self._waiting) >= self.limit:
+            request.take_slot(slot)
+        elif len(self._waiting) < self.limit:
+            self._waiting.append(request)
+        else:
             raise QueueFullError(self._retry_seconds())
-        waiter: asyncio.Future[S] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not waiter.cancelled() and waiter.exception() is None:  # it got a slot just before the cancellation
-                self.in_flight -= 1
-                self._return_slot(waiter.result())
-            raise
+
+    def leave(self, request: QueuedRequest[S]) -> None:
+        """Forget a request that waits, because its client has hung up."""
+        with suppress(ValueError):
+            self._waiting.remove(request)
 
     def finish_request(self, seconds: float) -> None:
         """Count a request as ended, which held its slot for `seconds`."""
@@ -81,21 +79,14 @@ class RequestQueue(Generic[S]):
 
     def admit_waiting(self) -> None:
         """Give the free slots to waiting requests."""
-        while self._waiting:
-            if self._waiting[0].done():  # its client has just hung up
-                self._waiting.popleft()
-            elif (slot := self._take_slot()) is not None:
-                self.in_flight += 1
-                self._waiting.popleft().set_result(slot)
-            else:
-                return
+        while self._waiting and (slot := self._take_slot()) is not None:
+            self.in_flight += 1
+            self._waiting.popleft().take_slot(slot)
 
     def refuse_waiting(self) -> None:
         """Refuse all waiting requests, because no backend is left to serve them."""
         while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_exception(NoBackendError())
+            self._waiting.popleft().refuse_slot()
 
     def _retry_seconds(self) -> int:
         """Estimate when a slot will be free, from how long requests took lately."""

@@ -6,7 +6,7 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,10 +15,12 @@ _LONGEST_LINE_BYTES: Final = 1 << 20
 _LONGEST_FIELD_BYTES: Final = 8 << 10
 """The longest field of a model that is held back where a piece ends within it; no engine's name is longer."""
 _LONGEST_USAGE_BYTES: Final = 1 << 10
+_LARGEST_ERROR_BYTES: Final = 64 << 10
 SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
-_CONTENT_FIELDS = frozenset({"choices", "data", "results", "output", "content"})
+_REPORTS: Final = frozenset({"usage", "timings", "response", "message"})
+_CONTENT_FIELDS: Final = frozenset({"choices", "data", "results", "output", "content"})
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{(?:[^{}]|\{[^{}]*\})*+\})')
@@ -36,6 +38,10 @@ class TokenCount(msgspec.Struct):
 
     prompt: int | None = None
     generated: int | None = None
+
+
+NO_TOKENS: Final = TokenCount()
+"""Nothing is reported. It is never changed."""
 
 
 class _Usage(msgspec.Struct):
@@ -70,8 +76,29 @@ _event = msgspec.json.Decoder(_Event)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+class ResponseBody(Protocol):
+    """The body of an engine's response on its way to the client."""
+
+    text_events: int
+    """Events with text so far; an engine sends about one for each token."""
+    failed: bool
+    """The body is an error, though its status was none."""
+
+    @property
+    def tokens(self) -> TokenCount:
+        """The engine's report so far."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece from the engine and return what goes to the client now."""
+
+    def finish(self) -> bytes:
+        """Return what is held back at the end of the response."""
+
+
 class TokenStream:
     """A stream of server-sent events, rewritten for a client whose name for the model is `model`."""
+
+    failed = False
 
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
@@ -168,29 +195,114 @@ def _rename_model(data: bytes, name: bytes) -> bytes:
     return _MODEL.sub(lambda found: found[1] + name, data)
 
 
-class JsonResponse(NamedTuple):
+class JsonResponse:
+    """A response that is one JSON object, rewritten for a client whose name for the model is `model`.
+
+    Blanks that an engine sends while it works go ahead. A short object is held back until it is complete.
+    """
+
+    text_events = 0
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._held: bytes | bytearray = b""
+        self._rest: LongJsonResponse | None = None
+        self.tokens = NO_TOKENS
+        self.failed = False
+        """The object is an error, which some engines send with status 200 when they fail late."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece from the engine and return what goes to the client now."""
+        if self._rest:
+            return self._rest.feed(piece)
+        if not self._held:
+            if piece.isspace():
+                return piece
+            self._held = piece
+        else:
+            self._held = self._held if isinstance(self._held, bytearray) else bytearray(self._held)
+            self._held += piece
+        if len(self._held) <= SHORT_JSON_BYTES:
+            return b""
+        self._rest = LongJsonResponse(self._model)
+        self.tokens = self._rest.tokens
+        return self._rest.feed(bytes(self._held))
+
+    def finish(self) -> bytes:
+        """Return what is held back at the end of the response."""
+        if self._rest:
+            return self._rest.finish()
+        rewritten = rewrite_json(bytes(self._held), self._model)
+        self.tokens, self.failed = rewritten.tokens, rewritten.failed
+        return rewritten.body
+
+
+class UnchangedResponse:
+    """A response that cannot be rewritten."""
+
+    text_events = 0
+    failed = False
+
+    def __init__(self) -> None:
+        self.tokens = NO_TOKENS
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return the piece."""
+        return piece
+
+    def finish(self) -> bytes:
+        """Return nothing: nothing is held back."""
+        return b""
+
+
+class ErrorResponse:
+    """An error, of which the begin is kept; `retry_after` is the engine's header field."""
+
+    text_events = 0
+    tokens = NO_TOKENS
+
+    def __init__(self, retry_after: str) -> None:
+        self.retry_after = retry_after
+        self.failed = False
+        """Enough of the error has come."""
+        self._body = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Keep the piece."""
+        self._body += piece
+        self.failed = len(self._body) >= _LARGEST_ERROR_BYTES
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the error."""
+        self.failed = True
+        return self._body[:_LARGEST_ERROR_BYTES]
+
+
+class RewrittenJson(NamedTuple):
     """A short response that is one JSON object."""
 
     body: bytes
     tokens: TokenCount
     failed: bool
-    """The body is an error, which some engines send with status 200 when they fail late."""
 
 
-def rewrite_json(body: bytes, model: str) -> JsonResponse:
+def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     """Return a response that is not a stream, with `model` as its model; unchanged if it is not a JSON object."""
-    tokens = TokenCount()
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return JsonResponse(body, tokens, failed=False)
-    _add_report(tokens, body)
-    name = msgspec.json.encode(model)
-    if "model" in fields and bytes(fields["model"]) != name:
-        fields["model"] = msgspec.Raw(name)
-        body = msgspec.json.encode(fields)
-    failed = bytes(fields.get("error", b"null")) != b"null" and not fields.keys() & _CONTENT_FIELDS
-    return JsonResponse(body, tokens, failed)
+        return RewrittenJson(body, NO_TOKENS, failed=False)
+    tokens = TokenCount()
+    if not fields.keys().isdisjoint(_REPORTS):
+        _add_report(tokens, body)
+    failed = "error" in fields and bytes(fields["error"]) != b"null" and fields.keys().isdisjoint(_CONTENT_FIELDS)
+    if "model" in fields:
+        name = msgspec.json.encode(model)
+        if bytes(fields["model"]) != name:
+            fields["model"] = msgspec.Raw(name)
+            body = msgspec.json.encode(fields)
+    return RewrittenJson(body, tokens, failed)
 
 
 def _add_report(tokens: TokenCount, body: bytes) -> None:

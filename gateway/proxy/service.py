@@ -2,37 +2,48 @@
 
 import time
 from collections.abc import Callable, Collection
+from typing import Protocol
 
-import structlog
-
-from gateway.proxy import paths
-from gateway.proxy.body_budget import BodyReservation
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ProxyMetrics
-from gateway.proxy.request_body import NO_BODY
+from gateway.proxy.request_log import RequestLog, RequestRecord
 from gateway.proxy.request_queue import RequestQueue
 from gateway.proxy.response_body import TokenCount
 
-CLIENT_GONE = 499
-"""Status in log and metrics of a request whose client hung up; no response has it."""
 
-_log = structlog.get_logger()
+class ServedRequest(Protocol):
+    """The values that are recorded of a request; nothing of its content."""
+
+    arrived: float
+    """Like all times here, of the monotonic clock, in seconds."""
+    route: str
+    request_id: str
+    status: int
+    queued_seconds: float
+    first_token_seconds: float | None
+    error: str
+
+    @property
+    def tokens(self) -> TokenCount:
+        """The engine's report so far."""
 
 
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics, log: RequestLog) -> None:
         self.config = config
         self.created = int(time.time())
-        self.queue = RequestQueue(self._take_slot, lambda backend: in_flight.end(backend.uid), config.queue_limit)
+        self.queue = RequestQueue(self._take_slot, config.queue_limit)
         self._in_flight = in_flight
         self.metrics = metrics.for_service(config.name)
         self._requests = 0
         self._errors = 0
-        self._tokens = TokenCount(0, 0)
-        self._running: set[InferenceRequest] = set()
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._running: set[ServedRequest] = set()
+        self._log = log
         self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
@@ -69,8 +80,8 @@ class Service:
         return ServiceStats(
             requests=self._requests,
             errors=self._errors,
-            tokens_in=self._tokens.prompt or 0,
-            tokens_out=sum((each.tokens.generated or 0 for each in self._running), self._tokens.generated or 0),
+            tokens_in=self._prompt_tokens,
+            tokens_out=sum((each.tokens.generated or 0 for each in self._running), self._generated_tokens),
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,
         )
@@ -81,55 +92,39 @@ class Service:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def begin(self, inference: "InferenceRequest") -> None:
+    def begin(self, request: ServedRequest) -> None:
         """Count a request as running."""
-        self._running.add(inference)
+        self._running.add(request)
 
-    def record(self, inference: "InferenceRequest") -> None:
+    def record(self, request: ServedRequest) -> None:
         """Count and log a request that has ended."""
-        self._running.discard(inference)
-        seconds = time.monotonic() - inference.arrived
-        prompt, generated = inference.tokens.prompt or 0, inference.tokens.generated or 0
+        self._running.discard(request)
+        seconds = time.monotonic() - request.arrived
+        tokens = request.tokens
+        prompt, generated = tokens.prompt or 0, tokens.generated or 0
         self._requests += 1
-        self._errors += bool(inference.error)
-        self._tokens = TokenCount((self._tokens.prompt or 0) + prompt, (self._tokens.generated or 0) + generated)
+        self._errors += bool(request.error)
+        self._prompt_tokens += prompt
+        self._generated_tokens += generated
         if self._forget_metrics:
-            self.metrics.count_request(inference.route, inference.status, inference.error)
+            self.metrics.count_request(request.route, request.status, request.error)
             self.metrics.request_seconds.observe(seconds)
             self.metrics.prompt_tokens += prompt
             self.metrics.generated_tokens += generated
-        _log.info(
-            "request_finished",
-            service=self.config.name,
-            route=inference.route,
-            status=inference.status,
-            seconds=round(seconds, 4),
-            queued_seconds=round(inference.queued_seconds, 4),
-            first_token_seconds=inference.first_token_seconds and round(inference.first_token_seconds, 4),
-            tokens_in=inference.tokens.prompt,
-            tokens_out=inference.tokens.generated,
-            request_id=inference.request_id,
-            **({"error": inference.error} if inference.error else {}),
+        first_token_seconds = request.first_token_seconds
+        self._log.add(
+            RequestRecord(
+                service=self.config.name,
+                route=request.route,
+                status=request.status,
+                seconds=round(seconds, 4),
+                queued_seconds=round(request.queued_seconds, 4),
+                first_token_seconds=first_token_seconds and round(first_token_seconds, 4),
+                tokens_in=tokens.prompt,
+                tokens_out=tokens.generated,
+                request_id=request.request_id,
+                timestamp=self._log.timestamp(),
+                level="info",
+                error=request.error,
+            )
         )
-
-
-class InferenceRequest:
-    """One request for inference, with the values of its log line; that line has nothing of the request's content."""
-
-    def __init__(self, path: str, request_id: str, reservation: BodyReservation) -> None:
-        self.arrived = time.monotonic()
-        self.path = path
-        self.route = paths.route_name(path)
-        self.body = NO_BODY
-        self.reservation = reservation
-        self.request_id = request_id
-        self.status = CLIENT_GONE
-        self.queued_seconds = 0.0
-        self.first_token_seconds: float | None = None
-        self.tokens = TokenCount()
-        self.error = ""
-
-    def free_body(self) -> None:
-        """Free the request body: no other backend gets it now, and the response may last for hours."""
-        self.body = NO_BODY
-        self.reservation.release()

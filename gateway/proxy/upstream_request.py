@@ -1,26 +1,38 @@
-"""One request to one backend: send it whole, and relay the response to the client as its content type requires."""
+"""One request to one backend: send it whole, and relay the response to the client as its content type requires.
 
+A token reaches the client as soon as the engine has made it, and a slow client slows the engine's socket instead of
+filling the proxy's memory.
+"""
+
+import asyncio
+import functools
 import time
-from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from gateway.http.exchange import Exchange
-from gateway.http.headers import HOP_BY_HOP, Field, encode_fields
-from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamResponse
-from gateway.http.upstream_pool import UpstreamPool, parse_origin
-from gateway.proxy import errors, response_body
+from gateway.http.headers import HOP_BY_HOP, Headers
+from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool, parse_origin
+from gateway.proxy import errors
 from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import AnswerObserver
-from gateway.proxy.service import InferenceRequest, Service
+from gateway.proxy.request_body import RequestBody
+from gateway.proxy.response_body import (
+    ErrorResponse,
+    JsonResponse,
+    ResponseBody,
+    TokenCount,
+    TokenStream,
+    UnchangedResponse,
+)
+from gateway.proxy.service import Service
 
 REQUEST_ID: Final = "X-Request-Id"
-_LARGEST_ERROR_BYTES: Final = 64 << 10
-_REQUEST_ID_FIELD: Final = REQUEST_ID.encode()
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
     for name in (
@@ -40,194 +52,258 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
+_NO_RESPONSE: Final = UnchangedResponse()
+
 _log = structlog.get_logger()
 
 
+class RelayedRequest(Protocol):
+    """The client's request, which goes to one backend after the other until one accepts it."""
+
+    arrived: float
+    path: str
+    request_id: str
+    body: RequestBody
+    status: int
+    first_token_seconds: float | None
+    error: str
+
+    def free_body(self) -> None:
+        """Free the request body."""
+
+    def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
+        """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
+
+    def end(self) -> None:
+        """Free what the request holds, and record it; before the last of the response is sent."""
+
+    def refuse(self, error: RequestError) -> None:
+        """Send an error."""
+
+    def fail(self) -> None:
+        """Answer after a defect, and log it."""
+
+
 class UpstreamRequest:
-    """A client's request on its way to one backend of `service`; the outcome is noted in `inference` and `observer`."""
+    """A client's request on its way to a backend of `service`, and the receiver of the backend's response."""
+
+    __slots__ = (
+        *("_connection", "_exchange", "_fields", "_last_token_at", "_pool", "_repeated", "_request", "_response"),
+        *("_service", "_streams", "_task", "_text_events", "backend", "observer"),
+    )
 
     def __init__(
         self,
+        request: RelayedRequest,
         exchange: Exchange,
-        inference: InferenceRequest,
         service: Service,
         backend: Backend,
         observer: AnswerObserver,
     ) -> None:
+        self.backend = backend
+        self.observer = observer
+        self._request = request
         self._exchange = exchange
         self._service = service
-        self._inference = inference
-        self._backend = backend
-        self._observer = observer
+        self._pool: UpstreamPool | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._connection: UpstreamConnection | None = None
+        """From the moment when the request is sent to the end of the response."""
+        self._repeated = False
+        self._response: ResponseBody = _NO_RESPONSE
+        self._fields = b""
+        self._streams = False
         self._text_events = 0
         self._last_token_at = 0.0
 
-    async def send(self, pool: UpstreamPool) -> None:
-        """Send the request and relay the response to the client. Raises NotAcceptedError and RequestError."""
+    @property
+    def tokens(self) -> TokenCount:
+        """The engine's report so far."""
+        return self._response.tokens
+
+    # The request
+
+    def send(self, pool: UpstreamPool) -> None:
+        """Send the request over a kept connection, or a new one."""
+        self._pool = pool
+        if connection := pool.take_idle(parse_origin(self.backend.url)):
+            self._send_over(connection)
+        else:
+            self._connect(pool)
+
+    def cancel(self) -> None:
+        """Break the request off, so that the backend stops its work."""
+        if self._task:
+            self._task.cancel()
+        if self._connection:
+            self._connection.abort()
+
+    def resume_reading(self) -> None:
+        """Read the response again, because the client has read."""
+        if self._connection:
+            self._connection.resume_reading()
+            self.observer.note_data(time.monotonic())
+
+    def _connect(self, pool: UpstreamPool) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._send_over_new(pool))
+
+    async def _send_over_new(self, pool: UpstreamPool) -> None:
         try:
-            upstream = await self._send_request(pool)
             try:
-                await self._answer(upstream)
-            finally:
-                upstream.close()
-        except UpstreamBrokeOffError as error:
-            self._break_off(error)
-
-    async def _send_request(self, pool: UpstreamPool) -> UpstreamResponse:
-        backend = self._backend
-        body = self._inference.body.replace_model(backend.model)
-        fields = self._exchange.head.headers.forward(_NOT_TO_ENGINE)
-        fields.append((b"Host", backend.url.removeprefix("http://").encode()))
-        fields.append((b"Content-Length", b"%d" % sum(map(len, body))))
-        fields.append((_REQUEST_ID_FIELD, self._inference.request_id.encode()))
-        if backend.api_key:
-            fields.append((b"Authorization", f"Bearer {backend.api_key}".encode()))
-        head = encode_fields(f"POST {self._inference.path} HTTP/1.1\r\n".encode(), fields)
-        # Generated text is the only effect of a request, so it may be sent again over another connection.
-        return await pool.send(parse_origin(backend.url), head, body, repeatable=True)
-
-    async def _answer(self, upstream: UpstreamResponse) -> None:
-        """Relay the response. Raises RequestError and UpstreamBrokeOffError."""
-        self._inference.status = upstream.status
-        self._inference.free_body()
-        if is_failure(upstream.status):
-            self._observer.fail(str(upstream.status))
-        if upstream.status >= _FIRST_ERROR_STATUS:
-            raise await self._translate_error(upstream)
-        self._observer.note_begin()
-        kind = (upstream.headers.value(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if upstream.headers.value(b"content-encoding"):
-            await self._relay_unchanged(upstream)
-        elif kind == b"text/event-stream":
-            await self._relay_stream(upstream)
-        elif kind == b"application/json":
-            await self._relay_json(upstream)
-        else:
-            await self._relay_unchanged(upstream)
-        self._observer.succeed()
-
-    async def _relay_stream(self, upstream: UpstreamResponse) -> None:
-        """Pass a stream of events on, line by line, as they come."""
-        exchange, observer = self._exchange, self._observer
-        stream = response_body.TokenStream(self._service.config.model)
-        self._start_response(upstream)
-        chunk = upstream.read_nowait()
-        try:
-            while chunk or not upstream.complete:
-                if chunk:
-                    now = time.monotonic()
-                    observer.note_data(now)
-                    exchange.write(stream.feed(chunk))
-                    self._observe_tokens(stream, now)
-                    if exchange.is_blocked:
-                        observer.wait_for_client()
-                        await exchange.drain()
-                        observer.note_data(time.monotonic())
-                chunk = await upstream.read()
-            exchange.write(stream.finish())
-            exchange.finish()
-        finally:
-            self._inference.tokens = stream.tokens
-
-    def _observe_tokens(self, stream: response_body.TokenStream, now: float) -> None:
-        """Count the tokens that came, and measure the time that they took."""
-        total = stream.text_events
-        new, self._text_events = total - self._text_events, total
-        if not new:
-            return
-        self._inference.tokens = stream.tokens
-        if new < total:
-            self._service.metrics.inter_token_seconds.observe((now - self._last_token_at) / new)
-        else:
-            self._inference.first_token_seconds = now - self._inference.arrived
-            self._service.metrics.first_token_seconds.observe(self._inference.first_token_seconds)
-        self._last_token_at = now
-
-    async def _relay_json(self, upstream: UpstreamResponse) -> None:
-        """Pass on a response that is one JSON object; blanks that an engine sends while it works go ahead of it."""
-        body = b""
-        pieces = bytearray()
-        while piece := await upstream.read():
-            if not pieces and piece.isspace():
-                self._start_response(upstream)
-                self._exchange.write(piece)
-                await self._exchange.drain()
-            elif upstream.complete and not pieces:
-                body = piece
+                connection = await pool.connect(parse_origin(self.backend.url))
+            except NotAcceptedError as error:
+                self._note_not_accepted(error)
             else:
-                pieces += piece
-                if len(pieces) > response_body.SHORT_JSON_BYTES:
-                    await self._relay_long_json(upstream, bytes(pieces))
-                    return
-        rewritten = response_body.rewrite_json(body or bytes(pieces), self._service.config.model)
-        self._inference.tokens = rewritten.tokens
-        if rewritten.failed:
-            self._inference.error = "engine_error"
-            self._observer.fail("an error under status 200")
-        if self._exchange.started:
-            self._exchange.write(rewritten.body)
-            self._exchange.finish()
-        elif rewritten.failed:
-            raise errors.translate_engine_error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, rewritten.body, self._service.config.name
-            )
+                self._send_over(connection)
+        except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
+            self._request.fail()
+
+    def _note_not_accepted(self, error: NotAcceptedError) -> None:
+        if self._repeated:
+            # The request was sent once: another backend must not get it as if it had not been.
+            self._break_off(str(error))
         else:
-            self._exchange.respond(upstream.status, self._fields(upstream), rewritten.body)
+            self.observer.fail("it accepts no connection")
+            self._request.try_other_backend(self.backend, error)
 
-    async def _relay_long_json(self, upstream: UpstreamResponse, piece: bytes) -> None:
-        """Pass on `piece` and the rest of a response that is one JSON object as they come."""
-        response = response_body.LongJsonResponse(self._service.config.model)
-        self._inference.tokens = response.tokens
-        self._start_response(upstream)
-        while piece:
-            self._exchange.write(response.feed(piece))
-            await self._exchange.drain()
-            piece = await upstream.read()
-        self._exchange.write(response.finish())
-        self._exchange.finish()
+    def _send_over(self, connection: UpstreamConnection) -> None:
+        request = self._request
+        body = request.body.replace_model(self.backend.model)
+        head = b"POST %b HTTP/1.1\r\n%b%bContent-Length: %d\r\nX-Request-Id: %b\r\n\r\n" % (
+            request.path.encode(),
+            self._exchange.head.headers.encode_forwarded(_NOT_TO_ENGINE),
+            _backend_fields(self.backend),
+            len(body[0]) if len(body) == 1 else sum(map(len, body)),
+            request.request_id.encode(),
+        )
+        self._connection = connection
+        connection.send(head, body, self)
 
-    async def _relay_unchanged(self, upstream: UpstreamResponse) -> None:
-        """Pass on a response that cannot be rewritten."""
-        self._start_response(upstream)
-        while piece := await upstream.read():
-            self._exchange.write(piece)
-            await self._exchange.drain()
-        self._exchange.finish()
+    # The response
 
-    async def _translate_error(self, upstream: UpstreamResponse) -> RequestError:
-        """Return the engine's error in OpenAI's form."""
-        body = b""
-        while len(body) < _LARGEST_ERROR_BYTES and (piece := await upstream.read()):
-            body += piece
-        error = errors.translate_engine_error(upstream.status, body[:_LARGEST_ERROR_BYTES], self._service.config.name)
-        if error.status in _TEMPORARY_ERRORS:
-            error.headers["Retry-After"] = upstream.headers.get("Retry-After", "1")
+    def take_head(self, status: int, headers: Headers) -> None:
+        """Prepare the response to the client by the kind of the backend's."""
+        request = self._request
+        request.status = status
+        request.free_body()
+        fields = headers.encode_forwarded(_NOT_TO_CLIENT)
+        self._fields = b"%bX-Request-Id: %b\r\n" % (fields, request.request_id.encode())
+        if is_failure(status):
+            self.observer.fail(str(status))
+        if status >= _FIRST_ERROR_STATUS:
+            self._response = ErrorResponse(headers.get("Retry-After", "1"))
+            return
+        self.observer.note_begin()
+        kind = (headers.value(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if headers.value(b"content-encoding"):
+            kind = b""
+        if kind == b"application/json":
+            self._response = JsonResponse(self._service.config.model)
+            return
+        if kind == b"text/event-stream":
+            self._response = TokenStream(self._service.config.model)
+            self._streams = True
+        else:
+            self._response = UnchangedResponse()
+        self._exchange.start(status, self._fields)
+
+    def take_response(self, piece: bytes) -> None:
+        """Pass a piece of the response on; stop the backend while the client does not read."""
+        data = self._response.feed(piece)
+        if data:
+            exchange = self._exchange
+            if not exchange.started:
+                exchange.start(self._request.status, self._fields)
+            exchange.write(data)
+            if exchange.is_blocked and self._connection:
+                self._connection.pause_reading()
+        if self._streams:
+            self._measure_stream()
+        elif self._response.failed and self._connection:  # an error that is long enough
+            self._connection.abort()
+            self.end_response()
+
+    def end_response(self) -> None:
+        """End the client's response as the backend's has ended."""
+        self._connection = None
+        try:
+            self._end_response()
+        except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
+            self._request.fail()
+
+    def fail_response(self, error: UpstreamBrokeOffError) -> None:
+        """Break off the client's response as the backend broke off, or repeat the request."""
+        self._connection = None
+        if error.was_stale and not self._repeated and self._pool:
+            # Generated text is the only effect of a request, so it may be sent again over another connection.
+            self._repeated = True
+            self._connect(self._pool)
+        else:
+            self._break_off(str(error))
+
+    def _end_response(self) -> None:
+        request, exchange, response = self._request, self._exchange, self._response
+        last = response.finish()
+        if response.failed and not exchange.started:
+            request.refuse(self._translate_error(response, last))
+            return
+        if response.failed:
+            request.error = "engine_error"
+            self.observer.fail("an error under status 200")
+        self.observer.succeed()
+        request.end()
+        if exchange.started:
+            exchange.write(last)
+            exchange.finish()
+        else:
+            exchange.respond(request.status, self._fields, last)
+
+    def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
+        """Return the backend's error in OpenAI's form."""
+        request = self._request
+        status = request.status
+        if status < _FIRST_ERROR_STATUS:
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            self.observer.fail("an error under status 200")
+        error = errors.translate_engine_error(status, body, self._service.config.name)
+        if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
+            error.headers["Retry-After"] = response.retry_after
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.status in _TEMPORARY_ERRORS:
-            self._inference.error = "engine_error"
+            request.error = "engine_error"
         return error
 
-    def _start_response(self, upstream: UpstreamResponse) -> None:
-        """Send the head, without a length, because the length may change."""
-        if not self._exchange.started:
-            self._exchange.start(upstream.status, self._fields(upstream))
+    def _measure_stream(self) -> None:
+        """Note that the backend is not silent, and the time that the tokens of a stream take."""
+        now = time.monotonic()
+        observer, total = self.observer, self._response.text_events
+        observer.note_data(now)
+        observer.waits_for_client = self._exchange.is_blocked
+        new = total - self._text_events
+        if not new:
+            return
+        if self._text_events:
+            self._service.metrics.inter_token_seconds.observe((now - self._last_token_at) / new)
+        else:
+            seconds = self._request.first_token_seconds = now - self._request.arrived
+            self._service.metrics.first_token_seconds.observe(seconds)
+        self._text_events = total
+        self._last_token_at = now
 
-    def _fields(self, upstream: UpstreamResponse) -> Iterable[Field]:
-        fields = upstream.headers.forward(_NOT_TO_CLIENT)
-        fields.append((_REQUEST_ID_FIELD, self._inference.request_id.encode()))
-        return fields
-
-    def _break_off(self, error: UpstreamBrokeOffError) -> None:
-        """Break off the client's response, as the engine broke off. Raises RequestError if no response has begun."""
+    def _break_off(self, reason: str) -> None:
         streaming = self._exchange.started
-        _log.warning(
-            "engine_broke_off",
-            service=self._service.config.name,
-            backend=self._backend.uid,
-            streaming=streaming,
-            error=str(error),
-        )
-        self._inference.error = "engine_broke_off"
-        self._observer.fail("broken off")
-        if not streaming:
-            raise errors.upstream_failed(self._service.config.name) from error
-        self._exchange.break_off()
+        name = self._service.config.name
+        _log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
+        self._request.error = "engine_broke_off"
+        self.observer.fail("broken off")
+        if streaming:
+            self._request.end()
+            self._exchange.break_off()
+        else:
+            self._request.refuse(errors.upstream_failed(name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _backend_fields(backend: Backend) -> bytes:
+    """Return the lines of the header fields that depend on the backend only."""
+    host = b"Host: %b\r\n" % backend.url.removeprefix("http://").encode()
+    return host + b"Authorization: Bearer %b\r\n" % backend.api_key.encode() if backend.api_key else host

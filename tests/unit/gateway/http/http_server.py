@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import Exchange
-from gateway.http.headers import Field
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.server_connection import RequestHandling
 
-Answer = Callable[[Exchange], Awaitable[None]]
+Answer = Callable[[AwaitedExchange], Awaitable[None]]
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 MANY = ConnectionCaps(total=100, per_peer=100)
 PATIENT = ConnectionTimes(sweep_seconds=0.01)
@@ -26,7 +26,7 @@ class HttpServer(NamedTuple):
     port: int
 
 
-async def echo(exchange: Exchange) -> None:
+async def echo(exchange: AwaitedExchange) -> None:
     """Answer with method, path and body of the request."""
     pieces = [f"{exchange.head.method} {exchange.head.path} ".encode()]
     while piece := await exchange.read():
@@ -34,8 +34,8 @@ async def echo(exchange: Exchange) -> None:
     exchange.respond(200, (), b"".join(pieces))
 
 
-def render_error(status: int, reason: str) -> tuple[list[Field], bytes]:
-    return [], f"{status} {reason}".encode()
+def render_error(status: int, reason: str) -> tuple[bytes, bytes]:
+    return b"", f"{status} {reason}".encode()
 
 
 @asynccontextmanager
@@ -43,8 +43,12 @@ async def serve(
     answer: Answer = echo, *, caps: ConnectionCaps = MANY, times: ConnectionTimes = PATIENT
 ) -> AsyncIterator[HttpServer]:
     """Serve `answer` on a free port of 127.0.0.1."""
+
+    def begin(exchange: Exchange) -> AwaitedExchange:
+        return AwaitedExchange(exchange, answer)
+
     table = ConnectionTable(caps, times.sweep_seconds)
-    listener = HttpListener(RequestHandling(answer, render_error), table, times)
+    listener = HttpListener(RequestHandling(begin, render_error), table, times)
     await listener.bind("127.0.0.1", 0)
     try:
         yield HttpServer(listener, table, listener.sockets[0].getsockname()[1])

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, closing
 
 import pytest
 
-from gateway.http.exchange import Exchange
+from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.limits import HEAD_BYTES, ConnectionCaps, ConnectionTimes, connection_caps
 from tests.support.eventually import eventually
 from tests.unit.gateway.http.http_server import GET, connect, echo, serve
@@ -23,7 +23,7 @@ class Waiting:
         self.cancelled = asyncio.Event()
         self.released = asyncio.Event()
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: AwaitedExchange) -> None:
         self.began.set()
         try:
             await self.released.wait()
@@ -69,7 +69,7 @@ async def test_chunked_request_keeps_the_connection() -> None:
 
 
 async def test_head_request_is_answered_without_a_body() -> None:
-    async def stream(exchange: Exchange) -> None:
+    async def stream(exchange: AwaitedExchange) -> None:
         exchange.start(200, ())
         exchange.write(b"body")
         exchange.finish()
@@ -85,7 +85,7 @@ async def test_head_request_is_answered_without_a_body() -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
-    async def stream(exchange: Exchange) -> None:
+    async def stream(exchange: AwaitedExchange) -> None:
         exchange.start(200, ((b"X", b"1"),))
         exchange.write(b"one")
         exchange.write(b"")
@@ -99,10 +99,10 @@ async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
 
 
 async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
-    async def refuse(exchange: Exchange) -> None:
+    async def refuse(exchange: AwaitedExchange) -> None:
         exchange.respond(401, (), b"no")
 
-    async def accept(exchange: Exchange) -> None:
+    async def accept(exchange: AwaitedExchange) -> None:
         exchange.send_continue()
         await echo(exchange)
 
@@ -118,7 +118,7 @@ async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
 
 
 async def test_response_before_the_end_of_the_body_reaches_a_client_that_still_sends() -> None:
-    async def refuse(exchange: Exchange) -> None:
+    async def refuse(exchange: AwaitedExchange) -> None:
         await exchange.read()
         exchange.respond(413, (), b"too much")
 
@@ -164,7 +164,7 @@ async def test_bytes_that_are_no_request_are_answered_once_and_the_connection_is
 
 
 async def test_handler_that_fails_is_a_500_and_breaks_off_what_it_began() -> None:
-    async def fail(exchange: Exchange) -> None:
+    async def fail(exchange: AwaitedExchange) -> None:
         if exchange.head.method == "GET":
             exchange.start(200, ())
             exchange.write(b"half")
@@ -224,7 +224,7 @@ async def test_idle_connection_is_closed_in_time_and_not_while_it_has_a_request(
 async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
     ended = asyncio.Event()
 
-    async def pour(exchange: Exchange) -> None:
+    async def pour(exchange: AwaitedExchange) -> None:
         try:
             if not is_stream:
                 exchange.respond(200, (), bytes(64 << 20))
@@ -245,13 +245,12 @@ async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
 
 
 async def test_client_that_reads_slowly_is_not_ended() -> None:
-    async def pour(exchange: Exchange) -> None:
-        exchange.respond(200, ((b"Connection", b"close"),), bytes(16 << 20))
-        exchange.keep_alive = False
+    async def pour(exchange: AwaitedExchange) -> None:
+        exchange.respond(200, (), bytes(16 << 20))
 
     times = ConnectionTimes(write_seconds=1.5, linger_seconds=1.5, idle_seconds=1.5, sweep_seconds=0.01)
     async with serve(pour, times=times) as server, connect(server) as client:
-        await client.send(GET)
+        await client.send(GET.replace(b"Host", b"Connection: close\r\nHost"))
         got = 0
         while data := await client.reader.read(1 << 20):
             got += len(data)

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import Backend
-from gateway.proxy.handler import BODY_LIMIT_BYTES
+from gateway.proxy.inference_request import BODY_LIMIT_BYTES
 from tests.support import llama_server
 from tests.support.tiny_models import tiny_gguf
 from tests.unit.gateway.proxy.running_proxy import (

@@ -18,7 +18,7 @@ from gateway.proxy.json_scanner import JsonScanner
 from gateway.proxy.request_body import (
     FIELDS_LIMIT,
     SHORT_BODY_BYTES,
-    BodyReader,
+    BodyScans,
     RequestBody,
     read_short_body,
     scan_body,
@@ -351,7 +351,7 @@ def test_memory_of_a_scan_does_not_grow_with_the_body(kind: str) -> None:
 
 async def test_large_bodies_take_turns() -> None:
     """One turn of the event loop has one piece of work, however many bodies are read."""
-    reader = BodyReader()
+    scans = BodyScans()
     content = bytearray(KINDS["numbers"](1 << 20))
     running = 0
     most = 0
@@ -371,6 +371,6 @@ async def test_large_bodies_take_turns() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.proxy.request_body.check_encoding", counted)
-        bodies = await asyncio.gather(*(reader.read(content) for _ in range(5)))
+        bodies = await asyncio.gather(*(scans.scan(content) for _ in range(5)))
     assert [body.model for body in bodies] == ["tiny"] * 5
     assert most == 1

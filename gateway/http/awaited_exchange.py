@@ -1,0 +1,126 @@
+"""A request that a coroutine answers, in a task of its own, which is cancelled when the client hangs up.
+
+For calls that are few and may wait for long; requests for inference use `Exchange` itself.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.headers import Field, encode_fields
+from gateway.http.request_head import InvalidRequestError, RequestHead
+
+_UNREAD_BODY_BYTES: Final = 256 << 10
+
+_log = structlog.get_logger()
+
+
+class AwaitedExchange:
+    """A request whose body is read in pieces; a client that sends faster than `answer` reads is stopped."""
+
+    def __init__(self, exchange: Exchange, answer: Callable[["AwaitedExchange"], Awaitable[None]]) -> None:
+        self._exchange = exchange
+        self._pieces: list[bytes] = []
+        self._unread_bytes = 0
+        self._body_error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._finished = False
+        self._task = asyncio.get_running_loop().create_task(self._run(answer))
+
+    @property
+    def head(self) -> RequestHead:
+        """The head of the request."""
+        return self._exchange.head
+
+    def send_continue(self) -> None:
+        """Ask the client for the body, if it waits for that."""
+        self._exchange.send_continue()
+
+    async def read(self) -> bytes:
+        """Return the next piece of the request body; b"" at its end.
+
+        Raises InvalidRequestError and BodyTimeoutError.
+        """
+        while not self._pieces:
+            if self._body_error:
+                raise self._body_error
+            if self._exchange.body_complete:
+                return b""
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        piece = b"".join(self._pieces)
+        self._pieces.clear()
+        self._unread_bytes = 0
+        self._exchange.resume_body()
+        return piece
+
+    def respond(self, status: int, fields: Iterable[Field], body: bytes) -> None:
+        """Send the whole response."""
+        self._finished = True
+        self._exchange.respond(status, encode_fields(fields), body)
+
+    def start(self, status: int, fields: Iterable[Field]) -> None:
+        """Send the head of a response whose length is not known."""
+        self._exchange.start(status, encode_fields(fields))
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the response."""
+        self._exchange.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was written."""
+        if self._exchange.is_blocked:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+
+    def finish(self) -> None:
+        """End the response."""
+        self._finished = True
+        self._exchange.finish()
+
+    # Called by the connection
+
+    def take_body(self, piece: bytes) -> None:
+        """Keep a piece of the body until it is read."""
+        self._pieces.append(piece)
+        self._unread_bytes += len(piece)
+        if self._unread_bytes > _UNREAD_BODY_BYTES:
+            self._exchange.pause_body()
+        _wake(self._reader)
+
+    def end_body(self) -> None:
+        """Note the end of the body."""
+        _wake(self._reader)
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Make the next `read` raise `error`."""
+        self._body_error = error
+        _wake(self._reader)
+
+    def resume_writing(self) -> None:
+        """End the wait of `drain`."""
+        _wake(self._writer)
+
+    def hang_up(self) -> None:
+        """Cancel the task."""
+        self._finished = True
+        self._task.cancel()
+
+    async def _run(self, answer: Callable[["AwaitedExchange"], Awaitable[None]]) -> None:
+        try:
+            await answer(self)
+        except Exception:  # noqa: BLE001 - one request must not end the connections of all others
+            _log.exception("request_failed")
+            if not self._exchange.started:
+                self.respond(500, (), b"")
+        if not self._finished:
+            self._exchange.break_off()
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter and not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,278 @@
+"""One request for inference: its body is read, it waits for a slot, and is sent to a backend; the outcome is recorded.
+
+Each step is called by the one before it, or by the connection on which something has come; only what takes long, the
+scan of a large body and a new connection to a backend, is a task. So a short request costs little beside its parsing.
+When one side ends early, the other side is ended too: a client that hangs up leaves the queue or cancels the engine's
+work, and an engine that breaks off breaks the client's connection, so that half a response never looks like a whole
+one.
+"""
+
+import asyncio
+import itertools
+import os
+import re
+import time
+from typing import Final, NamedTuple
+
+import structlog
+
+from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.headers import Headers
+from gateway.http.request_head import InvalidRequestError
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
+from gateway.proxy import errors, paths
+from gateway.proxy.body_budget import BodyBudget
+from gateway.proxy.config import Backend
+from gateway.proxy.errors import RequestError
+from gateway.proxy.health_monitor import HealthMonitor
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.request_body import NO_BODY, BodyScans, RequestBody, count_copied_bytes, read_short_body
+from gateway.proxy.request_queue import QueueFullError
+from gateway.proxy.response_body import NO_TOKENS, TokenCount
+from gateway.proxy.router import Router
+from gateway.proxy.service import Service
+from gateway.proxy.upstream_request import REQUEST_ID, UpstreamRequest
+
+BODY_LIMIT_BYTES: Final = 64 << 20
+CLIENT_GONE: Final = 499
+"""Status in log and metrics of a request whose client hung up; no response has it."""
+_VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+
+_log = structlog.get_logger()
+_process_id: Final = os.urandom(4).hex()
+_numbers = itertools.count()
+
+
+class SharedResources(NamedTuple):
+    """Resources that the requests to all services of this host share."""
+
+    in_flight: InFlight
+    body_budget: BodyBudget
+    body_scans: BodyScans
+    pool: UpstreamPool
+    health: HealthMonitor
+
+
+class InferenceRequest:
+    """The receiver of a request's body, of a slot in the queue, and of the response. Raises RequestError."""
+
+    __slots__ = (
+        *("_content", "_exchange", "_held_bytes", "_router", "_service", "_shared", "_since", "_task", "_tried"),
+        *("_upstream", "arrived", "body", "error", "first_token_seconds", "path", "queued_seconds", "request_id"),
+        *("route", "status"),
+    )
+
+    def __init__(self, exchange: Exchange, router: Router, shared: SharedResources) -> None:
+        head = exchange.head
+        if (head.content_length or 0) > BODY_LIMIT_BYTES:
+            raise errors.request_too_large(BODY_LIMIT_BYTES)
+        if encoding := head.headers.get("Content-Encoding"):
+            raise errors.unsupported_encoding(encoding)
+        self.arrived = time.monotonic()
+        self.path = head.path
+        self.route = paths.INFERENCE[head.path]
+        self.request_id = _request_id(head.headers)
+        self.status = CLIENT_GONE
+        self.queued_seconds = 0.0
+        self.first_token_seconds: float | None = None
+        self.error = ""
+        self._exchange = exchange
+        self._router = router
+        self._shared = shared
+        self._content: bytes | bytearray = b""
+        self._held_bytes = 0
+        self.body: RequestBody = NO_BODY
+        """Empty before it is read, and when it is needed no more."""
+        self._task: asyncio.Task[None] | None = None
+        self._service: Service | None = None
+        self._since = self.arrived
+        """The time since which it waits in the queue, or holds a slot."""
+        self._upstream: UpstreamRequest | None = None
+        """Holds the slot of a backend."""
+        self._tried: list[str] = []
+        exchange.send_continue()
+
+    @property
+    def tokens(self) -> TokenCount:
+        """The engine's report so far."""
+        return self._upstream.tokens if self._upstream else NO_TOKENS
+
+    # The body
+
+    def take_body(self, piece: bytes) -> None:
+        """Keep a piece of the body, in memory that is reserved for it."""
+        if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
+            self.refuse(errors.request_too_large(BODY_LIMIT_BYTES))
+        elif not self._reserve(len(piece)):
+            self.refuse(errors.too_busy())
+        elif not self._content:
+            self._content = piece
+        else:
+            # A buffer that grows: to join the pieces of a large body would block all requests for a while.
+            if not isinstance(self._content, bytearray):
+                self._content = bytearray(self._content)
+            self._content += piece
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Refuse the request, whose body does not come."""
+        late = isinstance(error, BodyTimeoutError)
+        self.refuse(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
+
+    def end_body(self) -> None:
+        """Find the service that the body names."""
+        content = self._content
+        try:
+            if not self._reserve(count_copied_bytes(content)):
+                raise errors.too_busy()
+            body = read_short_body(content)
+        except RequestError as error:
+            self.refuse(error)
+            return
+        if body:
+            self._enqueue(body)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._scan())
+
+    async def _scan(self) -> None:
+        try:
+            body = await self._shared.body_scans.scan(self._content)
+            self._enqueue(body)
+        except RequestError as error:
+            self.refuse(error)
+        except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
+            self.fail()
+
+    def _reserve(self, more_bytes: int) -> bool:
+        reserved = self._shared.body_budget.reserve(more_bytes)
+        self._held_bytes += more_bytes if reserved else 0
+        return reserved
+
+    def free_body(self) -> None:
+        """Free the request body: no other backend gets it now, and the response may last for hours."""
+        self.body = NO_BODY
+        self._content = b""
+        self._shared.body_budget.release(self._held_bytes)
+        self._held_bytes = 0
+
+    # The queue
+
+    def _enqueue(self, body: RequestBody) -> None:
+        """Wait for a free slot of the service that the body names."""
+        self.body = body
+        try:
+            service = self._service = self._router.find_service(body.model)
+            service.begin(self)
+            if not service.has_backend:
+                raise self._no_backend(service)
+            self._since = time.monotonic()
+            service.queue.enter(self)
+        except QueueFullError as error:
+            self.error = "queue_full"
+            self.refuse(errors.queue_full(service.config.name, error.retry_seconds))
+        except RequestError as error:
+            self.refuse(error)
+
+    def refuse_slot(self) -> None:
+        """End, because the service has lost its last backend."""
+        if self._service:
+            self.refuse(self._no_backend(self._service))
+
+    def take_slot(self, backend: Backend) -> None:
+        """Send the request to a backend that has a free slot."""
+        now = time.monotonic()
+        self.queued_seconds, self._since = now - self._since, now
+        if service := self._service:
+            service.metrics.queue_seconds.observe(self.queued_seconds)
+            self._send_to(backend, service)
+
+    def _no_backend(self, service: Service) -> RequestError:
+        self.error = "no_server"
+        return errors.service_unavailable(f"service {service.config.name}")
+
+    # The backend
+
+    def _send_to(self, backend: Backend, service: Service) -> None:
+        observer = self._shared.health.begin(backend.uid, self.body.content)
+        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, observer)
+        upstream.send(self._shared.pool)
+
+    def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
+        """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
+        service = self._service
+        if service is None:
+            return
+        _log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
+        self._tried.append(backend.uid)
+        self._upstream = None
+        self._shared.in_flight.end(backend.uid)
+        if other := service.take_other_backend(self._tried):
+            self._send_to(other, service)
+        else:
+            service.queue.finish_request(time.monotonic() - self._since)
+            self.refuse(self._no_backend(service))
+
+    # The end
+
+    def resume_writing(self) -> None:
+        """Read the engine again."""
+        if self._upstream:
+            self._upstream.resume_reading()
+
+    def hang_up(self) -> None:
+        """Leave the queue, or cancel the engine's work."""
+        self.status = CLIENT_GONE
+        if self._task:
+            self._task.cancel()
+        if self._upstream:
+            self._upstream.cancel()
+        elif self._service:
+            self._service.queue.leave(self)
+        self.end()
+
+    def refuse(self, error: RequestError) -> None:
+        """Send an error."""
+        if self._service:
+            self.status = error.status
+            error.headers[REQUEST_ID] = self.request_id
+        else:
+            log_refusal(self._router, self.path, error)
+        self.end()
+        self._exchange.respond(error.status, error.fields(), error.body)
+
+    def fail(self) -> None:
+        """Answer after a defect, and log it."""
+        _log.exception("request_failed")
+        if self._upstream:
+            self._upstream.cancel()
+        if self._exchange.started:
+            self.end()
+            if not self._exchange.ended:
+                self._exchange.break_off()
+        else:
+            self.refuse(errors.invalid_http(500, "the proxy failed to answer it"))
+
+    def end(self) -> None:
+        """Free what the request holds, and record it; before the last of the response is sent."""
+        self.free_body()
+        service, upstream = self._service, self._upstream
+        if service is None:
+            return
+        self._service = None
+        if upstream:
+            upstream.observer.abandon()
+            self._shared.in_flight.end(upstream.backend.uid)
+            service.queue.finish_request(time.monotonic() - self._since)
+        service.record(self)
+
+
+def log_refusal(router: Router, path: str, error: RequestError) -> None:
+    """Log a request that is refused before it reaches a service."""
+    _log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the client's request id if it is harmless in a log, else a new one."""
+    given = headers.get(REQUEST_ID)
+    if given and _VALID_REQUEST_ID.fullmatch(given):
+        return given
+    return f"{_process_id}{next(_numbers):08x}"
