@@ -1,7 +1,5 @@
 """The `pomona` command. A sub-command is imported only when it runs, so that help is quick."""
 
-from importlib.metadata import version
-
 import click
 
 from cli.lazy import LazyGroup
@@ -19,7 +17,7 @@ SUBCOMMANDS = {
 
 
 @click.group(cls=LazyGroup, subcommands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("pomona"), prog_name="pomona")
+@click.version_option(package_name="pomona", prog_name="pomona")
 def main() -> None:
     """Serve large language models on the hardware you own: pods and hosts outside the cluster, one API.
 

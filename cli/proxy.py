@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from cli import log
+from gateway.event_log import log_libraries
 from gateway.proxy import control, control_socket
 
 
@@ -29,7 +29,7 @@ def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     Example, to print the state of the proxy:
       curl --unix-socket ~/.local/state/pomona/proxy/control.sock http://proxy/state
     """
-    log.configure()
+    log_libraries()
     try:
         with control_socket.claim_socket(socket, take_over=take_over) as claimed:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))

@@ -7,15 +7,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.headers import Field, encode_fields
 from gateway.http.request_head import InvalidRequestError, RequestHead
 
 _UNREAD_BODY_BYTES: Final = 256 << 10
-
-_log = structlog.get_logger()
 
 
 class AwaitedExchange:
@@ -114,7 +111,7 @@ class AwaitedExchange:
         try:
             await answer(self)
         except Exception:  # noqa: BLE001 - one request must not end the connections of all others
-            _log.exception("request_failed")
+            log.exception("request_failed")
             if not self._exchange.started:
                 self.respond(500, (), b"")
         if not self._finished:

@@ -9,11 +9,8 @@ import asyncio
 from collections import Counter
 from typing import Protocol
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.limits import ConnectionCaps
-
-_log = structlog.get_logger()
 
 
 class SweptConnection(Protocol):
@@ -103,7 +100,7 @@ class ConnectionTable:
         for connection in [each for each in self._connections if each.deadline <= now]:
             connection.expire()
         if self._refused:
-            _log.warning("connections_refused", count=self._refused, total=self.caps.total, peer=self.caps.per_peer)
+            log.warning("connections_refused", count=self._refused, total=self.caps.total, peer=self.caps.per_peer)
             self._refused = 0
         if self._connections:
             self._sweep = loop.call_later(self._sweep_seconds, self._expire_late)

@@ -7,7 +7,6 @@ Everything is a plain call: a task for each request would cost as much as its pa
 
 import functools
 import time
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -17,6 +16,8 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _CHUNKED: Final = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class BodyTimeoutError(Exception):
@@ -148,4 +149,10 @@ class Exchange:
 def _status_line(status: int, unix_seconds: int) -> bytes:
     """Return the first line of a response and its Date."""
     phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(unix_seconds, usegmt=True)}\r\n".encode()
+    return f"HTTP/1.1 {status} {phrase}\r\nDate: {_format_date(unix_seconds)}\r\n".encode()
+
+
+def _format_date(unix_seconds: int) -> str:
+    """Return a time as HTTP wants it, in English whatever the locale; email.utils takes long to import."""
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(unix_seconds)
+    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"

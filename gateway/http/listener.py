@@ -11,8 +11,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes
 from gateway.http.server_connection import RequestHandling, ServerConnection
@@ -24,8 +23,6 @@ _PAUSE_SECONDS: Final = 0.2
 _LOCAL_PEER: Final = "local"
 """The peer at the other end of a unix socket."""
 _LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-_log = structlog.get_logger()
 
 
 class HttpListener:
@@ -127,7 +124,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         loop.remove_reader(bound.fileno())
         self._pauses[bound.fileno()] = loop.call_later(_PAUSE_SECONDS, self._resume, bound)
-        _log.warning("accept_paused", error=str(error), connections=self._table.accepted)
+        log.warning("accept_paused", error=str(error), connections=self._table.accepted)
 
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
@@ -162,8 +159,8 @@ class HttpListener:
                 ssl=self._context,
                 ssl_handshake_timeout=self._times.head_seconds if self._context else None,
             )
-        except OSError as error:
-            _log.debug("handshake_failed", peer=peer, error=type(error).__name__)
+        except OSError:
+            pass  # the client failed in its handshake, which is for the client to know
         finally:
             if not connection.was_made:
                 accepted.close()

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, cast
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
@@ -25,8 +24,6 @@ _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
 _HIGH_WATER_BYTES: Final = 64 << 10
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +323,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _fail_request(self) -> None:
         """Answer a request on which the server failed, and log the defect."""
-        _log.exception("request_failed")
+        log.exception("request_failed")
         if exchange := self._exchange:
             self._hang_up()
             self._exchange = exchange
@@ -344,7 +341,7 @@ class ServerConnection(asyncio.Protocol):
         exchange.respond(status, *self._handling.render_error(status, reason))
 
     def _log_refusal(self, reason: str) -> None:
-        _log.info("invalid_request", peer=self.peer, reason=reason)
+        log.info("invalid_request", peer=self.peer, reason=reason)
 
     # Ending
 
@@ -386,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
             try:
                 exchange.receiver.hang_up()
             except Exception:  # noqa: BLE001 - one request must not end the connections of all others
-                _log.exception("hang_up_failed")
+                log.exception("hang_up_failed")
 
     def _set_deadline(self) -> None:
         """Set the deadline of what the connection waits for; what the client has to read first has its own."""

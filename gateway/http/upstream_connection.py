@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
-import structlog
 
+from gateway.event_log import log
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 
@@ -19,8 +19,6 @@ _FIRST_FINAL_STATUS: Final = 200
 _NO_CONTENT: Final = frozenset({204, 304})
 _STALE_SECONDS: Final = 1.0
 """An upstream that closed a kept connection without an answer so soon had closed it before the request came."""
-
-_log = structlog.get_logger()
 
 
 class UpstreamOrigin(NamedTuple):
@@ -163,7 +161,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            _log.exception("response_not_relayed")
+            log.exception("response_not_relayed")
             self._fail("its response could not be relayed")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # llhttp's words only: it quotes nothing of the response.

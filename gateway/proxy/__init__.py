@@ -9,7 +9,7 @@ each do one part:
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends
-7. record: `service`, counts; `request_log`, the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's
+7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's
    form; `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
 `control` is the process, `control_socket` its claim and the hand-over to a newer one, `control_api` its control API,

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-import structlog
 
 from devices import limits
+from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
@@ -31,8 +31,6 @@ _LAST_STREAMS_SECONDS: Final = 3600.0
 _COUNT_SECONDS: Final = 0.1
 _CONTROL_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
 _CLOSE_SECONDS: Final = 1.0
-
-_log = structlog.get_logger()
 
 
 async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
@@ -57,12 +55,12 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         if claimed.inheritance:
             await _take_over(claimed.inheritance, listeners, tasks)
         control.take_over([claimed.control])
-        _log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
+        log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
         handing_over = tasks.create_task(_hand_over(claimed, listeners))
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if handing_over.done():
-            _log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
+            log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
             await _close(control)
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
             listeners.release()
@@ -74,10 +72,10 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
             loop.remove_signal_handler(number)
         handing_over.cancel()
         stopping.cancel()
-        _log.info("proxy_draining", seconds=drain_seconds)
+        log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
         await _close(control)
-    _log.info("proxy_stopped")
+    log.info("proxy_stopped")
 
 
 async def _close(control: HttpListener) -> None:
@@ -107,7 +105,7 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
                     claimed.give_away()
                     return connection
         except (OSError, SocketError) as error:
-            _log.warning("hand_over_failed", error=str(error))
+            log.warning("hand_over_failed", error=str(error))
         connection.close()
 
 
@@ -133,7 +131,7 @@ async def _follow_counts(connection: socket.socket, listeners: Listeners) -> Non
         while line := await reader.readline():
             listeners.in_flight.count_elsewhere(msgspec.json.decode(line, type=dict[str, int]))
     except (OSError, ValueError) as error:
-        _log.warning("counts_of_older_proxy_lost", error=str(error))
+        log.warning("counts_of_older_proxy_lost", error=str(error))
     finally:
         listeners.in_flight.count_elsewhere({})
         writer.close()

@@ -2,17 +2,18 @@
 
 import asyncio
 import os
+import sys
 from http import HTTPStatus
-from importlib import metadata
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.exchange import Exchange
 from gateway.http.headers import Field, encode_fields
+from gateway.proxy import metrics
 from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 from gateway.proxy.listeners import DrainingError, Listeners
 
@@ -35,6 +36,7 @@ class ControlApi:
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
+        self._version = _read_version()
 
     def begin(self, exchange: Exchange) -> AwaitedExchange:
         """Begin to answer one call."""
@@ -53,7 +55,7 @@ class ControlApi:
             case ("PUT", "services"):
                 await self._configure(exchange)
             case ("GET", "metrics"):
-                content_type = (b"Content-Type", CONTENT_TYPE_LATEST.encode())
+                content_type = (b"Content-Type", metrics.CONTENT_TYPE)
                 exchange.respond(HTTPStatus.OK, (content_type,), self._listeners.metrics.text())
             case ("GET", "backends", "health"):
                 await self._watch_health(exchange)
@@ -111,12 +113,22 @@ class ControlApi:
 
     def _proxy_state(self) -> ProxyState:
         return ProxyState(
-            version=metadata.version("pomona"),
+            version=self._version,
             pid=os.getpid(),
             services=self._listeners.service_states(),
             router=self._listeners.router_state(),
             hand_over=True,
         )
+
+
+def _read_version() -> str:
+    """Return the version of this program, as importlib.metadata does it, which takes long to import."""
+    for folder in sys.path:
+        for info in Path(folder).glob("pomona-*.dist-info"):
+            for line in (info / "METADATA").read_text(encoding="utf-8").splitlines():
+                if line.startswith("Version: "):
+                    return line.removeprefix("Version: ")
+    return ""
 
 
 def render_refusal(status: int, reason: str) -> tuple[bytes, bytes]:

@@ -14,8 +14,7 @@ import re
 import time
 from typing import Final, NamedTuple
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.headers import Headers
 from gateway.http.request_head import InvalidRequestError
@@ -38,7 +37,6 @@ CLIENT_GONE: Final = 499
 """Status in log and metrics of a request whose client hung up; no response has it."""
 _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
-_log = structlog.get_logger()
 _process_id: Final = os.urandom(4).hex()
 _numbers = itertools.count()
 
@@ -201,7 +199,7 @@ class InferenceRequest:
         service = self._service
         if service is None:
             return
-        _log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
+        log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
         self._tried.append(backend.uid)
         self._upstream = None
         self._shared.in_flight.end(backend.uid)
@@ -241,7 +239,7 @@ class InferenceRequest:
 
     def fail(self) -> None:
         """Answer after a defect, and log it."""
-        _log.exception("request_failed")
+        log.exception("request_failed")
         if self._upstream:
             self._upstream.cancel()
         if self._exchange.started:
@@ -267,7 +265,7 @@ class InferenceRequest:
 
 def log_refusal(router: Router, path: str, error: RequestError) -> None:
     """Log a request that is refused before it reaches a service."""
-    _log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
+    log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
 
 
 def _request_id(headers: Headers) -> str:

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-import structlog
 from msgspec import structs
 
 from devices import limits
+from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
@@ -29,14 +29,11 @@ from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
 from gateway.proxy.request_body import BodyScans
-from gateway.proxy.request_log import RequestLog
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
 
 _ROUTER_NAME = ""
-
-_log = structlog.get_logger()
 
 
 class DrainingError(Exception):
@@ -87,7 +84,6 @@ class Listeners:
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
-        self._log = RequestLog()
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -159,7 +155,7 @@ class Listeners:
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
         if late:
-            _log.warning("requests_broken_off", requests=sum(self.in_flight.counts().values()))
+            log.warning("requests_broken_off", requests=sum(self.in_flight.counts().values()))
         for task in late:
             task.cancel()
 
@@ -185,7 +181,7 @@ class Listeners:
             if each.name in self._services:
                 self._services[each.name].update(each)
             else:
-                self._services[each.name] = Service(each, self.in_flight, self.metrics, self._log)
+                self._services[each.name] = Service(each, self.in_flight, self.metrics)
         self._services_by_backend = {
             backend.uid: self._services[each.name] for each in config.services for backend in each.backends
         }
@@ -204,10 +200,10 @@ class Listeners:
             await http.bind(address.address, address.port)
         except OSError as error:
             self._failed[name] = error
-            _log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
+            log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
             return
         listener = self._listen(name, address, http)
-        _log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
+        log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
 
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
@@ -222,7 +218,7 @@ class Listeners:
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         listener = self._bound.pop(name)
-        _log.info("listener_unbound", service=name or "router", port=listener.port)
+        log.info("listener_unbound", service=name or "router", port=listener.port)
         listener.http.unbind(close_idle=close_idle)
         task = self._tasks.create_task(_finish_requests(name, listener.http))
         self._finishing.add(task)
@@ -289,4 +285,4 @@ async def _finish_requests(name: str, listener: HttpListener) -> None:
     try:
         await listener.finish()
     except Exception:  # noqa: BLE001 - one bad connection must not end the other services' streams
-        _log.exception("listener_not_closed_cleanly", service=name or "router")
+        log.exception("listener_not_closed_cleanly", service=name or "router")

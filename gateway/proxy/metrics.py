@@ -1,20 +1,18 @@
 """The proxy's metrics for Prometheus, by service. A service that leaves the configuration loses its series.
 
 Counts are plain numbers, and become metrics when they are scraped: prometheus_client's own counters, which are made
-for several threads, would take as long as the rest of what is recorded of a short request.
+for several threads, would take as long as the rest of what is recorded of a short request. The text is made here, too,
+because that library takes longer to import than the proxy's own modules.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 _PREFIX: Final = "pomona_proxy"
-_LABELS: Final = ("namespace", "service")
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _HISTOGRAMS: Final = {
@@ -84,7 +82,7 @@ class ServiceMetrics:
             self.errors[error] += 1
 
 
-class ProxyMetrics(Collector):
+class ProxyMetrics:
     """The counts of all services; `loads` returns the current load of each."""
 
     def __init__(self, loads: Callable[[], Iterable[ServiceLoad]]) -> None:
@@ -101,55 +99,55 @@ class ProxyMetrics(Collector):
 
     def text(self) -> bytes:
         """Return all series in Prometheus' text form."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the counts as metrics."""
-        services = {_labels(service): metrics for service, metrics in self._services.items()}
-        yield from _collect_counters(services)
-        for attribute, (name, text) in _HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"{_PREFIX}_{name}", text, labels=_LABELS)
-            for labels, metrics in services.items():
+        services = [(_labels(name), metrics) for name, metrics in self._services.items()]
+        lines = [*_counter_lines(services)]
+        for attribute, (name, description) in _HISTOGRAMS.items():
+            lines += _family_lines(name, description, "histogram")
+            for labels, metrics in services:
                 histogram: DurationHistogram = getattr(metrics, attribute)
-                family.add_metric(labels, histogram.buckets(), histogram.sum_seconds)
-            yield family
-        in_flight = GaugeMetricFamily(f"{_PREFIX}_in_flight", "Requests that an engine is working on.", labels=_LABELS)
-        queued = GaugeMetricFamily(f"{_PREFIX}_queued", "Requests that wait for a free slot.", labels=_LABELS)
-        for load in self._loads():
-            in_flight.add_metric(_labels(load.service), load.in_flight)
-            queued.add_metric(_labels(load.service), load.queued)
-        yield from (in_flight, queued)
+                for bound, count in histogram.buckets():
+                    lines.append(_series_line(f"{name}_bucket", count, **labels, le=bound))
+                lines.append(_series_line(f"{name}_count", count, **labels))
+                lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, **labels))
+        loads = [(_labels(load.service), load) for load in self._loads()]
+        lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge")
+        lines += [_series_line("in_flight", load.in_flight, **labels) for labels, load in loads]
+        lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge")
+        lines += [_series_line("queued", load.queued, **labels) for labels, load in loads]
+        return "".join(lines).encode()
 
 
-def _collect_counters(services: Mapping[tuple[str, str], ServiceMetrics]) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        f"{_PREFIX}_requests",
-        "Requests, by the status that the client got; 499: the client hung up.",
-        labels=(*_LABELS, "route", "status"),
+def _counter_lines(services: Iterable[tuple[dict[str, str], ServiceMetrics]]) -> Iterator[str]:
+    yield from _family_lines(
+        "requests_total", "Requests, by the status that the client got; 499: the client hung up.", "counter"
     )
-    errors = CounterMetricFamily(
-        f"{_PREFIX}_errors",
-        "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off.",
-        labels=(*_LABELS, "reason"),
-    )
-    prompt = CounterMetricFamily(
-        f"{_PREFIX}_prompt_tokens", "Tokens of prompts, as engines report them.", labels=_LABELS
-    )
-    generated = CounterMetricFamily(
-        f"{_PREFIX}_generated_tokens", "Generated tokens, as engines report them.", labels=_LABELS
-    )
-    for labels, metrics in services.items():
+    for labels, metrics in services:
         for (route, status), count in metrics.requests.items():
-            requests.add_metric((*labels, route, str(status)), count)
+            yield _series_line("requests_total", count, **labels, route=route, status=str(status))
+    yield from _family_lines(
+        "errors_total", "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off.", "counter"
+    )
+    for labels, metrics in services:
         for reason, count in metrics.errors.items():
-            errors.add_metric((*labels, reason), count)
-        prompt.add_metric(labels, metrics.prompt_tokens)
-        generated.add_metric(labels, metrics.generated_tokens)
-    yield from (requests, errors, prompt, generated)
+            yield _series_line("errors_total", count, **labels, reason=reason)
+    yield from _family_lines("prompt_tokens_total", "Tokens of prompts, as engines report them.", "counter")
+    for labels, metrics in services:
+        yield _series_line("prompt_tokens_total", metrics.prompt_tokens, **labels)
+    yield from _family_lines("generated_tokens_total", "Generated tokens, as engines report them.", "counter")
+    for labels, metrics in services:
+        yield _series_line("generated_tokens_total", metrics.generated_tokens, **labels)
 
 
-def _labels(service: str) -> tuple[str, str]:
+def _labels(service: str) -> dict[str, str]:
     namespace, _, name = service.rpartition("/")
-    return namespace, name
+    return {"namespace": namespace, "service": name}
+
+
+def _family_lines(name: str, description: str, kind: str) -> tuple[str, str]:
+    return f"# HELP {_PREFIX}_{name} {description}\n", f"# TYPE {_PREFIX}_{name} {kind}\n"
+
+
+def _series_line(name: str, value: float, **labels: str) -> str:
+    """Return the line of one series, with its labels in the order of their names."""
+    quoted = ",".join(f'{label}="{labels[label].translate(_ESCAPES)}"' for label in sorted(labels))
+    return f"{_PREFIX}_{name}{{{quoted}}} {float(value)}\n"

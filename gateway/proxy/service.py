@@ -2,14 +2,33 @@
 
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Literal, Protocol
 
+import msgspec
+
+from gateway.event_log import log
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ProxyMetrics
-from gateway.proxy.request_log import RequestLog, RequestRecord
 from gateway.proxy.request_queue import RequestQueue
 from gateway.proxy.response_body import TokenCount
+
+
+class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request_finished"):
+    """The log line of a request; it has nothing of the request's content."""
+
+    service: str
+    route: str
+    status: int
+    seconds: float
+    queued_seconds: float
+    first_token_seconds: float | None
+    tokens_in: int | None
+    tokens_out: int | None
+    request_id: str
+    timestamp: str
+    level: Literal["info"]
+    error: str = ""
 
 
 class ServedRequest(Protocol):
@@ -32,7 +51,7 @@ class ServedRequest(Protocol):
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics, log: RequestLog) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics) -> None:
         self.config = config
         self.created = int(time.time())
         self.queue = RequestQueue(self._take_slot, config.queue_limit)
@@ -43,7 +62,6 @@ class Service:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._running: set[ServedRequest] = set()
-        self._log = log
         self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
@@ -112,7 +130,7 @@ class Service:
             self.metrics.prompt_tokens += prompt
             self.metrics.generated_tokens += generated
         first_token_seconds = request.first_token_seconds
-        self._log.add(
+        log.add(
             RequestRecord(
                 service=self.config.name,
                 route=request.route,
@@ -123,7 +141,7 @@ class Service:
                 tokens_in=tokens.prompt,
                 tokens_out=tokens.generated,
                 request_id=request.request_id,
-                timestamp=self._log.timestamp(),
+                timestamp=log.timestamp(),
                 level="info",
                 error=request.error,
             )

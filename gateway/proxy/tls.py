@@ -7,13 +7,10 @@ that they began with. While the files do not fit together, as in the middle of a
 import os
 import ssl
 
-import structlog
-
+from gateway.event_log import log
 from gateway.proxy.config import Tls
 
 _Stamp = tuple[tuple[int, int, int], ...]
-
-_log = structlog.get_logger()
 
 
 class ReloadedCertificate:
@@ -33,9 +30,9 @@ class ReloadedCertificate:
             if stamp != self._tried:
                 self._tried = stamp
                 self._current = load_certificate(self.tls)
-                _log.info("certificate_reloaded", certificate=self.tls.certificate)
+                log.info("certificate_reloaded", certificate=self.tls.certificate)
         except OSError as error:
-            _log.warning("certificate_reload_failed", certificate=self.tls.certificate, error=str(error))
+            log.warning("certificate_reload_failed", certificate=self.tls.certificate, error=str(error))
         connection.context = self._current
 
     def _read_stamp(self) -> _Stamp:

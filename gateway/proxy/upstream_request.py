@@ -10,8 +10,7 @@ import time
 from http import HTTPStatus
 from typing import Final, Protocol
 
-import structlog
-
+from gateway.event_log import log
 from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
@@ -53,8 +52,6 @@ _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client coul
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 _NO_RESPONSE: Final = UnchangedResponse()
-
-_log = structlog.get_logger()
 
 
 class RelayedRequest(Protocol):
@@ -292,7 +289,7 @@ class UpstreamRequest:
     def _break_off(self, reason: str) -> None:
         streaming = self._exchange.started
         name = self._service.config.name
-        _log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
+        log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
         self._request.error = "engine_broke_off"
         self.observer.fail("broken off")
         if streaming:

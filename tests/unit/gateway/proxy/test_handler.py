@@ -16,7 +16,6 @@ from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
 from gateway.proxy.request_body import BodyScans
-from gateway.proxy.request_log import RequestLog
 from gateway.proxy.router import SingleServiceRouter
 from gateway.proxy.service import Service
 from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service, post_chat
@@ -34,7 +33,7 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
 
     in_flight = ReplacedMeanwhile(lambda _: None)
     dead = make_service(Backend(uid="dead", url="http://127.0.0.1:9"))
-    tiny = Service(dead, in_flight, ProxyMetrics(lambda: ()), RequestLog())
+    tiny = Service(dead, in_flight, ProxyMetrics(lambda: ()))
     async with fake_engine(hello) as fresh, UpstreamPool() as pool, aiohttp.ClientSession() as client:
         shared = SharedResources(in_flight, BodyBudget(), BodyScans(), pool, HealthMonitor())
         table = ConnectionTable(ConnectionCaps(total=10, per_peer=10), sweep_seconds=1)
