@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -26,13 +26,20 @@ def _write_standard_error(lines: bytes) -> None:
         os.write(_STANDARD_ERROR, lines)
 
 
+class EventRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event"):
+    """An event of ordinary operation that is too frequent for a call with names."""
+
+    level: Literal["info"]
+    timestamp: str
+
+
 class EventLog:
     """The events, of which those of requests may wait for the end of the loop's pass; `write` writes lines."""
 
     def __init__(self, write: Callable[[bytes], None] = _write_standard_error) -> None:
         self._write = write
         self._encode_lines = msgspec.json.Encoder().encode_lines
-        self._records: list[msgspec.Struct] = []
+        self._records: list[EventRecord] = []
         self._second = 0
         self._date = ""
 
@@ -52,13 +59,13 @@ class EventLog:
         """Log a defect with the stack of the exception that is handled."""
         self._log("error", event, values | {"exception": traceback.format_exc()})
 
-    def add(self, record: msgspec.Struct) -> None:
-        """Log a struct as it is, with the others of this pass of the loop."""
+    def add(self, record: "EventRecord") -> None:
+        """Log a record with the others of this pass of the loop; it gets the time when they are written."""
         if not self._records:
             asyncio.get_running_loop().call_soon(self._write_records)
         self._records.append(record)
 
-    def timestamp(self) -> str:
+    def _timestamp(self) -> str:
         """Return the current time in the form of all log lines."""
         now = time.time()
         second = int(now)
@@ -69,12 +76,15 @@ class EventLog:
 
     def _log(self, level: str, event: str, values: dict[str, Value]) -> None:
         self._write_records()
-        line = values | {"event": event, "level": level, "timestamp": self.timestamp()}
+        line = values | {"event": event, "level": level, "timestamp": self._timestamp()}
         self._write(self._encode_lines([line]))
 
     def _write_records(self) -> None:
         if records := self._records:
             self._records = []
+            timestamp = self._timestamp()
+            for record in records:
+                record.timestamp = timestamp
             self._write(self._encode_lines(records))
 
 
@@ -87,7 +97,7 @@ class _LibraryHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         stack = {"exception": "".join(traceback.format_exception(*record.exc_info))} if record.exc_info else {}
-        log.warning(record.getMessage(), logger=record.name, **stack)
+        log.warning("library_warning", message=record.getMessage(), logger=record.name, **stack)
 
 
 def log_libraries() -> None:

@@ -87,7 +87,7 @@ class Exchange:
 
     def send_continue(self) -> None:
         """Ask the client for the body, if it waits for that."""
-        if self.head.expects_continue and not self.body_complete and not self.started:
+        if not self.body_complete and not self.started and self.head.expects_continue:
             self._connection.write(_CONTINUE)
 
     def pause_body(self) -> None:

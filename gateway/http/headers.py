@@ -19,12 +19,13 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 class Headers:
     """The fields of one message."""
 
-    __slots__ = ("_first", "_names", "fields")
+    __slots__ = ("_first", "_forwarded", "_names", "fields")
 
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
-        self._names = [name.lower() for name, _ in self.fields]
-        self._first = {name: value for name, (_, value) in zip(self._names, self.fields, strict=True)}
+        self._forwarded: tuple[frozenset[bytes], bytes] | None = None
+        self._names = [field[0].lower() for field in self.fields]
+        self._first = dict(zip(self._names, [field[1] for field in self.fields], strict=True))
         if len(self._first) != len(self._names):
             for name, (_, value) in zip(reversed(self._names), reversed(self.fields), strict=True):
                 self._first[name] = value
@@ -54,15 +55,14 @@ class Headers:
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
         """Return the lines of all fields except `withheld`, in lower case, and those that Connection names."""
-        if b"connection" in self._first:
-            withheld |= self.connection_options()
-        return b"".join(
-            [
-                b"%b: %b\r\n" % field
-                for name, field in zip(self._names, self.fields, strict=True)
-                if name not in withheld
-            ]
-        )
+        known = self._forwarded
+        if known and known[0] is withheld:
+            return known[1]
+        hop = withheld | self.connection_options() if b"connection" in self._first else withheld
+        lines = [b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in hop]
+        forwarded = b"".join(lines)
+        self._forwarded = withheld, forwarded
+        return forwarded
 
 
 def encode_fields(fields: Iterable[Field]) -> bytes:

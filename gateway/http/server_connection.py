@@ -18,7 +18,7 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, ConnectionTimes
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -252,9 +252,12 @@ class ServerConnection(asyncio.Protocol):
         if length < 0 or end > HEAD_BYTES:
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
             return False
-        parser = RequestParser()
+        parser = None
         try:
-            head = parser.parse_head(buffer[:end])
+            head = read_known_head(buffer[:end])
+            if head is None:
+                parser = RequestParser()
+                head = parser.parse_head(buffer[:end])
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False

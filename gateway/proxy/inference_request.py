@@ -142,15 +142,17 @@ class InferenceRequest:
 
     def _reserve(self, more_bytes: int) -> bool:
         reserved = self._shared.body_budget.reserve(more_bytes)
-        self._held_bytes += more_bytes if reserved else 0
+        if reserved:
+            self._held_bytes += more_bytes
         return reserved
 
     def free_body(self) -> None:
         """Free the request body: no other backend gets it now, and the response may last for hours."""
-        self.body = NO_BODY
-        self._content = b""
-        self._shared.body_budget.release(self._held_bytes)
-        self._held_bytes = 0
+        if self._held_bytes:
+            self.body = NO_BODY
+            self._content = b""
+            self._shared.body_budget.release(self._held_bytes)
+            self._held_bytes = 0
 
     # The queue
 
@@ -160,10 +162,13 @@ class InferenceRequest:
         try:
             service = self._service = self._router.find_service(body.model)
             service.begin(self)
-            if not service.has_backend:
-                raise self._no_backend(service)
             self._since = time.monotonic()
-            service.queue.enter(self)
+            if backend := service.queue.take_free_slot():
+                self.take_slot(backend)
+            elif service.has_backend:
+                service.queue.wait(self)
+            else:
+                raise self._no_backend(service)
         except QueueFullError as error:
             self.error = "queue_full"
             self.refuse(errors.queue_full(service.config.name, error.retry_seconds))

@@ -39,11 +39,6 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _model_name = msgspec.json.Decoder(str | None)
 
 
-def is_short(content: bytes | bytearray) -> bool:
-    """Decide whether a body may be decoded, or copied, at once."""
-    return len(content) <= SHORT_BODY_BYTES
-
-
 class RequestBody(Protocol):
     """A JSON object as the client sent it."""
 
@@ -152,7 +147,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
     """Return the memory that a body takes beside its content: a short one is copied, the buffer of a large one grew."""
-    return len(content) if is_short(content) else sys.getsizeof(content) - len(content)
+    return len(content) if len(content) <= SHORT_BODY_BYTES else sys.getsizeof(content) - len(content)
 
 
 def scan_body(content: bytes | bytearray) -> Generator[None, None, ScannedBody]:

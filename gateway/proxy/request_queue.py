@@ -56,12 +56,15 @@ class RequestQueue(Generic[S]):
         """The number of requests that wait."""
         return len(self._waiting)
 
-    def enter(self, request: QueuedRequest[S]) -> None:
-        """Give the request a slot, at once or later. Raises QueueFullError."""
-        if not self._waiting and (slot := self._take_slot()) is not None:
-            self.in_flight += 1
-            request.take_slot(slot)
-        elif len(self._waiting) < self.limit:
+    def take_free_slot(self) -> S | None:
+        """Return a free slot for a request that has not waited; None if there is none, or if others wait for it."""
+        slot = None if self._waiting else self._take_slot()
+        self.in_flight += slot is not None
+        return slot
+
+    def wait(self, request: QueuedRequest[S]) -> None:
+        """Give the request a slot later. Raises QueueFullError."""
+        if len(self._waiting) < self.limit:
             self._waiting.append(request)
         else:
             raise QueueFullError(self._retry_seconds())

@@ -5,7 +5,6 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 """
 
 import re
-from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +18,7 @@ _LARGEST_ERROR_BYTES: Final = 64 << 10
 SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
-_REPORTS: Final = frozenset({"usage", "timings", "response", "message"})
+_REPORTS: Final = frozenset({"timings", "response", "message"})
 _CONTENT_FIELDS: Final = frozenset({"choices", "data", "results", "output", "content"})
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
@@ -73,6 +72,7 @@ class _Event(msgspec.Struct):
 
 
 _event = msgspec.json.Decoder(_Event)
+_usage = msgspec.json.Decoder(_Usage)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -103,6 +103,8 @@ class TokenStream:
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
         self._right_field = b'"model":' + self._name
+        self._engine_field = b""
+        """The field as the engine sends it, when it has sent one."""
         self._held: list[bytes] = []
         """The incomplete line, in pieces; the beginning of a long one has been passed on."""
         self._held_bytes = 0
@@ -152,9 +154,13 @@ class TokenStream:
             for line in lines.splitlines():
                 if line.startswith(b"data:"):
                     _add_report(self._reported, line[5:])
-        if lines.count(b'"model"') != lines.count(self._right_field):
-            return _rename_model(lines, self._name)
-        return lines
+        if self._engine_field:
+            lines = lines.replace(self._engine_field, self._right_field)
+        if lines.count(b'"model"') == lines.count(self._right_field):
+            return lines
+        if found := _MODEL.search(lines):
+            self._engine_field, self._right_field = found[0], found[1] + self._name
+        return _rename_model(lines, self._name)
 
 
 class LongJsonResponse:
@@ -293,8 +299,12 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, failed=False)
-    tokens = TokenCount()
-    if not fields.keys().isdisjoint(_REPORTS):
+    tokens = NO_TOKENS
+    if "usage" in fields:
+        tokens = TokenCount()
+        _add_usage(tokens, fields["usage"])
+    elif not fields.keys().isdisjoint(_REPORTS):
+        tokens = TokenCount()
         _add_report(tokens, body)
     failed = "error" in fields and bytes(fields["error"]) != b"null" and fields.keys().isdisjoint(_CONTENT_FIELDS)
     if "model" in fields:
@@ -311,17 +321,25 @@ def _add_report(tokens: TokenCount, body: bytes) -> None:
         event = _event.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    nested = event.response or event.message or _Envelope()
-    for usage in (event.usage, nested.usage):
+    nested = event.response or event.message
+    for usage in (event.usage, nested.usage if nested else None):
         if usage:
-            tokens.prompt = _latest(tokens.prompt, (usage.prompt_tokens, usage.input_tokens))
-            tokens.generated = _latest(tokens.generated, (usage.completion_tokens, usage.output_tokens))
+            _add_counts(tokens, usage)
     if event.timings and not event.usage:
         tokens.prompt = event.timings.prompt_n + event.timings.cache_n
         tokens.generated = event.timings.predicted_n
 
 
-def _latest(known: int | None, reported: Iterable[int | None]) -> int | None:
-    for value in reported:
-        known = known if value is None else value
-    return known
+def _add_usage(tokens: TokenCount, usage: msgspec.Raw) -> None:
+    """Take over the token counts of a short response."""
+    try:
+        _add_counts(tokens, _usage.decode(usage))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+
+
+def _add_counts(tokens: TokenCount, usage: _Usage) -> None:
+    for count in (usage.prompt_tokens, usage.input_tokens):
+        tokens.prompt = tokens.prompt if count is None else count
+    for count in (usage.completion_tokens, usage.output_tokens):
+        tokens.generated = tokens.generated if count is None else count

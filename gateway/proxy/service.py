@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol
+from typing import Protocol
 
-import msgspec
-
-from gateway.event_log import log
+from gateway.event_log import EventRecord, log
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ProxyMetrics
@@ -14,7 +12,7 @@ from gateway.proxy.request_queue import RequestQueue
 from gateway.proxy.response_body import TokenCount
 
 
-class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request_finished"):
+class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
     """The log line of a request; it has nothing of the request's content."""
 
     service: str
@@ -26,8 +24,6 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field=
     tokens_in: int | None
     tokens_out: int | None
     request_id: str
-    timestamp: str
-    level: Literal["info"]
     error: str = ""
 
 
@@ -76,7 +72,7 @@ class Service:
     @property
     def has_backend(self) -> bool:
         """True if a backend takes new requests, now or when one of its slots is free."""
-        return pick_backend(self.config.backends, {}) is not None
+        return not all(backend.draining for backend in self.config.backends)
 
     def take_other_backend(self, tried: Collection[str]) -> Backend | None:
         """Take a backend, with or without a free slot, except those in `tried`, which accepted no connection."""
@@ -135,13 +131,13 @@ class Service:
                 service=self.config.name,
                 route=request.route,
                 status=request.status,
-                seconds=round(seconds, 4),
-                queued_seconds=round(request.queued_seconds, 4),
+                seconds=int(seconds * 1e4) / 1e4,
+                queued_seconds=int(request.queued_seconds * 1e4) / 1e4,
                 first_token_seconds=first_token_seconds and round(first_token_seconds, 4),
                 tokens_in=tokens.prompt,
                 tokens_out=tokens.generated,
                 request_id=request.request_id,
-                timestamp=log.timestamp(),
+                timestamp="",
                 level="info",
                 error=request.error,
             )

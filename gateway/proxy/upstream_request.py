@@ -103,7 +103,7 @@ class UpstreamRequest:
         self._exchange = exchange
         self._service = service
         self._pool: UpstreamPool | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | asyncio.Handle | None = None
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
         self._repeated = False
@@ -121,12 +121,21 @@ class UpstreamRequest:
     # The request
 
     def send(self, pool: UpstreamPool) -> None:
-        """Send the request over a kept connection, or a new one."""
+        """Send the request over a kept connection, or a new one.
+
+        Kept connections that the backend has closed are only known when this pass of the loop has read all sockets.
+        """
         self._pool = pool
-        if connection := pool.take_idle(parse_origin(self.backend.url)):
-            self._send_over(connection)
-        else:
-            self._connect(pool)
+        self._task = asyncio.get_running_loop().call_soon(self._send, pool)
+
+    def _send(self, pool: UpstreamPool) -> None:
+        try:
+            if connection := pool.take_idle(parse_origin(self.backend.url)):
+                self._send_over(connection)
+            else:
+                self._connect(pool)
+        except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
+            self._request.fail()
 
     def cancel(self) -> None:
         """Break the request off, so that the backend stops its work."""
@@ -191,9 +200,7 @@ class UpstreamRequest:
             self._response = ErrorResponse(headers.get("Retry-After", "1"))
             return
         self.observer.note_begin()
-        kind = (headers.value(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if headers.value(b"content-encoding"):
-            kind = b""
+        kind = b"" if headers.value(b"content-encoding") else _media_type(headers.value(b"content-type") or b"")
         if kind == b"application/json":
             self._response = JsonResponse(self._service.config.model)
             return
@@ -297,6 +304,12 @@ class UpstreamRequest:
             self._exchange.break_off()
         else:
             self._request.refuse(errors.upstream_failed(name))
+
+
+@functools.lru_cache(maxsize=64)
+def _media_type(content_type: bytes) -> bytes:
+    """Return the media type of a Content-Type in lower case, without parameters."""
+    return content_type.partition(b";")[0].strip().lower()
 
 
 @functools.lru_cache(maxsize=1024)

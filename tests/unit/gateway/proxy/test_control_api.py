@@ -1,10 +1,12 @@
 """The control API byte by byte: agent and proxy may be of different versions, so its JSON and paths never change."""
 
+from importlib import metadata
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.proxy.config import (
     Backend,
@@ -20,6 +22,7 @@ from gateway.proxy.config import (
     ServiceStats,
     Tls,
 )
+from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
 from tests.unit.gateway.proxy.running_proxy import ProxyProcess
 
 CONFIG = ProxyConfig(
@@ -178,3 +181,27 @@ async def test_metrics_are_served_as_prometheus_text(proxy: ProxyProcess) -> Non
         "pomona_proxy_in_flight",
         "pomona_proxy_queued",
     }
+
+
+async def test_version_is_the_one_by_which_agents_compare(proxy: ProxyProcess) -> None:
+    assert (await proxy.client.state()).version == metadata.version("pomona")
+
+
+def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
+    metrics = ProxyMetrics(lambda: [ServiceLoad('n"s/tiny', 2, 3)])
+    counts = metrics.for_service('n"s/tiny')
+    counts.count_request("chat", 200, "")
+    counts.count_request("chat", 503, "no_server")
+    for seconds in (0.004, 0.3, 1000):
+        counts.request_seconds.observe(seconds)
+    families = {each.name: each for each in text_string_to_metric_families(metrics.text().decode())}
+    labels = {"namespace": 'n"s', "service": "tiny"}
+    requests = families["pomona_proxy_requests"]
+    assert (requests.type, len(families)) == ("counter", 10)
+    statuses = {sample.labels["status"]: sample.value for sample in requests.samples}
+    assert statuses == {"200": 1, "503": 1}
+    seconds_ = families["pomona_proxy_request_seconds"]
+    buckets = {sample.labels["le"]: sample.value for sample in seconds_.samples if sample.name.endswith("_bucket")}
+    assert (seconds_.type, buckets["0.005"], buckets["0.5"], buckets["+Inf"]) == ("histogram", 1, 2, 3)
+    (queued,) = families["pomona_proxy_queued"].samples
+    assert (queued.labels, queued.value) == (labels, 3)
