@@ -13,17 +13,18 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import aiohttp
-import kopf
 import structlog
+import uvloop
 
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
@@ -31,6 +32,24 @@ from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
 from kube.resources import Resource
 from kube.store import Store
+
+
+@contextlib.contextmanager
+def _hide_module(name: str) -> Iterator[None]:
+    """Let imports find no module of this name, unless it is imported already."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment] # documented: an import raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# Where `kubernetes` is installed, kopf imports it for classes that we do not use: 18 MiB.
+with _hide_module("kubernetes"):
+    import kopf
 
 STABLE_SECONDS = 60.0
 """After a run of this length, the back-off starts anew."""
@@ -142,7 +161,8 @@ async def _run_kopf(
 
     Raises the error of kopf, or KopfHangsError.
     """
-    ours, its = asyncio.get_running_loop(), asyncio.new_event_loop()
+    # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
+    ours, its = asyncio.get_running_loop(), uvloop.new_event_loop()
     stop, connections = asyncio.Event(), _Connections()
     outcome: Future[None] = Future()
 

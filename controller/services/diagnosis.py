@@ -147,7 +147,7 @@ def _unbound(
     if best.free_bytes >= needed:
         return ServiceProblem("Binding", f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
-    largest = max(left, key=lambda capacity: capacity.budget_bytes)
+    largest = min(left, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
     advice = advise(largest.budget_bytes)
     parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
     message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "

@@ -117,6 +117,20 @@ def test_message_of_a_waiting_service_does_not_follow_the_free_memory() -> None:
     assert message(GIB // 2) == message(GIB // 3)
 
 
+def test_message_of_a_waiting_service_names_the_same_one_of_equal_hosts() -> None:
+    def message(free_bytes: int) -> str:
+        equal = [
+            (METAL_HOSTS, host(name, free_bytes=free, budgetBytes=GIB))
+            for name, free in (("studio-1", GIB // 2), ("studio-2", free_bytes))
+        ]
+        base = (chat_service(**METAL), (MODELS, model()), *equal)
+        ((_, made),) = decide_chat(*base).create
+        plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+        return str(planned_condition(plan, "Ready")["message"])
+
+    assert message(GIB // 3) == message(2 * GIB // 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "budget_bytes", "says"),
     [
