@@ -75,12 +75,13 @@ STABLE_SECONDS: Final = 60.0
 """After a run of this length, the back-off of a leader's task starts anew."""
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-OUR_KINDS: Final = tuple(Watched(resource) for resource in (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES))
+WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
 """Followed by kopf."""
-CHILDREN: Final = tuple(
-    Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)
+REPORTED: Final = (
+    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES)),
+    *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
 )
-"""Followed by `kube.watch`: an event of a child costs kopf several times as much, and a service has many of them."""
+"""Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
 
 log = structlog.get_logger()
 
@@ -157,14 +158,16 @@ class Controller:
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
-        complete = [asyncio.Event() for _ in (OUR_KINDS, *CHILDREN)]
+        complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *REPORTED)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
             tasks.create_task(
-                follow(self._client, self.store, OUR_KINDS, self._credentials, complete[0], on_restart=on_restart)
+                follow(
+                    self._client, self.store, WRITTEN_BY_USERS, self._credentials, complete[0], on_restart=on_restart
+                )
             )
-            for (resource, selector), synced in zip(CHILDREN, complete[1:], strict=True):
+            for (resource, selector), synced in zip(REPORTED, complete[1:], strict=True):
                 tasks.create_task(reflect(self._client, self.store, resource, label_selector=selector, synced=synced))
             for resource in (ROLES, ROLE_BINDINGS):
                 tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
@@ -221,7 +224,7 @@ class Controller:
         """List everything, and retry until that succeeds: the store of a standby may be out of date."""
         for failures in itertools.count(1):
             try:
-                await load(self._client, self.store, (*OUR_KINDS, *CHILDREN))
+                await load(self._client, self.store, (*WRITTEN_BY_USERS, *REPORTED))
             except (ApiError, Unreachable) as error:
                 log.warning("list_failed", error=str(error))
                 await asyncio.sleep(_pause_seconds(failures))

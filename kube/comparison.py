@@ -6,6 +6,7 @@ the server matches them, and a field that we own and no longer desire is found, 
 cannot see.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,7 +173,14 @@ def _children(owned: FieldSet) -> dict[str, FieldSet]:
 
 def _keyed_items(owned: FieldSet) -> list[tuple[Obj, FieldSet]]:
     """Return the items of an associative list: the fields that identify each, and the fields owned of it."""
-    return [(msgspec.json.decode(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
+    return [(_decode_identity(name), fields) for name, fields in owned.items() if name.startswith("k:")]
+
+
+@functools.lru_cache(maxsize=4096)
+def _decode_identity(name: str) -> Obj:
+    """Return the fields that identify an item; never change the result, which is kept."""
+    identity: Obj = msgspec.json.decode(name[2:])
+    return identity
 
 
 def _set_items(owned: FieldSet) -> Sequence[Any]:

@@ -65,6 +65,10 @@ class Resource:
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    def __hash__(self) -> int:
+        # Every look-up in the store hashes a resource: all five fields would take five times as long.
+        return hash(self.plural)
+
 
 class ObjectKey(NamedTuple):
     """Namespace and name of an object; the namespace of a cluster-scoped object is empty."""

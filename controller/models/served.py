@@ -3,8 +3,9 @@
 A companion is inspected, verified and cached like any other Model, so a service only names it.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from artifacts.source import SourceError, cache_key, parse
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
@@ -13,6 +14,9 @@ from crds.model import Model
 from crds.serving import Role, RuntimeName
 from kube.resources import ObjectKey
 from runtimes.serving import Format, default_runtime
+
+_SOURCES_KEPT: Final = 1024
+"""Each decision about a service asks for its format and path again."""
 
 
 class Companion(NamedTuple):
@@ -56,8 +60,13 @@ def read_companions(find: Callable[[ObjectKey], Model | None], service: Inferenc
 
 def format_of(model: Model) -> Format:
     """Return the format of a Model's weights; gguf if its source cannot be parsed, which the Model reports."""
+    return _format_of_source(model.spec.source)
+
+
+@functools.lru_cache(maxsize=_SOURCES_KEPT)
+def _format_of_source(text: str) -> Format:
     try:
-        source = parse(model.spec.source)
+        source = parse(text)
     except SourceError:
         return "gguf"
     return "ollama" if source.is_library else "mlx" if source.is_folder else "gguf"
@@ -87,6 +96,7 @@ def cache_path(model: Model) -> str:
     return weights_path(model.spec.source, model.status.revision, model.status.file)
 
 
+@functools.lru_cache(maxsize=_SOURCES_KEPT)
 def weights_path(source: str, revision: str, file: str) -> str:
     """Return the path of weights below the volume's root: the same for the pods that fetch and those that serve.
 

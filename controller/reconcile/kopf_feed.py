@@ -36,7 +36,7 @@ from kube.store import Store
 
 @contextlib.contextmanager
 def _hide_module(name: str) -> Iterator[None]:
-    """Let imports find no module of this name, unless it is imported already."""
+    """Hide a module from imports, unless it is imported already."""
     if name in sys.modules:
         yield
         return

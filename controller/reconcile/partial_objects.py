@@ -1,18 +1,19 @@
 """Objects of which the store keeps a part: whole ones take 45 KB of memory for a pod alone, most of it unread.
 
-What drops here must be read by no decision. Of managedFields, our own entries say what we applied; in an object that
-is only created and never applied they say nothing. The field sets in them are the same for most objects of a kind, so
-equal ones are kept once.
+What drops here must be read by no decision: a change of nothing else is then no news either, because triggers compare
+the parts. Of managedFields, our own entries say what we applied; in an object that is only created and never applied
+they say nothing. Equal entries are kept once, and so is each string.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from controller.reconcile.plan import FIELD_MANAGER
-from controller.reconcile.stamp import is_stamped
+from controller.reconcile.stamp import ANNOTATION_STAMP, is_stamped
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -32,43 +33,55 @@ from kube.resources import (
 from kube.store import Store
 
 _MOST_SHARED: Final = 4096
+_LONGEST_SHARED: Final = 64
+"""Characters; longer strings are messages, each of its own."""
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
+_DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
-class _SharedFields:
-    """The field sets that many objects have in common."""
+class _SharedEntries:
+    """The entries of managedFields that many objects have in common."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Any] = {}
+        self._known: dict[bytes, Obj] = {}
 
-    def share(self, obj: Obj) -> Obj:
-        """Return the object with the field sets that are kept already in place of equal ones."""
-        entries = [
-            {**entry, "fieldsV1": {name: self._find(fields) for name, fields in entry.get("fieldsV1", {}).items()}}
-            for entry in obj["metadata"].get("managedFields", ())
-        ]
-        return {**obj, "metadata": {**obj["metadata"], "managedFields": entries}}
+    def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
+        """Return a part of the object; what equals a part of another object is kept once."""
+        reduced = part(obj)
+        metadata = reduced["metadata"]
+        entries = [self._share(entry) for entry in metadata.get("managedFields", ())]
+        reduced["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
+        kept: Obj = _intern(reduced)
+        if entries:
+            kept["metadata"]["managedFields"] = entries
+        return kept
 
-    def share_part(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
-        """Return a part of the object as `share` does."""
-        return self.share(part(obj))
-
-    def _find(self, fields: Any) -> Any:
+    def _share(self, entry: Obj) -> Obj:
+        timeless = {name: value for name, value in entry.items() if name != "time"}
         if len(self._known) > _MOST_SHARED:
             self._known.clear()
-        return self._known.setdefault(msgspec.json.encode(fields), fields)
+        return self._known.setdefault(msgspec.json.encode(timeless), timeless)
 
 
 def declare_partial_objects(store: Store) -> None:
     """Keep only the part of each object that decisions read."""
-    shared = _SharedFields()
-    for resource in (INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES):
-        store.reduce(resource, shared.share)
+    shared = _SharedEntries()
     for resource, part in _PARTS.items():
-        store.reduce(resource, functools.partial(shared.share_part, part))
+        store.reduce(resource, functools.partial(shared.reduce, part))
 
 
-def _of_pod(obj: Obj) -> Obj:
-    return {name: value for name, value in _unmanaged(obj).items() if name != "spec"}
+def _intern(value: Any) -> Any:
+    """Return JSON whose equal strings are one object: names, uids and the keys of fields stand in many objects."""
+    if type(value) is str:
+        return sys.intern(value) if len(value) <= _LONGEST_SHARED else value
+    if type(value) is dict:
+        return {sys.intern(name): _intern(each) for name, each in value.items()}
+    return [_intern(each) for each in value] if type(value) is list else value
+
+
+def _pick(obj: Mapping[str, Any], names: Collection[str]) -> Obj:
+    return {name: obj[name] for name in names if name in obj}
 
 
 def _unmanaged(obj: Obj) -> Obj:
@@ -76,23 +89,78 @@ def _unmanaged(obj: Obj) -> Obj:
 
 
 def _managed_by_us(obj: Obj) -> Obj:
-    entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("manager") == FIELD_MANAGER]
-    return {**obj, "metadata": {**obj["metadata"], "managedFields": entries}}
+    """Return the object with what we applied, and without a copy of itself that kubectl put into it."""
+    entries = [
+        entry
+        for entry in obj["metadata"].get("managedFields", ())
+        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+    ]
+    metadata = {**obj["metadata"], "managedFields": entries}
+    if _LAST_APPLIED in (metadata.get("annotations") or {}):
+        metadata["annotations"] = {
+            name: value for name, value in metadata["annotations"].items() if name != _LAST_APPLIED
+        }
+    return {**obj, "metadata": metadata}
+
+
+def _conditions(status: Obj, kinds: Collection[str]) -> list[Obj]:
+    """Return the conditions of these types, with what explains them."""
+    fields = ("type", "status", "reason", "message")
+    return [_pick(each, fields) for each in status.get("conditions") or () if each["type"] in kinds]
+
+
+def _of_pod(obj: Obj) -> Obj:
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in {"managedFields", "annotations"}}
+    status = obj.get("status") or {}
+    containers = status.get("containerStatuses") or ()
+    kept = {
+        **_pick(status, ("phase", "podIPs")),
+        "conditions": _conditions(status, _POD_CONDITIONS),
+        "containerStatuses": [_pick(each, ("name", "state", "lastState")) for each in containers],
+    }
+    return {"metadata": metadata, "status": kept}
 
 
 def _of_deployment(obj: Obj) -> Obj:
     """Return a Deployment without what its stamp stands for; one of an earlier version is compared by all values."""
     if not is_stamped(obj):
         return _managed_by_us(obj)
+    kept = _managed_by_us(obj)
+    metadata, status = kept["metadata"], obj.get("status") or {}
+    # The fields of the metadata name the owner, so they would differ in each object.
+    metadata["managedFields"] = [
+        {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
+    ]
+    metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP,))
     containers = obj["spec"]["template"]["spec"]["containers"]
-    kept = [{name: each[name] for name in ("name", "resources", "lifecycle") if name in each} for each in containers]
-    spec = {"replicas": obj["spec"].get("replicas"), "template": {"spec": {"containers": kept}}}
-    return {**_managed_by_us(obj), "spec": spec}
+    fields = ("name", "resources", "lifecycle")
+    return {
+        "metadata": metadata,
+        "spec": {
+            "replicas": obj["spec"].get("replicas"),
+            "template": {"spec": {"containers": [_pick(each, fields) for each in containers]}},
+        },
+        "status": {
+            **_pick(status, ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")),
+            "conditions": _conditions(status, _DEPLOYMENT_CONDITIONS),
+        },
+    }
+
+
+def _of_service(obj: Obj) -> Obj:
+    """Return a Service with the fields of its spec that we applied."""
+    kept = _managed_by_us(obj)
+    owned = {
+        name for entry in kept["metadata"]["managedFields"] for name in entry.get("fieldsV1", {}).get("f:spec", {})
+    }
+    spec = {name: value for name, value in obj.get("spec", {}).items() if f"f:{name}" in owned}
+    return {**{name: value for name, value in kept.items() if name != "status"}, "spec": spec}
 
 
 _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     PODS: _of_pod,
     DEPLOYMENTS: _of_deployment,
+    SERVICES: _of_service,
     **dict.fromkeys((JOBS, PVCS, ENDPOINT_SLICES), _unmanaged),
-    **dict.fromkeys((SERVICES, ROLES, ROLE_BINDINGS), _managed_by_us),
+    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

@@ -15,10 +15,13 @@ from controller.reconcile.plan import FIELD_MANAGER
 from crds.meta import GROUP
 from kube.apply import is_applied
 from kube.client import Obj
-from kube.comparison import covers_owned, owned_fields
+from kube.comparison import FieldSet, covers_owned, owned_fields
 from kube.resources import Resource
 
 ANNOTATION_STAMP: Final = f"{GROUP}/desired"
+_MOST_REMEMBERED: Final = 20_000
+_OWNED: Final[dict[tuple[int, str], FieldSet]] = {}
+"""Field sets that own all fields of the spec with this digest: each decision about a service asks for it again."""
 
 
 def stamp(desired: Obj) -> Obj:
@@ -37,11 +40,23 @@ def is_desired(resource: Resource, desired: Obj, observed: Obj) -> bool:
         return is_applied(resource, _without_stamp(desired), observed, FIELD_MANAGER)
     if found != (wanted or _digest(desired["spec"])):
         return False
+    if observed["spec"].get("replicas") != desired["spec"].get("replicas"):
+        return False
     owned = owned_fields(observed, FIELD_MANAGER) or {}
-    template = {name: value for name, value in desired["spec"].items() if name != "replicas"}
-    return observed["spec"].get("replicas") == desired["spec"].get("replicas") and covers_owned(
-        owned.get("f:spec", {}), template
-    )
+    return _is_owned(found, desired["spec"], owned.get("f:spec", {}))
+
+
+def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
+    """Return whether all fields of a spec with this digest are owned; what was found so is remembered."""
+    key = id(owned), digest
+    if _OWNED.get(key) is owned:
+        return True
+    if not covers_owned(owned, {name: value for name, value in spec.items() if name != "replicas"}):
+        return False
+    if len(_OWNED) >= _MOST_REMEMBERED:
+        _OWNED.clear()
+    _OWNED[key] = owned
+    return True
 
 
 def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:

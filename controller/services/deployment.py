@@ -92,6 +92,9 @@ def _keep_pods(made: tuple[Resource, Obj], observed: Obj, *, is_estimate: bool) 
     earlier versions did not have.
     """
     resource, desired = made
+    replicas = {"replicas": observed["spec"]["replicas"]}
+    if is_desired(resource, desired | {"spec": desired["spec"] | replicas}, observed):
+        return made
     kept = deepcopy(desired)
     (container,) = kept["spec"]["template"]["spec"]["containers"]
     pod = observed["spec"]["template"]["spec"]
@@ -100,8 +103,8 @@ def _keep_pods(made: tuple[Resource, Obj], observed: Obj, *, is_estimate: bool) 
         container["resources"]["requests"]["memory"] = requested
     if "lifecycle" not in there:
         del container["lifecycle"]
-    compared = kept | {"spec": kept["spec"] | {"replicas": observed["spec"]["replicas"]}}
-    return (resource, kept) if is_desired(resource, compared, observed) else made
+    is_same = is_desired(resource, kept | {"spec": kept["spec"] | replicas}, observed)
+    return (resource, kept) if is_same else made
 
 
 def _weights(model: Model) -> MountedWeights:

@@ -7,7 +7,7 @@ import pytest
 
 from controller import run
 from controller.reconcile.plan import Leading, Plan, Reconciler
-from controller.run import CHILDREN, OUR_KINDS, Controller, ControllerOptions, Item
+from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
 from kube.client import Client, Obj, ObjectList
 from kube.credentials import Credentials
 from kube.errors import LeadershipLost, NotFound, Unreachable
@@ -59,7 +59,7 @@ async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
-    watched = len(OUR_KINDS) + len(CHILDREN)
+    watched = len(WRITTEN_BY_USERS) + len(REPORTED)
     listed = [resource for verb, resource, _ in world.calls[: watched + 1] if verb == "list"]
     assert len(listed) == watched + 1, "the failed one, and all that are watched"
     assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}

@@ -1,5 +1,6 @@
 """A decision about the parts that the store keeps is the decision about whole objects."""
 
+import json
 from copy import deepcopy
 from typing import Any
 
@@ -8,14 +9,16 @@ import pytest
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
-from controller.reconcile.stamp import ANNOTATION_STAMP
+from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
+from controller.services.deployment import network_service
 from controller.services.reconciler import ServiceInputs, decide_service
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS
 from kube.store import Store
-from tests.support.api_objects import NOW, condition, model, service
+from tests.support.api_objects import NOW, as_service, condition, model, service
 from tests.support.service_decisions import KEY, chat_deployment, chat_service
 
+PORT_KEY = 'k:{"port":8080,"protocol":"TCP"}'
 BASE = (chat_service(), (MODELS, model()))
 
 
@@ -57,13 +60,54 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bo
     assert ("args" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
 
 
-def test_equal_field_sets_are_kept_once() -> None:
+def test_part_of_an_applied_service_needs_no_apply() -> None:
+    resource, wanted = network_service(as_service(service("chat")))
+    fields: Obj = {"f:spec": {"f:selector": {}, "f:ports": {PORT_KEY: {".": {}, "f:name": {}, "f:port": {}}}}}
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
+    known = Store()
+    declare_partial_objects(known)
+    there = deepcopy(wanted)
+    there["metadata"] |= {"uid": "s", "resourceVersion": "1", "managedFields": [entry]}
+    there["spec"] |= {"clusterIP": "10.96.0.7", "sessionAffinity": "None"}
+    known.put(resource, there | {"status": {"loadBalancer": {}}})
+    (kept,) = known.list(resource)
+    assert not needs_apply(resource, wanted, kept)
+    assert "clusterIP" not in kept["spec"]
+    assert needs_apply(resource, {**wanted, "spec": {**wanted["spec"], "selector": {"another": "one"}}}, kept)
+
+
+def test_equal_entries_of_managed_fields_are_kept_once() -> None:
+    known = Store()
+    declare_partial_objects(known)
+    fields: Obj = {"operation": "Apply", "fieldsV1": {"f:status": {"f:phase": {}}}}
+    for name, time in (("one", "2026-11-21T11:00:00Z"), ("two", "2026-11-21T12:00:00Z")):
+        obj = service(name)
+        obj["metadata"]["managedFields"] = [
+            {"manager": FIELD_MANAGER, **deepcopy(fields), "time": time},
+            {"manager": "kubectl", **deepcopy(fields), "time": time},
+        ]
+        known.put(INFERENCE_SERVICES, obj)
+    one, two = (each["metadata"]["managedFields"] for each in known.list(INFERENCE_SERVICES))
+    assert one == [{"manager": FIELD_MANAGER, **fields}]
+    assert one[0] is two[0]
+
+
+def test_equal_strings_and_keys_are_kept_once() -> None:
     known = Store()
     declare_partial_objects(known)
     for name in ("one", "two"):
-        obj = service(name)
-        obj["metadata"]["managedFields"] = [{"manager": FIELD_MANAGER, "fieldsV1": {"f:status": {"f:phase": {}}}}]
-        known.put(INFERENCE_SERVICES, obj)
-    one, two = (each["metadata"]["managedFields"][0]["fieldsV1"] for each in known.list(INFERENCE_SERVICES))
-    assert one == {"f:status": {"f:phase": {}}}
-    assert one["f:status"] is two["f:status"]
+        text = json.dumps(service(name))  # kopf decodes like this: each object has keys of its own
+        known.put(INFERENCE_SERVICES, json.loads(text))
+    one, two = known.list(INFERENCE_SERVICES)
+    assert all(key is other for key, other in zip(one["metadata"], two["metadata"], strict=True))
+    assert one["metadata"]["namespace"] is two["metadata"]["namespace"]
+
+
+def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
+    known = Store()
+    declare_partial_objects(known)
+    obj = service("one")
+    copies = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    obj["metadata"]["annotations"] = {**copies, "inference.pomona.dev/rotate-token": "1"}
+    known.put(INFERENCE_SERVICES, obj)
+    assert known.list(INFERENCE_SERVICES)[0]["metadata"]["annotations"] == {"inference.pomona.dev/rotate-token": "1"}

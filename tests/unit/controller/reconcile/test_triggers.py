@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.run import Controller, ControllerOptions, Item
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -15,6 +16,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    PODS,
     ObjectKey,
     Resource,
 )
@@ -64,6 +66,17 @@ def deployment(**status: Any) -> Obj:
     return {"metadata": metadata, "status": status}
 
 
+def stamped_deployment(**status: Any) -> Obj:
+    obj = deployment(**status)
+    obj["metadata"]["annotations"] = {ANNOTATION_STAMP: "a"}
+    return {**obj, "spec": {"replicas": 1, "template": {"spec": {"containers": []}}}}
+
+
+def pod(**status: Any) -> Obj:
+    metadata = {"name": "chat-1", "namespace": "team", "uid": "p", "labels": {"inference.pomona.dev/service": "chat"}}
+    return {"metadata": metadata, "spec": {"containers": []}, "status": status}
+
+
 def enqueued(controller: Controller, resource: Resource, old: Obj, new: Obj) -> set[Item]:
     """Return what a change from `old` to `new` enqueues."""
     old["metadata"]["resourceVersion"], new["metadata"]["resourceVersion"] = "1", "2"
@@ -77,11 +90,34 @@ QUIET = {
     "a host reports its free memory": (METAL_HOSTS, host(free_bytes=GIB), host(free_bytes=2 * GIB)),
     "the status of a service is written": (INFERENCE_SERVICES, service(), service(status={"phase": "Pending"})),
     "nothing is left but another version": (DEPLOYMENTS, deployment(replicas=1), deployment(replicas=1)),
+    "a pod has its volumes": (
+        PODS,
+        pod(conditions=[condition("PodScheduled", "True")]),
+        pod(conditions=[condition("PodScheduled", "True"), condition("Initialized", "True")]),
+    ),
+    "a Deployment reports its progress": (
+        DEPLOYMENTS,
+        stamped_deployment(replicas=1),
+        stamped_deployment(replicas=1, conditions=[condition("Progressing", "True")]),
+    ),
 }
 NEWS = {
     "the spec of a service": (INFERENCE_SERVICES, service(), service(replicas=2), {CHAT, TINY}),
     "the status of a Model": (MODELS, model(cached=False), model(), {CHAT}),
     "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
+    "a pod that fits nowhere": (PODS, pod(), pod(conditions=[condition("PodScheduled", "False")]), {CHAT}),
+    "a pod that is ready": (
+        PODS,
+        pod(conditions=[condition("Ready", "False")]),
+        pod(conditions=[condition("Ready", "True")]),
+        {CHAT},
+    ),
+    "a quota that no pod fits into": (
+        DEPLOYMENTS,
+        stamped_deployment(replicas=1),
+        stamped_deployment(replicas=1, conditions=[condition("ReplicaFailure", "True")]),
+        {CHAT},
+    ),
     "the status of a process": (
         METAL_PROCESSES,
         process("chat-1-0", host="studio-1"),
