@@ -99,6 +99,14 @@ def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
     return addresses | {each.get("status", {}).get("address", "") for each in hosts}
 
 
+class Probe(NamedTuple):
+    """One probe of a service: its result, the endpoint that the result is of, and one that failed beside it."""
+
+    result: ProbeResult
+    endpoint: Endpoint | None = None
+    failed: Endpoint | None = None
+
+
 class Prober:
     """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots.
 
@@ -115,6 +123,8 @@ class Prober:
         self._failures: dict[ObjectKey, int] = {}
         self._answered: dict[ObjectKey, frozenset[Endpoint]] = {}
         """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
+        self._failed: dict[ObjectKey, Endpoint] = {}
+        """An endpoint that failed while another one answered: it is probed until it answers, too."""
         self._quick: WorkQueue[ObjectKey] = WorkQueue()
         self._patient: WorkQueue[ObjectKey] = WorkQueue()
 
@@ -124,12 +134,13 @@ class Prober:
         If `question` is None, the service is forgotten. `proof` is the answer that an earlier leader got.
         """
         if question is None:
-            for memory in (self._questions, self._answers, self._failures, self._answered):
+            for memory in (self._questions, self._answers, self._failures, self._answered, self._failed):
                 memory.pop(key, None)
             return None
         if self._questions.get(key) != question:
             self._questions[key] = question
             self._failures.pop(key, None)
+            self._failed.pop(key, None)
             if proof is None:
                 self._quick.add(key)
             else:
@@ -163,39 +174,55 @@ class Prober:
         """Probe once; enqueue the next probe unless none is needed."""
         question = self._questions.get(key)
         asked, last = self._answers.get(key, (None, None))
-        if question is None or (asked == question and last is not None and last.ok):
+        if question is None or (asked == question and last is not None and last.ok and key not in self._failed):
             return
-        endpoint, probe = await _probe(session, leading.client, key, question, timeout_seconds)
-        self._on_probe(probe.reason)
+        result, endpoint, failed = await _probe(
+            session, leading.client, key, question, timeout_seconds, first=self._failed.get(key)
+        )
+        self._on_probe(result.reason)
         if self._questions.get(key) != question:
             return  # the service is gone, or another question is queued already
-        silent = probe.reason == TIMED_OUT
+        silent = result.reason == TIMED_OUT
         if silent and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return
         answered = self._answered.get(key, frozenset()).intersection(question.endpoints)
-        if probe.ok and endpoint is not None:
+        if result.ok and endpoint is not None:
             self._answered[key] = answered | {endpoint}
         if silent and answered:
-            log.info("probe_unanswered", service=str(key), message=probe.message)
+            log.info("probe_unanswered", service=str(key), message=result.message)
         else:
-            self._answers[key] = question, probe
-            if probe != last or asked != question:
-                log.info("service_probed", service=str(key), ok=probe.ok, reason=probe.reason, message=probe.message)
+            self._answers[key] = question, result
+            if result != last or asked != question:
+                log.info("service_probed", service=str(key), ok=result.ok, reason=result.reason, message=result.message)
                 leading.enqueue(INFERENCE_SERVICES, key)
-        if not probe.ok:
-            failures = self._failures[key] = self._failures.get(key, 0) + 1
-            pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
-            (self._patient if silent else self._quick).add_after(key, pause)
+        self._probe_again(key, failed if result.ok else None, result)
+
+    def _probe_again(self, key: ObjectKey, failed: Endpoint | None, result: ProbeResult) -> None:
+        """Enqueue the next probe, unless the service answers and no endpoint of it is known to fail."""
+        self._failed.pop(key, None)
+        if failed is not None:
+            self._failed[key] = failed
+        elif result.ok:
+            return
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
+        (self._patient if result.reason == TIMED_OUT else self._quick).add_after(key, pause)
 
 
 async def _probe(
-    session: aiohttp.ClientSession, client: Client, key: ObjectKey, question: Question, timeout_seconds: float
-) -> tuple[Endpoint | None, ProbeResult]:
-    """Probe the endpoints of a question; returns the endpoint that the result is of, if any was asked."""
+    session: aiohttp.ClientSession,
+    client: Client,
+    key: ObjectKey,
+    question: Question,
+    timeout_seconds: float,
+    *,
+    first: Endpoint | None,
+) -> Probe:
+    """Probe the endpoints of a question, first one that failed before."""
     token = await _read_token(client, key, question.service_uid)
     if isinstance(token, ProbeResult):
-        return None, token
+        return Probe(token)
 
     async def ask(endpoint: Endpoint) -> tuple[Endpoint, ProbeResult]:
         probe = await generate_token(
@@ -209,14 +236,20 @@ async def _probe(
         return endpoint, _explained(probe, endpoint)
 
     # One broken endpoint does not decide for all: the others are probed when it fails.
-    first, *others = random.sample(question.endpoints, min(len(question.endpoints), MOST_ASKED))
+    count = min(len(question.endpoints), MOST_ASKED)
+    if first is None:
+        first, *others = random.sample(question.endpoints, count)
+    else:
+        # Always in the same order, so that the message stays the same while that endpoint fails.
+        others = [each for each in question.endpoints if each != first][: count - 1]
     endpoint, failed = await ask(first)
     if failed.ok:
-        return endpoint, failed
+        return Probe(failed, endpoint)
     for other, answer in await asyncio.gather(*map(ask, others)):
         if answer.ok:
-            return other, msgspec.structs.replace(answer, message=f"{answer.message}; {failed.message}")
-    return endpoint, failed
+            message = f"{answer.message}; {failed.message}"
+            return Probe(msgspec.structs.replace(answer, message=message), other, endpoint)
+    return Probe(failed, endpoint)
 
 
 async def _read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:

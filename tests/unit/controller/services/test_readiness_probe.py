@@ -155,6 +155,28 @@ async def test_one_broken_endpoint_does_not_decide_for_all(
     assert nobody.url in answer.message, "what is broken is told"
 
 
+async def test_endpoint_that_failed_beside_others_is_probed_until_it_answers(
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    """Else the status would call it broken until the service changes."""
+    monkeypatch.setattr("random.sample", lambda endpoints, _count: list(endpoints))
+    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.05)
+    served, endpoint = engine
+    late = Endpoint("127.0.0.1", unused_tcp_port)
+    prober, told = Prober(), list[ObjectKey]()
+    question = Question("uid-chat", 1, ("a", "b"), (late, endpoint))
+    async with running(prober.run(leading(Secrets(), told))):
+        assert late.url in (await settled(prober, question)).message
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", served.complete)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, late.address, late.port).start()
+        await eventually(lambda: told == [KEY, KEY])
+        assert (await settled(prober, question)).message == f"{late.url} generated a token"
+        await runner.cleanup()
+
+
 async def test_probe_interrupted_by_lost_leadership_is_repeated(engine: tuple[Engine, Endpoint]) -> None:
     _, endpoint = engine
     asked = asyncio.Event()
