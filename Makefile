@@ -72,7 +72,7 @@ chaos: setup binaries ## Break hosts and API server at random while clients ask,
 
 .PHONY: crash
 crash: setup binaries ## Crash the controller at every write of each scenario, and disturb it; ARGS='-k hosts' for some
-	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes/test_crashes.py tests/cluster/crashes/disturbances.py --timeout 3600 $(ARGS)
+	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes --timeout 3600 $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from tests.controlplane.plane import ControlPlane, NotThereError
 from tests.support.api_faults import WRITES, Crash, FaultyTransport
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
+from tests.support.foreign_objects import FOREIGN, foreign_objects
 from tests.support.scoped_transport import ScopedTransport
 
 GIB: Final = 2**30
@@ -50,6 +52,8 @@ NODE: Final = "crash-node"
 LOOK_SECONDS: Final = 0.4
 """Pause of the agents: many worlds run at once."""
 CHECKPOINT_SECONDS: Final = 60.0
+MIRROR: Final = "mirror.example/"
+"""The prefix that a policy may put before images: it is left out of a state."""
 COMPARED: Final = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, DEPLOYMENTS, SERVICES, SECRETS, JOBS, PVCS)
 JOB_RESULTS: Final = {
     "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
@@ -74,7 +78,7 @@ class CrashWorld:
         client: the API, as cluster administrator.
         namespace: the namespace; hosts are named after it.
         transport: the controller's own connection, whose plan makes the faults.
-        expected: states of an undisturbed run by name of the checkpoint; None: this is the undisturbed run.
+        undisturbed: the world whose states this one must reach; None: this is the undisturbed one.
     """
 
     def __init__(
@@ -83,29 +87,34 @@ class CrashWorld:
         client: Client,
         namespace: str,
         transport: Transport,
-        expected: Mapping[str, State] | None = None,
+        undisturbed: "CrashWorld | None" = None,
     ) -> None:
-        self._plane = plane
+        self.plane = plane
         self.client = client
         self.namespace = namespace
         self.transport = FaultyTransport(ScopedTransport(transport, namespace))
-        self.states: dict[str, State] = {}
         self.crashes = 0
-        self._expected = expected
+        self._states: defaultdict[str, asyncio.Future[State]] = defaultdict(asyncio.Future)
+        """States at the checkpoints, which other worlds may wait for."""
+        self._undisturbed = undisturbed
         self._hosts = AsyncExitStack()
         self._is_over = False
 
     @contextlib.asynccontextmanager
     async def running(self, controllers: int = 1) -> AsyncIterator["CrashWorld"]:
-        """Run controllers and kubelet until the context ends."""
-        async with asyncio.TaskGroup() as group, self._hosts:
-            tasks = [group.create_task(self._live()) for _ in range(controllers)]
-            tasks.append(group.create_task(self._run_pods()))
-            yield self
-            self._is_over = True
-            for task in tasks:
-                task.cancel()
-        await self.transport.settle()
+        """Run controllers and kubelet until the context ends; foreign objects must then be as they were."""
+        async with foreign_objects(self.client, self.namespace) as assert_unchanged:
+            async with asyncio.TaskGroup() as group, self._hosts:
+                tasks = [group.create_task(self._live()) for _ in range(controllers)]
+                tasks.append(group.create_task(self._run_pods()))
+                try:
+                    yield self
+                finally:
+                    self._is_over = True
+                    for task in tasks:
+                        task.cancel()
+            await self.transport.settle()
+            await assert_unchanged()
 
     async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
         """Start a host, which runs until the world ends; return when processes may be bound to it."""
@@ -134,23 +143,24 @@ class CrashWorld:
         await self.client.delete(resource, name, self.namespace)
 
     async def checkpoint(self, name: str, condition: Callable[[State], bool]) -> None:
-        """Wait until the state is that of the undisturbed run; there, until it fulfils `condition` and stays."""
-        if self._expected is not None:
-            await eventually(lambda: self._is_expected(name), CHECKPOINT_SECONDS)
+        """Wait until the state is that of the undisturbed world; there, until it fulfils `condition` and stays."""
+        if self._undisturbed is not None:
+            expected = await asyncio.shield(self._undisturbed._states[name])
+            await eventually(lambda: self._is_at(name, expected), CHECKPOINT_SECONDS)
             return
 
         async def settled() -> State | None:
-            first = await self.state()
+            first, writes = await self.state(), len(self.writes())
             assert condition(first), json.dumps(first["inferenceservices"], indent=1)
             await asyncio.sleep(2 * LOOK_SECONDS)
-            return first if await self.state() == first else None
+            return first if (await self.state(), len(self.writes())) == (first, writes) else None
 
         found = await eventually(settled, CHECKPOINT_SECONDS)
         assert found is not None, "a state that has settled"
-        self.states[name] = found
+        self._states[name].set_result(found)
 
-    async def _is_expected(self, name: str) -> bool:
-        state, expected = await self.state(), (self._expected or {})[name]
+    async def _is_at(self, name: str, expected: State) -> bool:
+        state = await self.state()
         differences = {
             f"{kind} {each}": (found.get(each), expected[kind].get(each))
             for kind, found in state.items()
@@ -172,7 +182,7 @@ class CrashWorld:
             kind: {
                 self._normalized(each["metadata"]["name"]): self._normalized(each)
                 for each in items
-                if each["metadata"]["name"] != "default" and not each["metadata"]["name"].startswith("foreign")
+                if each["metadata"]["name"] != "default" and each["metadata"]["name"] != FOREIGN
             }
             for kind, items in found.items()
         }
@@ -191,6 +201,7 @@ class CrashWorld:
             plain = re.sub(r"-(inspect|fetch)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
             # Each simulated host has an address and a port of its own.
             plain = re.sub(r"10\.77\.\d+\.\d+(:\d+)?", "ADDRESS", plain)
+            plain = plain.replace(MIRROR, "")
             return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", "UID", plain)
         return value
 
@@ -243,8 +254,10 @@ class CrashWorld:
 
     async def _report_pod(self, pod: Obj) -> None:
         metadata, path = pod["metadata"], PODS.path(self.namespace, pod["metadata"]["name"])
+        if metadata["name"] == FOREIGN:
+            return
         if "deletionTimestamp" in metadata:
-            await self._plane.request("DELETE", path, {"gracePeriodSeconds": 0}, accept={404})
+            await self.plane.request("DELETE", path, {"gracePeriodSeconds": 0}, accept={404})
         if "deletionTimestamp" in metadata or pod["status"].get("phase") != "Pending":
             return
         container = pod["spec"]["containers"][0]["name"]
@@ -256,7 +269,7 @@ class CrashWorld:
             if "nodeName" not in pod["spec"]:
                 # Kubernetes publishes no endpoint of a pod that is on no node.
                 target = {"target": {"kind": "Node", "name": NODE}, "metadata": {"name": metadata["name"]}}
-                await self._plane.request("POST", f"{path}/binding", target, accept={409})
+                await self.plane.request("POST", f"{path}/binding", target, accept={409})
             since = {"startedAt": "2026-11-21T12:00:00Z"}
             status = {
                 "phase": "Running",

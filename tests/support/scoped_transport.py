@@ -12,7 +12,7 @@ import msgspec
 
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Obj
-from kube.resources import LEASES, METAL_HOSTS, ROLE_BINDINGS, ROLES
+from kube.resources import LEASES, METAL_HOSTS, NODES, ROLE_BINDINGS, ROLES
 from kube.transport import Request, Response, Stream, Transport
 
 _OF_HOSTS: Final = frozenset(
@@ -54,7 +54,7 @@ class ScopedTransport:
         parts = request.path.strip("/").split("/")
         if request.method != "GET" or len(parts) != _PARTS_OF_ALL[parts[0]]:
             return request
-        if request.path in _OF_HOSTS:
+        if request.path in _OF_HOSTS or request.path == NODES.path():
             return request
         return replace(request, path="/".join(["", *parts[:-1], "namespaces", self._namespace, parts[-1]]))
 

@@ -39,10 +39,10 @@ from kube.resources import (
 from runtimes.probe import ProbeResult, generate_token
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.process import Process
+from tests.support.admission_webhook import MUTATING, registered, rewrite, rule, serving
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.file_server import FileServer
-from tests.support.rewriting_webhook import rewriting_deployments
 from tests.support.tiny_models import tiny_gguf
 
 GIB = 2**30
@@ -153,7 +153,11 @@ async def test_a_pod_serves_from_apply_to_token(cluster: ServiceNamespace, files
 @pytest.mark.usefixtures("node")
 async def test_pods_become_ready_although_a_policy_rewrites_them(cluster: ServiceNamespace, files: FileServer) -> None:
     grace = "/spec/template/spec/terminationGracePeriodSeconds"
-    async with rewriting_deployments(cluster.client, cluster.namespace, {"op": "replace", "path": grace, "value": 7}):
+    policy = rewrite({"op": "replace", "path": grace, "value": 7})
+    async with (
+        serving(policy) as url,
+        registered(cluster.client, MUTATING, cluster.namespace, url, rule("deployments")),
+    ):
         # A webhook takes a moment to be known to the API server.
         pod = {"containers": [{"name": "a", "image": "a"}], "terminationGracePeriodSeconds": 30}
         template = {"metadata": {"labels": {"a": "b"}}, "spec": pod}

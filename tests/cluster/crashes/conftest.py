@@ -102,7 +102,7 @@ async def make_world(plane: ControlPlane) -> MakeWorld:
             await client.create(NAMESPACES, {"metadata": {"name": name}})
             stack.push_async_callback(remove_namespace, client, name)
             await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
-            yield CrashWorld(plane, client, name, transport, undisturbed.states if undisturbed else None)
+            yield CrashWorld(plane, client, name, transport, undisturbed)
 
     return make
 

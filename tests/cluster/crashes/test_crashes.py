@@ -19,8 +19,10 @@ from tests.support.crash_world import CrashWorld
 EVERYTHING: Final = os.environ.get("CRASH") == "everything"
 SAMPLES: Final = 4
 """Crash points of one scenario in `make test`; which ones changes from run to run."""
-WORLDS: Final = 6
+WORLDS: Final = 12
 """Worlds at once; they wait more than they work."""
+WORLD_SECONDS: Final = 300
+"""Limit of one world, whose crash point is named when it hangs."""
 
 
 def at_write(world: CrashWorld, name: str, fault: Fault) -> Plan:
@@ -54,16 +56,16 @@ async def test_crash_at_any_write_does_not_change_the_result(make_world: MakeWor
     slots = asyncio.Semaphore(WORLDS)
 
     async def crash(write: str, fault: Fault) -> bool:
-        async with slots, make_world(undisturbed) as world:
-            world.transport.plan = at_write(world, write, fault)
-            try:
+        try:
+            async with slots, asyncio.timeout(WORLD_SECONDS), make_world(undisturbed) as world:
+                world.transport.plan = at_write(world, write, fault)
                 async with world.running():
                     await SCENARIOS[scenario](world)
                 assert world.created == undisturbed.created, "nothing is created twice"
-            except BaseException as error:
-                error.add_note(f"{scenario}: {fault.name} {write}")
-                raise
-            return world.crashes > 0
+        except BaseException as error:
+            error.add_note(f"{scenario}: {fault.name} {write}")
+            raise
+        return world.crashes > 0
 
     chosen = choose(points)
     async with asyncio.TaskGroup() as group:
