@@ -142,7 +142,10 @@ class ServerConnection(asyncio.Protocol):
         """Go on with the next request, or close the connection."""
         exchange, self._exchange = self._exchange, None
         self._parser = None
-        if self._transport is None or exchange is None:
+        if exchange is None:
+            return
+        exchange.receiver = None  # it refers to the exchange, which must not wait for the garbage collector
+        if self._transport is None:
             return
         if self._ended or not exchange.body_complete:
             self._linger()
@@ -170,7 +173,9 @@ class ServerConnection(asyncio.Protocol):
 
     def break_off(self, *, reset: bool) -> None:
         """Close the connection; with `reset`, so that it does not look like an orderly end."""
-        self._exchange = None
+        if self._exchange:
+            self._exchange.receiver = None
+            self._exchange = None
         transport = self._transport
         if transport is None:
             return
@@ -383,8 +388,9 @@ class ServerConnection(asyncio.Protocol):
     def _hang_up(self) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange and exchange.receiver:
+            receiver, exchange.receiver = exchange.receiver, None
             try:
-                exchange.receiver.hang_up()
+                receiver.hang_up()
             except Exception:  # noqa: BLE001 - one request must not end the connections of all others
                 log.exception("hang_up_failed")
 

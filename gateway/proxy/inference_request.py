@@ -266,6 +266,7 @@ class InferenceRequest:
             self._shared.in_flight.end(upstream.backend.uid)
             service.queue.finish_request(time.monotonic() - self._since)
         service.record(self)
+        self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 
 
 def log_refusal(router: Router, path: str, error: RequestError) -> None:

@@ -129,6 +129,7 @@ class UpstreamRequest:
         self._task = asyncio.get_running_loop().call_soon(self._send, pool)
 
     def _send(self, pool: UpstreamPool) -> None:
+        self._task = None
         try:
             if connection := pool.take_idle(parse_origin(self.backend.url)):
                 self._send_over(connection)

@@ -1,4 +1,7 @@
-"""A request whose configuration changes while it runs."""
+"""A request whose configuration changes while it runs, and the end of any."""
+
+import gc
+import json
 
 import aiohttp
 from aiohttp import web
@@ -12,13 +15,22 @@ from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
-from gateway.proxy.inference_request import SharedResources
+from gateway.proxy.inference_request import InferenceRequest, SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
 from gateway.proxy.request_body import BodyScans
 from gateway.proxy.router import SingleServiceRouter
 from gateway.proxy.service import Service
-from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service, post_chat
+from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import (
+    AUTHORIZED,
+    CHAT,
+    DONE_EVENT,
+    fake_engine,
+    make_service,
+    post_chat,
+    proxy_in_process,
+)
 
 
 async def hello(_request: web.BaseRequest) -> web.StreamResponse:
@@ -46,3 +58,31 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
         finally:
             listener.unbind()
             await listener.finish()
+
+
+async def test_ended_request_does_not_wait_for_the_garbage_collector() -> None:
+    async def stream(request: web.BaseRequest) -> web.StreamResponse:
+        if json.loads(await request.read()).get("n"):
+            return web.Response(status=500)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(DONE_EVENT)
+        return response
+
+    def remaining() -> int:
+        return sum(isinstance(each, InferenceRequest) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with (
+            fake_engine(stream) as backend,
+            proxy_in_process(backend) as (_, url),
+            aiohttp.ClientSession() as client,
+        ):
+            for body in (CHAT, CHAT | {"n": 1}):
+                async with client.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+                    await response.read()
+            await eventually(lambda: remaining() == 0)
+    finally:
+        gc.enable()
