@@ -18,8 +18,7 @@ _LARGEST_ERROR_BYTES: Final = 64 << 10
 SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
-_REPORTS: Final = frozenset({"timings", "response", "message"})
-_CONTENT_FIELDS: Final = frozenset({"choices", "data", "results", "output", "content"})
+_NOTHING: Final = msgspec.Raw(b"")
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{(?:[^{}]|\{[^{}]*\})*+\})')
@@ -71,7 +70,21 @@ class _Event(msgspec.Struct):
     """Only in events of /v1/messages."""
 
 
+class _ShortResponse(msgspec.Struct):
+    """The fields that matter of a response that is no stream; an empty one is not there."""
+
+    model: msgspec.Raw = _NOTHING
+    usage: msgspec.Raw = _NOTHING
+    error: msgspec.Raw = _NOTHING
+    choices: msgspec.Raw = _NOTHING
+    data: msgspec.Raw = _NOTHING
+    results: msgspec.Raw = _NOTHING
+    output: msgspec.Raw = _NOTHING
+    content: msgspec.Raw = _NOTHING
+
+
 _event = msgspec.json.Decoder(_Event)
+_response = msgspec.json.Decoder(_ShortResponse)
 _usage = msgspec.json.Decoder(_Usage)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -296,23 +309,34 @@ class RewrittenJson(NamedTuple):
 def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     """Return a response that is not a stream, with `model` as its model; unchanged if it is not a JSON object."""
     try:
-        fields = _fields.decode(body)
+        response = _response.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, failed=False)
-    tokens = NO_TOKENS
-    if "usage" in fields:
-        tokens = TokenCount()
-        _add_usage(tokens, fields["usage"])
-    elif not fields.keys().isdisjoint(_REPORTS):
-        tokens = TokenCount()
+    tokens = TokenCount()
+    if response.usage:
+        _add_usage(tokens, response.usage)
+    else:
         _add_report(tokens, body)
-    failed = "error" in fields and bytes(fields["error"]) != b"null" and fields.keys().isdisjoint(_CONTENT_FIELDS)
-    if "model" in fields:
-        name = msgspec.json.encode(model)
-        if bytes(fields["model"]) != name:
-            fields["model"] = msgspec.Raw(name)
-            body = msgspec.json.encode(fields)
-    return RewrittenJson(body, tokens, failed)
+    if response.model:
+        body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
+    return RewrittenJson(body, tokens, failed=bool(response.error) and _is_failure(response))
+
+
+def _is_failure(response: _ShortResponse) -> bool:
+    contents = (response.choices, response.data, response.results, response.output, response.content)
+    return bytes(response.error) != b"null" and not any(contents)
+
+
+def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
+    """Return a JSON object with `new` as its model, whose value was `old`."""
+    if old == new:
+        return body
+    field = b'"model":' + old
+    if body.count(b'"model"') == 1 and field in body:
+        return body.replace(field, b'"model":' + new)
+    fields = _fields.decode(body)
+    fields["model"] = msgspec.Raw(new)
+    return msgspec.json.encode(fields)
 
 
 def _add_report(tokens: TokenCount, body: bytes) -> None:

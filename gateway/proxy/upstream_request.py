@@ -103,7 +103,8 @@ class UpstreamRequest:
         self._exchange = exchange
         self._service = service
         self._pool: UpstreamPool | None = None
-        self._task: asyncio.Task[None] | asyncio.Handle | None = None
+        """None before it is sent, and after it was cancelled."""
+        self._task: asyncio.Task[None] | None = None
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
         self._repeated = False
@@ -121,15 +122,14 @@ class UpstreamRequest:
     # The request
 
     def send(self, pool: UpstreamPool) -> None:
-        """Send the request over a kept connection, or a new one.
-
-        Kept connections that the backend has closed are only known when this pass of the loop has read all sockets.
-        """
+        """Send the request over a kept connection, or a new one."""
         self._pool = pool
-        self._task = asyncio.get_running_loop().call_soon(self._send, pool)
+        pool.call_after_reads(self._send)
 
-    def _send(self, pool: UpstreamPool) -> None:
-        self._task = None
+    def _send(self) -> None:
+        pool = self._pool
+        if pool is None:  # it was cancelled meanwhile
+            return
         try:
             if connection := pool.take_idle(parse_origin(self.backend.url)):
                 self._send_over(connection)
@@ -140,6 +140,7 @@ class UpstreamRequest:
 
     def cancel(self) -> None:
         """Break the request off, so that the backend stops its work."""
+        self._pool = None
         if self._task:
             self._task.cancel()
         if self._connection:
