@@ -50,6 +50,11 @@ class HostCapacity(NamedTuple):
     address_problem: str = ""
     """The reason why no endpoint of the host is accepted; empty if they are, or if that is not decided yet."""
 
+    @property
+    def is_open(self) -> bool:
+        """True if the host takes any process at all, provided that it fits."""
+        return not self.short_of_memory and not self.address_problem
+
     def accepts(self, namespace: str) -> bool:
         """Return whether the host is given to this namespace."""
         return not self.namespaces or namespace in self.namespaces
@@ -146,10 +151,9 @@ def eligible_hosts(
         capacity
         for capacity in among
         if runtime in capacity.runtimes
-        and not capacity.short_of_memory
+        and capacity.is_open
         and capacity.host not in avoid
         and capacity.accepts(namespace)
-        and not capacity.address_problem
     ]
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
@@ -159,16 +163,28 @@ def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> li
 
     A process that fits nowhere does not hold back those behind it.
     """
-    left = {capacity.host: capacity for capacity in among}
+    capacities = list(among)
+    free_bytes = {capacity.host: capacity.free_bytes for capacity in capacities}
+    # Processes that may use the same hosts share the list of these, and the least memory that none of them has left.
+    eligible: dict[tuple[str, str, frozenset[str]], list[str]] = {}
+    too_large_bytes: dict[tuple[str, str, frozenset[str]], int] = {}
     bindings = []
     for process in sorted(waiting, key=lambda each: each.order):
-        eligible = eligible_hosts(process.runtime, process.key.namespace, process.avoid, left.values())
-        fitting = (capacity for capacity in eligible if capacity.free_bytes >= process.memory_bytes)
-        # The first of the best: the one with most free memory, unless it refused and another did not.
-        capacity = min(fitting, key=lambda each: each.host in process.refused_by, default=None)
-        if capacity is not None:
-            left[capacity.host] = capacity._replace(free_bytes=capacity.free_bytes - process.memory_bytes)
-            bindings.append(Binding(process, capacity.host))
+        group = process.runtime, process.key.namespace, process.avoid
+        needed_bytes = process.memory_bytes
+        if group in too_large_bytes and needed_bytes >= too_large_bytes[group]:
+            continue
+        if group not in eligible:
+            eligible[group] = [capacity.host for capacity in eligible_hosts(*group, capacities)]
+        fitting = [host for host in eligible[group] if free_bytes[host] >= needed_bytes]
+        if not fitting:
+            too_large_bytes[group] = needed_bytes
+            continue
+        # The one with most free memory, unless it refused and another did not.
+        refused_by = process.refused_by
+        host = min(fitting, key=lambda each: (each in refused_by, -free_bytes[each], each))
+        free_bytes[host] -= needed_bytes
+        bindings.append(Binding(process, host))
     return bindings
 
 
@@ -240,7 +256,7 @@ def decide_bindings(
     capacities = stored_capacities(store, filter_live(hosts, bindable))
     largest = _largest_free(capacities)
     # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
-    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest.get(obj["spec"]["runtime"], -1)]
+    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= _largest_for(largest, *_memory_pool(obj))]
     waits = []
     for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)
@@ -251,13 +267,28 @@ def decide_bindings(
     return bind(waits, capacities)
 
 
-def _largest_free(capacities: Iterable[HostCapacity]) -> dict[str, int]:
-    """Return the most memory that one host has left, by runtime."""
-    largest: dict[str, int] = {}
+_ANY_NAMESPACE: Final = ""
+
+
+def _largest_free(capacities: Iterable[HostCapacity]) -> dict[tuple[str, str], int]:
+    """Return the most memory that one host has left, by runtime and namespace that it is given to."""
+    largest: dict[tuple[str, str], int] = {}
     for capacity in capacities:
-        for runtime in () if capacity.short_of_memory else capacity.runtimes:
-            largest[runtime] = max(capacity.free_bytes, largest.get(runtime, 0))
+        for runtime in capacity.runtimes if capacity.is_open else ():
+            for namespace in capacity.namespaces or (_ANY_NAMESPACE,):
+                pool = runtime, namespace
+                largest[pool] = max(capacity.free_bytes, largest.get(pool, 0))
     return largest
+
+
+def _memory_pool(process: Obj) -> tuple[str, str]:
+    """Return the runtime and the namespace of a process, which decide about the hosts that it may use."""
+    return process["spec"]["runtime"], process["metadata"]["namespace"]
+
+
+def _largest_for(largest: Mapping[tuple[str, str], int], runtime: str, namespace: str) -> int:
+    """Return the most memory that a host has left which a process may use; less than nothing if there is none."""
+    return max(largest.get((runtime, namespace), -1), largest.get((runtime, _ANY_NAMESPACE), -1))
 
 
 def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
@@ -295,8 +326,8 @@ class Binder:
         self._changed = asyncio.Event()
         self._failures: dict[str, BindFailures] = {}
         self._listens = False
-        self._least_bytes: tuple[Sequence[Obj], dict[str, int]] | None = None
-        """The waiting processes, and the least memory that one of them needs, by runtime."""
+        self._least_bytes: tuple[Sequence[Obj], dict[tuple[str, str], int]] | None = None
+        """The waiting processes, and the least memory that one of them needs, by runtime and namespace."""
 
     def wake(self) -> None:
         """Decide again: something outside the store has changed, such as the liveness of a host."""
@@ -362,13 +393,14 @@ class Binder:
         """Return whether any waiting process may fit on a host: its agent reports again and again that none does."""
         unbound = store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)
         if self._least_bytes is None or self._least_bytes[0] is not unbound:
-            least: dict[str, int] = {}
-            for spec in (obj["spec"] for obj in unbound):
-                least[spec["runtime"]] = min(spec["memoryBytes"], least.get(spec["runtime"], spec["memoryBytes"]))
+            least: dict[tuple[str, str], int] = {}
+            for obj in unbound:
+                pool, needed_bytes = _memory_pool(obj), obj["spec"]["memoryBytes"]
+                least[pool] = min(needed_bytes, least.get(pool, needed_bytes))
             self._least_bytes = unbound, least
         _, least = self._least_bytes
-        capacities = stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost))
-        return any(least.get(runtime, free + 1) <= free for runtime, free in _largest_free(capacities).items())
+        largest = _largest_free(stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost)))
+        return any(needed_bytes <= _largest_for(largest, *pool) for pool, needed_bytes in least.items())
 
 
 async def _write_binding(leading: Leading, binding: Binding) -> None:

@@ -111,16 +111,16 @@ def test_bindings_are_ordered_complete_and_never_over_committed(
     bindings = bind(waits, hosts)
     left = {each.host: each.free_bytes for each in hosts}
     for waited, chosen in bindings:
-        eligible_hosts = {name: free for name, free in left.items() if name not in waited.avoid}
-        assert chosen in eligible_hosts, "a host that rejected it is avoided"
-        assert eligible_hosts[chosen] == max(eligible_hosts.values()), "most free first"
+        eligible = {name: free for name, free in left.items() if name not in waited.avoid}
+        assert chosen in eligible, "a host that rejected it is avoided"
+        assert eligible[chosen] == max(eligible.values()), "most free first"
         left[chosen] -= waited.memory_bytes
         assert left[chosen] >= 0, "never over-committed"
     assert [each.process.order for each in bindings] == sorted(each.process.order for each in bindings)
     bound = {each.process.uid for each in bindings}
     for waited in (each for each in waits if each.uid not in bound):
-        eligible_hosts = {name: free for name, free in left.items() if name not in waited.avoid}
-        assert all(free < waited.memory_bytes for free in eligible_hosts.values()), "whoever fits is bound"
+        eligible = {name: free for name, free in left.items() if name not in waited.avoid}
+        assert all(free < waited.memory_bytes for free in eligible.values()), "whoever fits is bound"
     shuffler.shuffle(waits)
     shuffler.shuffle(hosts)
     assert bind(waits, hosts) == bindings, "the order of what is observed decides nothing"
@@ -420,23 +420,26 @@ async def test_host_that_comes_alive_is_bound_when_the_binder_is_notified() -> N
 
 
 SIZES = st.integers(1, 6)
+GIVEN_TO: list[list[str]] = [[], ["team"], ["other"], ["other", "team"]]
 PLACES = st.sampled_from([None, "one", "two", "three"])
 PHASES = st.sampled_from(["Pending", "Ready", "Rejected", "Stopped"])
 
 
 @given(
-    st.dictionaries(st.sampled_from(["one", "two", "three"]), st.integers(0, 12), min_size=1),
+    st.dictionaries(
+        st.sampled_from(["one", "two", "three"]), st.tuples(st.integers(0, 12), st.sampled_from(GIVEN_TO)), min_size=1
+    ),
     st.lists(st.tuples(st.sampled_from("ab"), SIZES, PLACES, PHASES), max_size=10),
 )
 def test_decision_by_indexes_is_that_of_a_look_at_everything(
-    hosts: dict[str, int], processes: list[tuple[str, int, str | None, str]]
+    hosts: dict[str, tuple[int, list[str]]], processes: list[tuple[str, int, str | None, str]]
 ) -> None:
     objects = [
         process(f"{prefix}-{number}", host=place, phase=phase if place else "Pending", gib=gib)
         for number, (prefix, gib, place, phase) in enumerate(processes)
     ]
     known = store(
-        *((METAL_HOSTS, host(name, gib * GIB)) for name, gib in hosts.items()),
+        *((METAL_HOSTS, host(name, gib * GIB) | {"spec": {"namespaces": to}}) for name, (gib, to) in hosts.items()),
         *((METAL_PROCESSES, each) for each in objects),
     )
     capacities = host_capacities([as_host(each) for each in known.list(METAL_HOSTS)], objects)
@@ -451,3 +454,13 @@ def test_report_of_a_host_wakes_the_binder_only_if_something_fits() -> None:
     assert binder_loop._may_take(known, known.list(METAL_HOSTS)[0])
     known.put(METAL_PROCESSES, newer(process("a-b-0", gib=5), 8))
     assert not binder_loop._may_take(known, known.list(METAL_HOSTS)[0])
+    known.put(METAL_PROCESSES, newer(process("a-b-0", gib=3), 9))
+    other = newer(host("one", 4 * GIB), 3) | {"spec": {"namespaces": ["other"]}}
+    known.put(METAL_HOSTS, other)
+    assert not binder_loop._may_take(known, other), "the host is not given to the namespace"
+    given = newer(other, 4) | {"spec": {"namespaces": ["other", "team"]}}
+    known.put(METAL_HOSTS, given)
+    assert binder_loop._may_take(known, given)
+    refused = newer(host("one", 4 * GIB, conditions=[condition("AddressAccepted", "False")]), 5)
+    known.put(METAL_HOSTS, refused)
+    assert not binder_loop._may_take(known, refused)
