@@ -35,3 +35,7 @@ def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
     except control_socket.SocketError as error:
         raise click.ClickException(str(error)) from error
+    except ExceptionGroup as group:
+        if refused := group.subgroup(control_socket.SocketError):
+            raise click.ClickException(str(refused.exceptions[0])) from group
+        raise

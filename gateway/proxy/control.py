@@ -22,13 +22,14 @@ from gateway.http.listener import HttpListener
 from gateway.http.server_connection import RequestHandling
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.control_api import ControlApi, render_refusal
-from gateway.proxy.control_socket import ControlSocket, Inheritance, SocketError, send_inheritance
+from gateway.proxy.control_socket import ACCEPTED, ControlSocket, Inheritance, SocketError, send_inheritance
 from gateway.proxy.listeners import Listeners
 
 _GARBAGE_THRESHOLD: Final = 20_000
 _LAST_STREAMS_SECONDS: Final = 3600.0
 """The time of a request in progress after the hand-over; then it is broken off."""
 _COUNT_SECONDS: Final = 0.1
+_COUNTS_LIMIT_BYTES: Final = 1 << 20
 _CONTROL_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
 _CLOSE_SECONDS: Final = 1.0
 
@@ -37,6 +38,8 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
     """Serve the control API until SIGTERM or SIGINT, then drain; a second signal ends at once.
 
     If a newer proxy takes over, end when the requests in progress have ended.
+
+    Raises SocketError, in a group, if the proxy before does not hand over.
     """
     limits.raise_descriptor_limit()
     # What was imported stays: to look through it again and again would take a tenth of the time of short requests.
@@ -53,17 +56,16 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         table = ConnectionTable(_CONTROL_CAPS, times.sweep_seconds)
         control = HttpListener(RequestHandling(ControlApi(listeners).begin, render_refusal), table, times)
         if claimed.inheritance:
-            await _take_over(claimed.inheritance, listeners, tasks)
-        control.take_over([claimed.control])
+            await _take_over(claimed, claimed.inheritance, listeners, tasks)
+        control.take_over([claimed.control.socket])
         log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
         handing_over = tasks.create_task(_hand_over(claimed, listeners))
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if handing_over.done():
             log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
-            await _close(control)
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
-            listeners.release()
+            await _close(control)
             ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
@@ -85,24 +87,41 @@ async def _close(control: HttpListener) -> None:
         await asyncio.wait_for(control.finish(), _CLOSE_SECONDS)
 
 
-async def _take_over(inheritance: Inheritance, listeners: Listeners, tasks: asyncio.TaskGroup) -> None:
-    """Listen on the sockets of the proxy before, and let it stop listening."""
+async def _take_over(
+    claimed: ControlSocket, inheritance: Inheritance, listeners: Listeners, tasks: asyncio.TaskGroup
+) -> None:
+    """Listen on the sockets of the proxy before, and take its names once it has left. Raises SocketError."""
     await listeners.take_over(inheritance.config, inheritance.sockets)
-    inheritance.accept()
-    tasks.create_task(_follow_counts(inheritance.connection, listeners))
+    inheritance.connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=inheritance.connection, limit=_COUNTS_LIMIT_BYTES)
+    writer.write(ACCEPTED)
+    try:
+        # No limit of time: until the other side has closed the connection, it may still leave.
+        counts = await reader.readline()
+    except (OSError, ValueError) as error:
+        raise SocketError(f"the proxy on {claimed.path} does not hand over: {error}") from error
+    if not counts:
+        raise SocketError(f"the proxy on {claimed.path} does not hand over: it closed the connection; it serves on")
+    claimed.take_names()
+    tasks.create_task(_follow_counts(counts, reader, writer, listeners))
 
 
 async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.socket:
-    """Wait until a newer proxy has taken over; return the connection to it."""
+    """Wait until a newer proxy has accepted, and leave listening to it; return the connection to it.
+
+    All that may fail is done before it can accept: two proxies on the same sockets would have two configurations.
+    """
     loop = asyncio.get_running_loop()
-    claimed.hand_over.setblocking(False)
+    claimed.hand_over.socket.setblocking(False)
     while True:
-        connection, _ = await loop.sock_accept(claimed.hand_over)
+        connection, _ = await loop.sock_accept(claimed.hand_over.socket)
         try:
             async with listeners.unchanged() as config:
-                sockets = listeners.sockets()
-                if await asyncio.to_thread(send_inheritance, connection, config, sockets, claimed.lock):
-                    claimed.give_away()
+                claimed.prepare_leaving()
+                sockets, lock = listeners.sockets(), claimed.lock.fileno()
+                if await asyncio.to_thread(send_inheritance, connection, config, sockets, lock):
+                    claimed.leave()
+                    listeners.release()
                     return connection
         except (OSError, SocketError) as error:
             log.warning("hand_over_failed", error=str(error))
@@ -123,13 +142,14 @@ async def _report_counts(connection: socket.socket, listeners: Listeners) -> Non
             await asyncio.sleep(_COUNT_SECONDS)
 
 
-async def _follow_counts(connection: socket.socket, listeners: Listeners) -> None:
-    """Count the requests of the proxy before with those of this one, until it has ended."""
-    connection.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=connection)
+async def _follow_counts(
+    counts: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listeners: Listeners
+) -> None:
+    """Count the requests of the proxy before with those of this one, until it has ended; `counts` is the first line."""
     try:
-        while line := await reader.readline():
-            listeners.in_flight.count_elsewhere(msgspec.json.decode(line, type=dict[str, int]))
+        while counts:
+            listeners.in_flight.count_elsewhere(msgspec.json.decode(counts, type=dict[str, int]))
+            counts = await reader.readline()
     except (OSError, ValueError) as error:
         log.warning("counts_of_older_proxy_lost", error=str(error))
     finally:

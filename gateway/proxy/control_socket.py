@@ -1,33 +1,39 @@
 """The claim of a proxy to its control socket, and the hand-over of that claim and of all listening sockets.
 
 A lock beside the socket makes a second proxy end before it changes anything, unless it was started to take over. Then
-the first one sends it the lock, its configuration and its listening sockets over a second unix socket, and the new one
-puts its own control socket in the place of the old: at no moment does nobody listen.
+the first one sends it the lock, its configuration and its listening sockets over a second unix socket. Once the new one
+has accepted them, the first one leaves and says so by its first report of requests in progress; only then does the new
+one put its own sockets in the place of the old. Whichever dies on the way, the other is found by these names or ends.
 """
 
 import fcntl
 import os
 import socket
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
+from gateway.event_log import log
 from gateway.proxy.config import ProxyConfig
 
 HAND_OVER_SOCKET: Final = "handover.sock"
 LAST_SOCKET: Final = "last-{pid}.sock"
+LONGEST_NAME: Final = LAST_SOCKET.format(pid="9" * (5 if sys.platform == "darwin" else 7))
+"""The longest name of a socket, with the largest pid of the system."""
 _GROUP_AND_OTHERS: Final = 0o077
 _SOCKET_MASK: Final = 0o177
 _HAND_OVER_SECONDS: Final = 10.0
 _LENGTH_BYTES: Final = 8
 _DESCRIPTORS_AT_ONCE: Final = 100
 _BACKLOG: Final = 128
-_ACCEPTED: Final = b"+"
+ACCEPTED: Final = b"+"
+"""The answer of a proxy that takes over, when it is ready to listen."""
 
 
 class SocketError(Exception):
@@ -41,8 +47,54 @@ class _Message(msgspec.Struct, frozen=True):
     listeners: tuple[str, ...]
 
 
+class NamedSocket:
+    """A unix socket that listens, first without a name for others, and at `path` from `take_name` on.
+
+    Raises SocketError if it cannot listen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX)
+        new = path.with_suffix(".new")
+        self._bound: Path | None = new
+        mask = os.umask(_SOCKET_MASK)
+        try:
+            new.unlink(missing_ok=True)
+            self.socket.bind(str(new))
+            self._inode = new.stat().st_ino
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            self.socket.close()
+            raise self._explain(error) from error
+        finally:
+            os.umask(mask)
+
+    def take_name(self) -> None:
+        """Put the socket at its path, in the place of any other. Raises SocketError."""
+        try:
+            self.path.with_suffix(".new").rename(self.path)
+        except OSError as error:
+            raise self._explain(error) from error
+        self._bound = self.path
+
+    def abandon_name(self) -> None:
+        """Leave the name to a socket that will take it."""
+        self._bound = None
+
+    def close(self) -> None:
+        """Remove the name, unless it was left or another socket has it, and stop listening."""
+        with suppress(FileNotFoundError):
+            if self._bound and self._bound.stat().st_ino == self._inode:
+                self._bound.unlink()
+        self.socket.close()
+
+    def _explain(self, error: OSError) -> SocketError:
+        return SocketError(f"cannot listen on {self.path}: {error}; use a shorter path or a local disk")
+
+
 class Inheritance:
-    """A hand-over from the proxy at the other end of `connection`, which goes on until it is accepted."""
+    """A hand-over from the proxy at the other end of `connection`, which serves until it has left."""
 
     def __init__(
         self, connection: socket.socket, config: ProxyConfig, sockets: dict[str, list[socket.socket]], lock: int
@@ -52,44 +104,56 @@ class Inheritance:
         self.sockets = sockets
         self.lock = lock
 
-    def accept(self) -> None:
-        """Tell the other proxy to stop listening. Raises OSError."""
-        self.connection.sendall(_ACCEPTED)
-
 
 @dataclass
 class ControlSocket:
     """The sockets and the lock of a proxy.
 
     Args:
-        path: the path of the control socket.
         control: listens for the control API.
         hand_over: listens for a proxy that takes over.
-        lock: the descriptor of the lock.
+        lock: the file that is locked.
         inheritance: what a proxy before this one hands over.
     """
 
-    path: Path
-    control: socket.socket
-    hand_over: socket.socket
-    lock: int
+    control: NamedSocket
+    hand_over: NamedSocket
+    lock: BinaryIO
     inheritance: Inheritance | None
-    last: socket.socket | None = None
+    last: NamedSocket | None = None
     """After the hand-over: listens where an agent finds this proxy while its last requests end."""
 
-    def give_away(self) -> None:
-        """Leave the paths to the proxy that has taken over. Raises SocketError."""
-        self.last = _listen(self.last_path)
-
     @property
-    def last_path(self) -> Path:
-        """The path of `last`."""
-        return self.path.with_name(LAST_SOCKET.format(pid=os.getpid()))
+    def path(self) -> Path:
+        """The path of the control socket."""
+        return self.control.path
+
+    def take_names(self) -> None:
+        """Listen at the paths, in the place of the proxy before. Raises SocketError."""
+        self.control.take_name()
+        self.hand_over.take_name()
+
+    def prepare_leaving(self) -> None:
+        """Do all of `leave` that may fail. Raises SocketError."""
+        self.last = self.last or NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
+
+    def leave(self) -> None:
+        """Leave the paths to the proxy that has accepted them. Raises nothing, since it cannot be undone."""
+        self.control.abandon_name()
+        self.hand_over.abandon_name()
+        self.hand_over.close()
+        try:
+            if self.last:
+                self.last.take_name()
+        except SocketError as error:
+            log.error("leaving_proxy_has_no_name", error=str(error))
 
 
 @contextmanager
 def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSocket]:
     """Bind the control socket at `path` in a private directory, and hold its lock until the context ends.
+
+    A proxy that takes over has its names once it calls `take_names`.
 
     Raises:
         SocketError: the directory is open to other users, a proxy runs on this socket, there is none that hands over,
@@ -103,21 +167,17 @@ def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSock
         )
     with ExitStack() as stack:
         inheritance = _inherit(path) if take_over else None
-        lock = inheritance.lock if inheritance else _lock(path)
-        stack.callback(os.close, lock)
-        hand_over_path = path.with_name(HAND_OVER_SOCKET)
-        control = stack.enter_context(_listen(path))
-        hand_over = stack.enter_context(_listen(hand_over_path))
-        claimed = ControlSocket(path, control, hand_over, lock, inheritance)
+        lock = stack.enter_context(os.fdopen(inheritance.lock if inheritance else _lock(path), "wb"))
+        control = stack.enter_context(closing(NamedSocket(path)))
+        hand_over = stack.enter_context(closing(NamedSocket(path.with_name(HAND_OVER_SOCKET))))
+        claimed = ControlSocket(control, hand_over, lock, inheritance)
+        if inheritance is None:
+            claimed.take_names()
         try:
             yield claimed
         finally:
             if claimed.last:
-                claimed.last_path.unlink(missing_ok=True)
                 claimed.last.close()
-            else:
-                path.unlink(missing_ok=True)
-                hand_over_path.unlink(missing_ok=True)
 
 
 def send_inheritance(
@@ -130,7 +190,7 @@ def send_inheritance(
     descriptors = [lock, *(each.fileno() for _, each in sockets)]
     for start in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
         socket.send_fds(connection, [b"f"], descriptors[start : start + _DESCRIPTORS_AT_ONCE])
-    return connection.recv(1) == _ACCEPTED
+    return connection.recv(1) == ACCEPTED
 
 
 def _inherit(path: Path) -> Inheritance:
@@ -175,21 +235,3 @@ def _lock(path: Path) -> int:
         os.close(lock)
         raise SocketError(f"a proxy already runs on {path}; stop it with SIGTERM, or use another path") from error
     return lock
-
-
-def _listen(path: Path) -> socket.socket:
-    """Return a socket that listens at `path`, in the place of any other. Raises SocketError."""
-    listening = socket.socket(socket.AF_UNIX)
-    new = path.with_suffix(".new")
-    mask = os.umask(_SOCKET_MASK)
-    try:
-        new.unlink(missing_ok=True)
-        listening.bind(str(new))
-        listening.listen(_BACKLOG)
-        new.rename(path)
-    except OSError as error:
-        listening.close()
-        raise SocketError(f"cannot listen on {path}: {error}; use a shorter path or a local disk") from error
-    finally:
-        os.umask(mask)
-    return listening

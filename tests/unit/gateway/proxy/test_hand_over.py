@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import ProxyConfig
+from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, NamedSocket, claim_socket, send_inheritance
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     DONE_EVENT,
@@ -127,3 +130,74 @@ async def test_nothing_is_taken_over_where_no_proxy_runs(tmp_path: Path) -> None
     code, error = await end_of(tmp_path / "private" / "control.sock", "--take-over")
     assert code == 1
     assert "no proxy hands over on" in error
+
+
+TAKES_OVER_AND_DIES = """
+import os, sys
+from pathlib import Path
+from gateway.proxy.control_socket import claim_socket
+with claim_socket(Path(sys.argv[1]), take_over=True):
+    {death}
+"""
+
+
+@pytest.mark.parametrize("death", ["os.abort()", "raise SystemExit('certificate cannot be read')"])
+async def test_older_proxy_is_configured_after_the_newer_one_died_before_it_accepted(
+    old: ProxyProcess, http: aiohttp.ClientSession, death: str
+) -> None:
+    async with fake_engine(hello) as backend:
+        url = await old.serve(backend)
+        newer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", TAKES_OVER_AND_DIES.format(death=death), str(old.client.socket)
+        )
+        assert await newer.wait() != 0
+        assert json.loads(await read_all(http, url)) == {"choices": []}
+        # An engine that starts again has another port.
+        await old.client.configure(ProxyConfig((make_service(backend),)))
+        assert (await old.client.state()).pid == old.process.pid
+        with run_proxy(old.client.socket, "--take-over") as new:
+            assert (await new.client.state()).pid == new.process.pid
+
+
+def test_ending_proxy_removes_no_socket_of_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "private" / "control.sock"
+    with claim_socket(path):
+        successor = NamedSocket(path)
+        successor.take_name()
+    with contextlib.closing(successor):
+        assert path.exists()
+    assert not path.exists()
+
+
+async def test_proxy_that_would_not_be_found_after_the_hand_over_hands_nothing_over(
+    old: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    last = old.client.socket.with_name(LAST_SOCKET.format(pid=old.process.pid)).with_suffix(".new")
+    last.mkdir()  # so that no socket can be bound there, as on a full disk
+    async with fake_engine(hello) as backend:
+        url = await old.serve(backend)
+        code, error = await end_of(old.client.socket, "--take-over")
+        assert code == 1
+        assert "no proxy hands over on" in error
+        await old.client.configure(ProxyConfig((make_service(backend),)))
+        assert json.loads(await read_all(http, url)) == {"choices": []}
+        last.rmdir()
+        with run_proxy(old.client.socket, "--take-over") as new:
+            assert (await new.client.state()).pid == new.process.pid
+            assert await asyncio.to_thread(old.process.wait, 60) == 0
+
+
+async def test_newer_proxy_whose_acceptance_comes_too_late_ends_and_takes_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "private" / "control.sock"
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as older, path.with_suffix(".lock").open("wb") as lock:
+        older.bind(str(path.with_name(HAND_OVER_SOCKET)))
+        older.listen()
+        newer = asyncio.create_task(end_of(path, "--take-over"))
+        connection, _ = await asyncio.to_thread(older.accept)
+        with connection:
+            assert await asyncio.to_thread(send_inheritance, connection, ProxyConfig(), [], lock.fileno())
+        code, error = await newer
+    assert code == 1
+    assert f"the proxy on {path} does not hand over: it closed the connection" in error
+    assert not path.exists()
