@@ -138,10 +138,12 @@ class ControlSocket:
         self.last = self.last or NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
 
     def leave(self) -> None:
-        """Leave the paths to the proxy that has accepted them. Raises nothing, since it cannot be undone."""
+        """Leave paths and lock to the proxy that has accepted them. Raises nothing, since it cannot be undone."""
         self.control.abandon_name()
         self.hand_over.abandon_name()
         self.hand_over.close()
+        # While this process had the lock, no other could start if the newer proxy crashed.
+        self.lock.close()
         try:
             if self.last:
                 self.last.take_name()

@@ -15,6 +15,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import ProxyConfig
+from gateway.proxy.control_client import ProxyUnreachableError
 from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, NamedSocket, claim_socket, send_inheritance
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
@@ -201,3 +202,24 @@ async def test_newer_proxy_whose_acceptance_comes_too_late_ends_and_takes_no_nam
     assert code == 1
     assert f"the proxy on {path} does not hand over: it closed the connection" in error
     assert not path.exists()
+
+
+async def test_proxy_starts_while_one_before_it_ends_its_last_request(
+    old: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend:
+        url = await old.serve(backend)
+        async with post_chat(http, url) as stream:
+            with run_proxy(old.client.socket, "--take-over") as crashing:
+                await eventually(old.client.socket.with_name(LAST_SOCKET.format(pid=old.process.pid)).exists)
+                crashing.process.kill()
+                crashing.process.wait()
+                with pytest.raises(ProxyUnreachableError):
+                    await crashing.client.state()
+            with run_proxy(old.client.socket) as third:
+                await third.serve(backend)
+                gated.end()
+                assert await stream.read() == DONE_EVENT
+                assert await asyncio.to_thread(old.process.wait, 100) == 0
+                assert (await third.client.state()).pid == third.process.pid
