@@ -30,6 +30,7 @@ _LAST_STREAMS_SECONDS: Final = 3600.0
 """The time of a request in progress after the hand-over; then it is broken off."""
 _COUNT_SECONDS: Final = 0.1
 _COUNTS_LIMIT_BYTES: Final = 1 << 20
+_ACCEPT_AGAIN_SECONDS: Final = 1.0
 _CONTROL_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
 _CLOSE_SECONDS: Final = 1.0
 
@@ -114,7 +115,12 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
     loop = asyncio.get_running_loop()
     claimed.hand_over.socket.setblocking(False)
     while True:
-        connection, _ = await loop.sock_accept(claimed.hand_over.socket)
+        try:
+            connection, _ = await loop.sock_accept(claimed.hand_over.socket)
+        except OSError as error:  # such as a lack of descriptors
+            log.warning("hand_over_failed", error=str(error))
+            await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+            continue
         try:
             async with listeners.unchanged() as config:
                 claimed.prepare_leaving()

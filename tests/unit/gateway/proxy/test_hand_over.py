@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -223,3 +224,16 @@ async def test_proxy_starts_while_one_before_it_ends_its_last_request(
                 assert await stream.read() == DONE_EVENT
                 assert await asyncio.to_thread(old.process.wait, 100) == 0
                 assert (await third.client.state()).pid == third.process.pid
+
+
+async def test_lack_of_descriptors_delays_the_hand_over_and_ends_no_proxy(old: ProxyProcess) -> None:
+    async with fake_engine(hello) as backend:
+        await old.serve(backend)
+        before = resource.prlimit(old.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(old.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        with socket.socket(socket.AF_UNIX) as newer:
+            newer.connect(str(old.client.socket.with_name(HAND_OVER_SOCKET)))
+            await eventually(lambda: any("hand_over_failed" in line for line in old.log))
+        resource.prlimit(old.process.pid, resource.RLIMIT_NOFILE, before)
+        with run_proxy(old.client.socket, "--take-over") as new:
+            assert (await new.client.state()).pid == new.process.pid
