@@ -17,7 +17,7 @@ import structlog
 from devices.sockets import unix_listener
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
-from gateway.proxy.control_socket import LAST_SOCKET
+from gateway.proxy.control_socket import LAST_SOCKET, LONGEST_NAME
 from kube.backoff import backoff_seconds
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
@@ -52,9 +52,10 @@ class Proxy:
         self._folder = folder
         # In a folder of its own, which the proxy requires to be private.
         self._socket = folder / "proxy" / "control.sock"
-        excess = len(os.fsencode(self._socket)) - _LONGEST_SOCKET
+        longest = self._socket.with_name(LONGEST_NAME)
+        excess = len(os.fsencode(longest)) - _LONGEST_SOCKET
         if excess > 0:
-            raise StartError(f"--state-dir {folder} is {excess} bytes too long for the socket {self._socket} in it")
+            raise StartError(f"--state-dir {folder} is {excess} bytes too long for the socket {longest} in it")
         self._on_change = on_change
         self.process: NativeProcess | None = None
         self._spawned: int | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gateway.proxy.control_socket import LONGEST_NAME
 from metal_agent import assignments
 from metal_agent.assignments import LastKnown, LastKnownFile
 from metal_agent.cluster import address as host_address
@@ -15,7 +16,7 @@ from metal_agent.cluster.exposure import NoPortError, ServicePorts
 from metal_agent.options import AgentOptions, StartError
 from metal_agent.state_folder import own_folder
 from metal_agent.supervise.records import Records
-from metal_agent.traffic.proxy_process import Proxy
+from metal_agent.traffic.proxy_process import _LONGEST_SOCKET, Proxy
 
 PROCESS = {
     "metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1", "resourceVersion": "7"},
@@ -43,9 +44,11 @@ def test_host_without_a_route_starts_with_its_last_address(tmp_path: Path, monke
     assert find_address(chosen, "https://no-such-name.invalid") == first
 
 
-def test_state_folder_with_too_long_socket_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"bytes too long for the socket .*control\.sock"):
-        Proxy(tmp_path / ("x" * 100), lambda: None)
+def test_state_folder_in_which_the_longest_socket_does_not_fit_is_refused() -> None:
+    longest = _LONGEST_SOCKET - len(f"/proxy/{LONGEST_NAME}")
+    Proxy(Path("/".ljust(longest, "x")), lambda: None)
+    with pytest.raises(StartError, match=r"1 bytes too long for the socket /x+/proxy/last-"):
+        Proxy(Path("/".ljust(longest + 1, "x")), lambda: None)
 
 
 def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:
