@@ -163,7 +163,11 @@ class Proxy:
 
     async def _hand_over(self) -> NativeProcess | None:
         """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""
-        successor = self._spawn("--take-over")
+        try:
+            successor = self._spawn("--take-over")
+        except OSError as error:
+            log.warning("hand_over_failed", error=str(error))
+            return None
         ending = asyncio.create_task(successor.wait())
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):

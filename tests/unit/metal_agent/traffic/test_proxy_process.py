@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from gateway.proxy import control_client
 from gateway.proxy.config import ProxyConfig, ServiceListener
-from metal_agent.native.process import _signal_group, identify_process, kill_strays
+from metal_agent.native.process import NativeProcess, _signal_group, identify_process, kill_strays, spawn_process
 from metal_agent.traffic import proxy_process as proxies
 from metal_agent.traffic.proxy_process import Proxy
 from tests.support.eventually import eventually
@@ -108,6 +111,28 @@ async def test_proxy_of_another_version_is_replaced_by_hand_over(folder: Path, m
         assert state.pid == newer
         await eventually(lambda: identify_process(older) is None)
         assert second.pids() == {newer}
+
+
+async def test_agent_outlives_a_newer_proxy_that_cannot_be_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent(folder) as first:
+        older = await pid(first)
+    refused = asyncio.Event()
+
+    def spawn(argv: list[str], *others: Any) -> NativeProcess:
+        if "--take-over" in argv:
+            refused.set()
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as at the limit of processes
+        return spawn_process(argv, *others)
+
+    monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+    monkeypatch.setattr(proxies, "spawn_process", spawn)
+    monkeypatch.setattr(proxies, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.05)
+    async with agent(folder) as second:
+        await eventually(refused.is_set)
+        await eventually(lambda: second.process and second.process.pid != older and second.answers)
 
 
 async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
