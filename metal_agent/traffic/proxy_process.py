@@ -128,22 +128,24 @@ class Proxy:
             for task in (ending, replacing, watching):
                 task.cancel()
         if replacing.done() and not replacing.cancelled():
-            log.info("proxy_replaced", pid=process.pid, by=replacing.result().pid)
-            process.release()
             self.process = replacing.result()
+            log.info("proxy_replaced", pid=process.pid, by=self.process and self.process.pid)
+            process.release()
         else:
             ended = ending.result()
             log.warning("proxy_ended", pid=process.pid, code=ended.code, signal=ended.signal)
             self.process = None
+        if self.process is None:
             self.state = None
             self.answers = False
             self._answered.clear()
         self._on_change()
 
-    async def _replace_older(self, process: NativeProcess) -> NativeProcess:
+    async def _replace_older(self, process: NativeProcess) -> NativeProcess | None:
         """Start a new proxy in the place of an adopted one of another version; return it when it serves.
 
-        A proxy that cannot hand over is ended when it has been idle for a while, or after an hour.
+        Return None if the older one has handed over, and the new one does not serve. A proxy that cannot hand over is
+        ended when it has been idle for a while, or after an hour.
         """
         await self._answered.wait()
         state = self.state
@@ -151,6 +153,8 @@ class Proxy:
             return await asyncio.Future()
         if state.hand_over and (successor := await self._hand_over()):
             return successor
+        if state.hand_over and self._has_left(process):
+            return None
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()
         found = busy = loop.time()
@@ -204,6 +208,11 @@ class Proxy:
                     await process.end(GRACE_SECONDS)
                     return
             await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
+
+    def _has_left(self, process: NativeProcess) -> bool:
+        """Return True if a proxy has left listening to a newer one, and only ends its last requests."""
+        last = self._socket.with_name(LAST_SOCKET.format(pid=process.pid))
+        return unix_listener(last) == process.pid
 
     def _is_idle(self) -> bool:
         """Return True if the proxy has reported that it has no request."""

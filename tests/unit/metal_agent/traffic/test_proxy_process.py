@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
@@ -19,6 +20,7 @@ from metal_agent.native.process import NativeProcess, _signal_group, identify_pr
 from metal_agent.traffic import proxy_process as proxies
 from metal_agent.traffic.proxy_process import Proxy
 from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import DONE_EVENT, GatedEngine, fake_engine, make_service, post_chat
 
 
 @asynccontextmanager
@@ -133,6 +135,35 @@ async def test_agent_outlives_a_newer_proxy_that_cannot_be_started(
     async with agent(folder) as second:
         await eventually(refused.is_set)
         await eventually(lambda: second.process and second.process.pid != older and second.answers)
+
+
+async def test_another_proxy_is_started_if_the_newer_one_ends_right_after_it_took_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_as, crashed = Proxy._answers_as, list[int]()
+
+    async def answers_until_it_took_over(self: Proxy, pid: int) -> bool:
+        if pid == older or crashed:
+            return await answers_as(self, pid)
+        if await answers_as(self, pid):
+            crashed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend, aiohttp.ClientSession() as http:
+        async with agent(folder) as first:
+            older = await pid(first)
+            state = await first.client.configure(ProxyConfig((make_service(backend),)))
+        async with post_chat(http, f"http://127.0.0.1:{state.services[0].port}") as stream:
+            monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+            monkeypatch.setattr(Proxy, "_answers_as", answers_until_it_took_over)
+            async with agent(folder) as second:
+                await eventually(lambda: crashed and second.process and second.process.pid not in {older, *crashed})
+                newest = await pid(second)
+                assert second.pids() == {older, newest}
+                gated.end()
+                assert await stream.read() == DONE_EVENT
 
 
 async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
