@@ -255,6 +255,9 @@ class Agent:
             self._queue.add(_PROXY)
         if old is None or new is None or _desired_state(old) != _desired_state(new):
             self._queue.add(_ASSIGN)
+        if resource == METAL_PROCESSES and new and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
+            # A process of the last known assignments runs before its object is known, and could not be reported.
+            self._queue.add(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
         self._renewed_once.set()

@@ -6,9 +6,10 @@ everything, and the engine is always Ready.
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -140,8 +141,9 @@ class Life:
     def __init__(self, assignment: Assignment, folder: Path) -> None:
         spec = msgspec.to_builtins(assignment.spec) | {"hostName": "studio-1"}
         metadata = {"name": assignment.name, "namespace": assignment.namespace, "uid": assignment.uid}
+        self.path = METAL_PROCESSES.path(assignment.namespace, assignment.name)
         process = {"metadata": metadata | {"resourceVersion": "1"}, "spec": spec}
-        self.api = Api((METAL_PROCESSES.path(assignment.namespace, assignment.name), process))
+        self.api = Api((self.path, process))
         self.wall = 0.0
         self._assignment = assignment
         self._folder = folder
@@ -198,6 +200,12 @@ class Life:
                     task.cancel()
 
     @property
+    def reported(self) -> str | None:
+        """The phase in the status of the process."""
+        phase: str | None = self.api.objects[self.path].get("status", {}).get("phase")
+        return phase
+
+    @property
     def said(self) -> list[bool]:
         """The written conditions of the endpoint, in order."""
         return [obj["endpoints"][0]["conditions"]["ready"] for path, obj in self.api.applied if path == SLICE]
@@ -237,6 +245,26 @@ def test_hour_without_api_server_changes_nothing_and_ends_within_seconds(life: L
     virtual_time.run(life.live(story))
     assert all(life.said), "it never was not ready"
     assert not life.runner.removed
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("phase", ["Ready", "Stopped"])
+def test_processes_of_a_start_without_api_server_are_reported_once_it_answers(
+    life: Life, phase: Literal["Ready", "Stopped"], seed: int
+) -> None:
+    random.seed(seed)  # of the pauses between two tries
+
+    async def story(life: Life) -> None:
+        if phase == "Stopped":  # the last known assignments had its deletion mark
+            life.runner.state = ProcessState("Stopped")
+            life.api.objects[life.path]["metadata"]["deletionTimestamp"] = "2026-11-22T11:00:00Z"
+        await asyncio.sleep(61 + seed / 2)
+        life.api.come_back()
+        await asyncio.sleep(60)
+        assert life.reported == phase
+
+    life.api.leave()
+    virtual_time.run(life.live(story))
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
