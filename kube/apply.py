@@ -9,7 +9,7 @@ from typing import Any
 
 from kube.client import Client, Obj
 from kube.comparison import Comparison, owned_fields
-from kube.errors import Conflict
+from kube.errors import Conflict, NotFound
 from kube.resources import Resource
 from kube.store import Store
 from kube.time import rfc3339
@@ -48,7 +48,8 @@ async def apply_status(
 
     The server ignores a uid on a status, so the version is the precondition; an outdated object is read again.
 
-    Raises as `Client`: Conflict also when the name now belongs to another object, NotFound when the object is gone.
+    Raises as `Client`: NotFound also when the name belongs to another object by now, Conflict when others kept changing
+    this one.
     """
     metadata = observed["metadata"]
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
@@ -59,9 +60,12 @@ async def apply_status(
         desired = {"metadata": {**identity, **version}, "status": status}
         try:
             return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
-        except Conflict:
+        except Conflict as conflict:
             observed = await client.get(resource, metadata["name"], metadata.get("namespace"))
-            if observed["metadata"]["uid"] != metadata["uid"] or not tries_left:
+            if observed["metadata"]["uid"] != metadata["uid"]:
+                message = f"the object of uid {metadata['uid']} is gone; another has its name"
+                raise NotFound(conflict.call, status=404, reason="NotFound", message=message) from conflict
+            if not tries_left:
                 raise
     return observed
 

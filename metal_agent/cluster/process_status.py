@@ -1,6 +1,5 @@
 """Write the status of a MetalProcess, and an Event for each outcome: Ready, Stopped, Failed, Rejected."""
 
-import contextlib
 from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -9,7 +8,7 @@ import msgspec
 
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
-from kube.errors import Conflict, NotFound
+from kube.errors import NotFound
 from kube.events import EventRecorder, EventType
 from kube.resources import METAL_PROCESSES
 from kube.store import Store
@@ -52,10 +51,11 @@ class ProcessReporter:
         if disruption:
             before = observed.get("status", {}).get("conditions", [])
             body["conditions"] = merge_conditions(before, [disruption], datetime.now(UTC))
-        with contextlib.suppress(NotFound, Conflict):
-            self._store.put(
-                METAL_PROCESSES, await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
-            )
+        try:
+            written = await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
+        except NotFound:
+            return
+        self._store.put(METAL_PROCESSES, written)
         await self._record_outcome(runner, observed)
 
     def _status(self, runner: Runner) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The agent and the API server over hours, in virtual time: an outage, and clocks that jump.
+"""The agent and the API server over hours, in virtual time: an outage, refused writes, and clocks that jump.
 
 The queue, the Lease, list and watch, freshness and slices are real; the API server is a table, the proxy accepts
 everything, and the engine is always Ready.
@@ -264,6 +264,25 @@ def test_processes_of_a_start_without_api_server_are_reported_once_it_answers(
         assert life.reported == phase
 
     life.api.leave()
+    virtual_time.run(life.live(story))
+
+
+def test_status_that_others_keep_changing_is_written_later(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, refused = life.api.request, list[Request]()
+
+    async def refuse_three_times(request: Request) -> Response:
+        if request.method == "PATCH" and request.path == f"{life.path}/status" and len(refused) < 3:
+            refused.append(request)
+            return Response(409, b'{"kind": "Status", "code": 409, "reason": "Conflict"}')
+        return await answer(request)
+
+    monkeypatch.setattr(life.api, "request", refuse_three_times)
+
+    async def story(life: Life) -> None:
+        await asyncio.sleep(60)
+        assert len(refused) == 3
+        assert life.reported == "Ready"
+
     virtual_time.run(life.live(story))
 
 
