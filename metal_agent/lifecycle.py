@@ -56,6 +56,8 @@ END_LIMIT_SECONDS: Final = 10.0
 """Time to end after the grace, when SIGKILL was sent; then the process counts as one that cannot be ended."""
 UNLOAD_LIMIT_SECONDS: Final = 60.0
 """The same for a model that its daemon does not unload."""
+FAILED_CHECK_SECONDS: Final = 10.0
+"""Pause after a check of a Ready engine that failed by an error of the agent, such as a lack of threads."""
 EVICTION_SECONDS: Final = (1.0, 4.0, 3.0)
 """Withdrawal, drain and grace of an eviction: the host runs out of memory, and the engine is gone in ten seconds."""
 
@@ -426,6 +428,9 @@ def _on_failed(state: ProcessState, event: Failed) -> ProcessStep:
         return _back_off(
             replace(state, fetched=False, queued=False), event.reason, event.message, permanent=event.permanent
         )
+    if state.phase == "Ready":
+        # A check failed, and nothing checks the engine any more: it serves on, and is watched again after a pause.
+        return _enter_phase(state, "Ready"), (BackOff(FAILED_CHECK_SECONDS), WatchLiveness())
     return state, ()
 
 

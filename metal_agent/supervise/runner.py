@@ -455,12 +455,16 @@ class Runner:
 
     async def _check_suspect(self, suspicion: Suspicion) -> ProcessEvent | None:
         """Ask the suspect engine for a token, which decides whether it serves on; None if it ended meanwhile."""
-        engine = await self._find_engine()
-        if engine is None:
-            return None
-        self._log.warning("engine_suspect", reason=suspicion.reason, problem=suspicion.message, pid=engine.pid)
-        outcome = await engine_checks.check_suspect(engine, suspicion)
-        self._log.info("suspect_checked", healthy=outcome == events.Trusted(), pid=engine.pid)
+        try:
+            engine = await self._find_engine()
+            if engine is None:
+                return None
+            self._log.warning("engine_suspect", reason=suspicion.reason, problem=suspicion.message, pid=engine.pid)
+            outcome = await engine_checks.check_suspect(engine, suspicion)
+            self._log.info("suspect_checked", healthy=outcome == events.Trusted(), pid=engine.pid)
+        except Exception:
+            await self._host.exposure.clear_suspicion(self.assignment.uid)
+            raise
         if outcome == events.Trusted():
             # Otherwise the proxy would not report it if it failed again.
             await self._host.exposure.clear_suspicion(self.assignment.uid)

@@ -235,9 +235,14 @@ def test_sick_engine_that_does_not_end_is_not_started_again() -> None:
     assert after(CRASH, start=overdue)[0].phase == "Failed"
 
 
-def test_internal_error_ends_no_ready_engine() -> None:
+def test_failed_check_of_a_ready_engine_is_repeated_while_the_engine_serves() -> None:
     ready, _ = after(*HAPPY)
-    assert after(events.Failed("InternalError", "ours"), start=ready) == (ready, ())
+    failed = events.Failed("InternalError", "CheckSuspect: can't start new thread")
+    state, actions = after(events.Suspected(FAILING), failed, start=ready)
+    assert (state.phase, state.reason, state.is_drained) == ("Ready", "", False)
+    assert actions == (life.BackOff(life.FAILED_CHECK_SECONDS), life.WatchLiveness())
+    assert after(failed, start=ready) == (ready, actions)
+    assert after(events.BackoffElapsed(), start=state) == (state, ()), "the engine is watched now"
 
 
 def test_removal_withdraws_then_drains_then_ends() -> None:

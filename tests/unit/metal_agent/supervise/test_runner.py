@@ -10,10 +10,11 @@ import pytest
 
 from metal_agent import lifecycle
 from metal_agent.assignments import Assignment
+from metal_agent.engine_health import Suspicion
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
 from metal_agent.native.engine_keys import EngineKeys
-from metal_agent.process_events import Admitted, Evicted, Failed, Refused
+from metal_agent.process_events import Admitted, Evicted, Failed, Refused, Suspected
 from metal_agent.supervise import runner as module
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.records import Record, Records
@@ -195,3 +196,34 @@ async def test_failed_end_of_an_engine_is_retried(
     finally:
         living.cancel()
     assert (runner.state.phase, engine.ends) == ("Stopped", 2)
+
+
+class _Suspicious(_Unreached):
+    """The exposure of a process that its proxy suspects."""
+
+    def __init__(self) -> None:
+        self.cleared: list[str] = []
+
+    async def clear_suspicion(self, uid: str) -> None:
+        self.cleared.append(uid)
+
+
+async def test_suspect_engine_that_cannot_be_checked_serves_on_and_can_be_suspected_again(
+    tmp_path: Path, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, exposure = assignment("u1"), _Suspicious()
+    runner = Runner(made, _host(tmp_path, Ledger(GIB), exposure), _ready_record(made), _Stubborn())
+
+    async def find_engine() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(runner, "_find_engine", find_engine)
+    monkeypatch.setattr(runner._liveness, "_find_engine", find_engine)
+    monkeypatch.setattr(lifecycle, "FAILED_CHECK_SECONDS", 60.0)
+    living = asyncio.create_task(runner.run())
+    try:
+        runner.notify(Suspected(Suspicion("Failing", "the last 5 requests failed: 500")))
+        await eventually(lambda: exposure.cleared == ["u1"] and not runner.state.is_drained, 5)
+        assert (runner.state.phase, runner.state.reason) == ("Ready", "")
+    finally:
+        living.cancel()
