@@ -366,6 +366,7 @@ class Agent:
 
     async def _regain(self) -> None:
         """List the assignments again after a gap in contact, allow ready endpoints, and enqueue overdue writes."""
+        gaps = self._exposed.freshness.gaps
         if self._doubted:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
@@ -376,6 +377,9 @@ class Agent:
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
         if self._doubted:
             await self._prove()
+        if self._exposed.freshness.gaps != gaps:
+            return  # the list is of before another gap, after which this is enqueued again
+        self._doubted = False
         self._exposed.suspended = frozenset(before - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
@@ -391,7 +395,6 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PROOF_SECONDS):
                 await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
-        self._doubted = False
 
     async def _configure_proxy(self) -> float | None:
         if not self._proxy.answers:

@@ -63,11 +63,14 @@ class Freshness:
     renewed_at: Clocks | None = None
     confirmed: bool = False
     """True if a fresh list was read after the last gap."""
+    gaps: int = 0
+    """Number of gaps so far: a list is fresh only if there was none since it was requested."""
 
     def note_renewal(self, now: Clocks) -> bool:
         """Note a renewal; return True if the assignments have to be listed anew."""
         if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
             self.confirmed = False
+            self.gaps += 1
         self.renewed_at = now
         return not self.confirmed
 

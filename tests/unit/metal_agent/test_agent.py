@@ -1,4 +1,4 @@
-"""The agent between two answers of the API: concurrent assignments, and a Secret that disappears."""
+"""The agent between two answers of the API: concurrent assignments, a gap in contact, and a Secret that disappears."""
 
 import asyncio
 from base64 import b64encode
@@ -15,9 +15,11 @@ from devices import host
 from kube.client import Client
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
+from metal_agent import agent as agent_module
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment, LastKnownFile
 from metal_agent.cluster import host_status
+from metal_agent.cluster.endpoint_slices import Clocks
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions
@@ -79,6 +81,26 @@ async def test_process_assigned_during_the_fresh_list_is_not_suspended(
     agent._runners["old"] = Runner(assignment("old"), agent._host.context)
     await agent._regain()
     assert agent._exposed.suspended == {"old"}
+
+
+async def test_list_of_before_another_gap_confirms_no_assignment(
+    agent: Agent, api: Empty, assignment: Callable[..., Assignment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, freshness = [0.0], agent._exposed.freshness
+    monkeypatch.setattr(agent_module, "clocks", lambda: Clocks(now[0], now[0]))
+    agent._runners["old"] = Runner(assignment("old"), agent._host.context)
+    agent._lease_renewed()
+
+    def sleep_an_hour(request: Request) -> None:
+        if "endpointslices" in request.path and not now[0]:  # the list of assignments was answered before
+            now[0] = 3600.0
+            agent._lease_renewed()
+
+    api.on_request = sleep_an_hour
+    await agent._regain()
+    assert (freshness.confirmed, agent._doubted) == (False, True), "the list is an hour old"
+    await agent._regain()
+    assert (freshness.confirmed, agent._doubted) == (True, False)
 
 
 async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> None:
