@@ -27,6 +27,8 @@ class UnreadableEngines:
     def __init__(self, host: RunnerContext, records: Iterable[UnreadableRecord], group: asyncio.TaskGroup) -> None:
         self._host = host
         self._engines: dict[str, NativeProcess] = {}
+        self._ending: set[str] = set()
+        """The uids of those that are being ended."""
         self._group = group
         for record in records:
             self._watch(record)
@@ -39,7 +41,8 @@ class UnreadableEngines:
     def end_others(self, assigned: Collection[str]) -> None:
         """End the engines whose uid is not among `assigned`, a full list."""
         for uid, engine in self._engines.items():
-            if uid not in assigned:
+            if uid not in assigned and uid not in self._ending:
+                self._ending.add(uid)
                 log.info("unreadable_engine_ended", uid=uid, pid=engine.pid)
                 self._group.create_task(engine.end(GRACE_SECONDS))
 
@@ -65,5 +68,6 @@ class UnreadableEngines:
         finally:
             engine.release()
         self._engines.pop(record.uid, None)
+        self._ending.discard(record.uid)
         self._host.ledger.release(f"{_RESERVATION}{record.uid}")
         self._host.records.remove(record.uid)
