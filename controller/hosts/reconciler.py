@@ -48,7 +48,7 @@ from kube.store import Store
 
 READ_SECONDS: Final = 3.0
 SECRETS_SECONDS: Final = 60.0
-"""Time within which a changed Secret of a user is copied to the hosts that need it."""
+"""Time after which a host is looked at again: a changed Secret of a user is copied to all hosts within two minutes."""
 
 _SILENT: Final = frozenset({"WaitingForLease", "NotReported", "NotChecked", "AddressFree"})
 """Reasons of normal progress, of which no Event is sent."""

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ from kube.errors import NotFound
 from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
-"""Age of a user's Secret after which it is read again: less than the time within which a change reaches the hosts."""
+"""Age of a user's Secret after which it is read again, also one that did not exist: once for all hosts that need it."""
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
 
 
@@ -71,20 +72,29 @@ class HostSecrets:
 
     def __init__(self) -> None:
         self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
+        """The tokens of services, by host that needs them."""
+        self._sources: dict[NeededSecret, _Reading] = {}
+        self._needed_sources: dict[str, frozenset[NeededSecret]] = {}
+        self._source_users: Counter[NeededSecret] = Counter()
+        """The number of hosts that need a user's Secret: without one its reading is dropped."""
         self._own: dict[str, tuple[Obj, datetime]] = {}
 
     async def read_tokens(
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
     ) -> dict[str, str]:
         """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
+        needs = list(needs)
+        self._note_sources(host, frozenset(needed for needed in needs if not needed.service_uid))
         known = self._tokens.get(host, {})
         readings: dict[NeededSecret, _Reading] = {}
         for needed in needs:
-            last = known.get(needed)
-            readings[needed] = (
-                last if last and (last.due is None or now < last.due) else await _read_token(client, needed, now)
-            )
-        self._tokens[host] = readings
+            last = known.get(needed) if needed.service_uid else self._sources.get(needed)
+            if last is None or (last.due is not None and now >= last.due):
+                last = await _read_token(client, needed, now)
+                if self._source_users[needed]:
+                    self._sources[needed] = last
+            readings[needed] = last
+        self._tokens[host] = {needed: reading for needed, reading in readings.items() if needed.service_uid}
         return {
             host_secret_key(needed.namespace, needed.name): reading.token
             for needed, reading in readings.items()
@@ -110,12 +120,28 @@ class HostSecrets:
     def restart(self) -> None:
         """Forget all readings: another leader may have written since."""
         self._tokens.clear()
+        self._sources.clear()
+        self._needed_sources.clear()
+        self._source_users.clear()
         self._own.clear()
 
     def forget(self, host: str) -> None:
         """Forget a host that is gone."""
         self._tokens.pop(host, None)
         self._own.pop(host, None)
+        self._note_sources(host, frozenset())
+        self._needed_sources.pop(host, None)
+
+    def _note_sources(self, host: str, needs: frozenset[NeededSecret]) -> None:
+        """Note the users' Secrets that a host needs, and drop those that no host needs any more."""
+        before = self._needed_sources.get(host, frozenset())
+        self._needed_sources[host] = needs
+        self._source_users.update(needs - before)
+        for needed in before - needs:
+            self._source_users[needed] -= 1
+            if not self._source_users[needed]:
+                del self._source_users[needed]
+                self._sources.pop(needed, None)
 
 
 async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _Reading:
@@ -123,7 +149,8 @@ async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _R
     token = _token(secret, needed.service_uid) if secret else None
     if token is not None and needed.service_uid:
         return _Reading(token, None)
-    return _Reading(token, now if token is None else now + READ_SOURCE_AGAIN)
+    # The controller makes the Secret of a service itself, and soon.
+    return _Reading(token, now if needed.service_uid else now + READ_SOURCE_AGAIN)
 
 
 def keep_previous_tokens(

@@ -245,12 +245,15 @@ async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoin
 class CountedSecrets(Client):
     """An API of Secrets that counts the reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exist: bool = True) -> None:
+        self.exist = exist
         self.reads: list[str] = []
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         del resource
         self.reads.append(f"{namespace}/{name}")
+        if not self.exist:
+            raise NotFound(name, status=404)
         owner = {"uid": "uid-chat", "controller": True}
         metadata = {"name": name, "ownerReferences": [owner], "labels": {source_secret.LABEL: "true"}}
         return {"metadata": metadata, "data": {"token": "c2VjcmV0"}}
@@ -271,6 +274,34 @@ async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> Non
     replaced = list_needed_secrets(processes, lambda service: f"rotation of {service.name}")
     await secrets.read_tokens(api, "studio-1", replaced, NOW + timedelta(minutes=1))
     assert api.reads == ["team/chat-token"], "at once after the token was replaced"
+
+
+async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
+    api, secrets = CountedSecrets(), HostSecrets()
+    needs = [NeededSecret("team", "hub", "")]
+    hosts = [f"studio-{number}" for number in range(20)]
+    for minute in range(3):
+        for name in hosts:
+            found = await secrets.read_tokens(api, name, needs, NOW + timedelta(minutes=minute))
+            assert found == {"team_hub_token": "c2VjcmV0"}
+    assert api.reads == ["team/hub"] * 3
+    for name in hosts[1:]:
+        secrets.forget(name)
+    await secrets.read_tokens(api, hosts[0], needs, NOW + timedelta(minutes=2))
+    assert len(api.reads) == 3
+    await secrets.read_tokens(api, hosts[0], [], NOW + timedelta(minutes=2))
+    await secrets.read_tokens(api, hosts[0], needs, NOW + timedelta(minutes=2))
+    assert len(api.reads) == 4, "a reading that no host needed was dropped"
+
+
+async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> None:
+    api, secrets = CountedSecrets(exist=False), HostSecrets()
+    for name in ("studio-1", "studio-2", "studio-1"):
+        assert await secrets.read_tokens(api, name, [NeededSecret("team", "hub", "")], NOW) == {}
+    assert api.reads == ["team/hub"]
+    api.exist = True
+    later = NOW + timedelta(minutes=1)
+    assert await secrets.read_tokens(api, "studio-1", [NeededSecret("team", "hub", "")], later)
 
 
 async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
