@@ -23,6 +23,10 @@ _OF_THE_ARTIFACT = ("HeaderInvalid", "CustomCode")
 """Reasons of errors that are raised where only the bytes are known, and not their source."""
 
 
+_ADAPTER = GGUF(architecture="lora")
+"""The facts of a folder that is a LoRA adapter, which has no config.json."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Inspection:
     """The facts that are known without downloading the weights.
@@ -84,7 +88,7 @@ class _Reader:
             revision=listing.revision,
             file="",
             sha256=None,
-            gguf=configuration.summarize(config) if config else GGUF(architecture="lora"),
+            gguf=configuration.summarize(config) if config else _ADAPTER,
             layout=configuration.layout_of(config, tensor_bytes) if config else None,
             tensor_bytes=tensor_bytes,
         )
@@ -166,8 +170,16 @@ async def inspect(
     )
 
 
-def check_stored(source: Source, path: Path) -> Layout | None:
-    """Check weights on this disk before an engine loads them, and return their layout, if they state all of it.
+@dataclasses.dataclass(frozen=True)
+class StoredFacts:
+    """The facts in the header of weights on this disk; `layout` is None if the header does not have all of it."""
+
+    gguf: GGUF
+    layout: Layout | None
+
+
+def check_stored(source: Source, path: Path) -> StoredFacts:
+    """Check weights on this disk before an engine loads them, and return what their header states.
 
     A server may have answered the inspection with other bytes: what is loaded must be of the source's format, and name
     no code.
@@ -178,12 +190,14 @@ def check_stored(source: Source, path: Path) -> Layout | None:
     with storage_faults(path):
         try:
             if not source.is_folder:
-                return layout_of(_read_local_header(path).header)
+                header = _read_local_header(path).header
+                return StoredFacts(summarize(header), layout_of(header))
             text = refuse_stored_code(path)
             if text is None:
-                return None  # an adapter
+                return StoredFacts(_ADAPTER, None)
             tensor_bytes = sum(file.stat().st_size for file in path.glob(f"*{WEIGHTS}"))
-            return configuration.layout_of(configuration.parse(text), tensor_bytes)
+            config = configuration.parse(text)
+            return StoredFacts(configuration.summarize(config), configuration.layout_of(config, tensor_bytes))
         except ArtifactError as error:
             raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
 

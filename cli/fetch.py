@@ -1,5 +1,6 @@
 """`pomona fetch`: download one file of weights to a folder, in a Job or by hand."""
 
+import asyncio
 import contextlib
 import sys
 import time
@@ -33,6 +34,7 @@ _LINE_EVERY_SECONDS = 10.0
     "states, if any.",
 )
 @click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` prints it.")
+@click.option("--size-bytes", type=click.IntRange(min=0), help="Expected size; a file of another size is refused.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -45,12 +47,13 @@ def command(
     folder: Path | None,
     sha256: str | None,
     revision: str | None,
+    size_bytes: int | None,
     file_root: Path | None,
     allowed_networks: Networks,
     as_json: bool,
     result: Path | None,
 ) -> None:
-    """Download the file of SOURCE to a folder, and verify the file.
+    """Download the file of SOURCE to a folder, verify the file, and read its header.
 
     An interrupted download is resumed. The file gets its final name only when it is complete.
 
@@ -69,7 +72,7 @@ def command(
     """
     facts = outcome.run(
         "fetch",
-        _fetch(source, folder, sha256, revision, file_root=file_root, allowed_networks=allowed_networks),
+        _fetch(source, folder, sha256, revision, size_bytes, file_root=file_root, allowed_networks=allowed_networks),
         result,
     )
     outcome.write_result("fetch", facts, result)
@@ -85,6 +88,7 @@ async def _fetch(
     folder: Path | None,
     sha256: str | None,
     revision: str | None,
+    size_bytes: int | None,
     *,
     file_root: Path | None,
     allowed_networks: Networks,
@@ -92,6 +96,7 @@ async def _fetch(
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import fetch  # noqa: PLC0415
+    from artifacts.inspect import check_stored  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
     source = parse(text)
@@ -105,6 +110,7 @@ async def _fetch(
             source,
             folder or Path(),
             sha256=sha256,
+            size_bytes=size_bytes,
             token=outcome.token(source),
             endpoint=outcome.endpoint(),
             file_root=file_root,
@@ -112,12 +118,16 @@ async def _fetch(
             on_progress=show,
             allowed_networks=allowed_networks,
         )
+    # A server may send something else than it let `pomona inspect` read.
+    facts = await asyncio.to_thread(check_stored, source, done.path)
     return {
         "file": done.path.name,
         "path": str(done.path),
         "sizeBytes": done.size_bytes,
         "sha256": done.sha256,
         "revision": done.revision,
+        "gguf": msgspec.to_builtins(facts.gguf),
+        "layout": msgspec.to_builtins(facts.layout),
     }
 
 

@@ -81,8 +81,9 @@ class ModelSpec(ApiStruct, frozen=True):
         described(
             "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// sources, because "
             "nothing in the cluster can read the file. For other sources, the memory is computed from the "
-            "artifact's header, and this field overrides the computed value. A host that reads in the header that "
-            "serving takes clearly more rejects the process with reason MemoryUnderstated.",
+            "artifact's header, and this field overrides the computed value. A value that is clearly less than what "
+            "the header says is refused with reason MemoryUnderstated, by the controller and by the host that reads "
+            "the header; where the header does not say it, a value below the size of the file is.",
             format="int64",
         ),
     ] = None

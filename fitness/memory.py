@@ -25,6 +25,8 @@ _LEAST_CONTEXT: Final = 512
 _CONTEXT_STEP: Final = 256
 """llama.cpp pads the context to a multiple of it, and MLX grows its cache by it."""
 
+_TOLERANCE: Final = 0.9
+"""Another version of Pomona may estimate a little less."""
 _LEAST_QUANTIZATION_SHARE: Final = 0.125
 """2 bits a weight, the fewest in use, instead of 16."""
 
@@ -74,6 +76,11 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     # A draft shares the engine's process, so the engine is counted once.
     draft = _estimate_parts(workload.draft, options, workload.runtime)
     return Estimate(own, draft and draft._replace(engine_bytes=0))
+
+
+def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
+    """Return whether a stated memory is clearly less than what the estimate says, so that it must not be believed."""
+    return stated_bytes < needed_bytes * _TOLERANCE
 
 
 def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:

@@ -96,7 +96,7 @@ class HostWeights:
                 source = parse(artifact.source)
 
                 def check(path: Path, source: Source = source) -> None:
-                    layouts.append(inspect.check_stored(source, path))
+                    layouts.append(inspect.check_stored(source, path).layout)
 
                 held.append(
                     await self.store.obtain(

@@ -152,6 +152,7 @@ def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: d
         return ModelDecision(
             phase="Pending",
             conditions=[ready, *([msgspec.to_builtins(cached)] if cached else [])],
+            facts=_kept_facts(model),
             cached=model.status.cached,
         )
     if _is_inspected(model):
@@ -171,10 +172,16 @@ def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: d
             _condition(model, READY, true=False, reason=reason, message=message),
             *([msgspec.to_builtins(cached)] if cached else []),
         ],
+        facts=_kept_facts(model),
         cached=model.status.cached,
         works=[progress],
         undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
     )
+
+
+def _kept_facts(model: Model) -> ModelFacts | None:
+    """Return the facts of the weights on the volume, which stay known until an inspection shows others."""
+    return ModelFacts.of_status(model) if model.status.cached is not None else None
 
 
 def _inspected_facts(
@@ -244,6 +251,7 @@ def _decide_cache(
         held = _condition(model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
         if model.status.cached == there:
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+            facts = facts.of_same_weights(model)
             return decision("Ready", held, fetched, cached=there)
         if observed.consumer is not None and (refused := _refused_secret(observed)):
             waits = _condition(model, CACHED, true=False, reason=refused.reason, message=refused.message)
@@ -251,6 +259,7 @@ def _decide_cache(
         if observed.consumer is not None and not volume.is_settling(observed.claim, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
+                facts = facts.after_fetch(fetched.outcome.answer)
                 return decision("Ready", held, fetched, cached=there)
             what = "fetches the weights to the volume"
             reason, message = _explain_progress(model, fetched, doing="Fetching", what=what)

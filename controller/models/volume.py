@@ -57,6 +57,19 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         sha256 = answer.sha256 or model.spec.sha256 or ""
         return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout, INSPECTION)
 
+    def after_fetch(self, answer: JobResult) -> "ModelFacts":
+        """Return the facts with those of the header that arrived; fetches of earlier versions did not read it."""
+        if answer.gguf is None:
+            return self
+        return msgspec.structs.replace(self, gguf=answer.gguf, layout=answer.layout)
+
+    def of_same_weights(self, model: Model) -> "ModelFacts":
+        """Return the facts with those of the status, which were read from the weights that are on the volume."""
+        status = model.status
+        if status.layout is None and status.inspection != INSPECTION:
+            return self
+        return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)
+
     @classmethod
     def of_status(cls, model: Model) -> "ModelFacts":
         """Return the facts in the status."""
@@ -98,6 +111,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file)
     revision = ("--revision", facts.revision) if facts.revision else ()
+    sized = ("--size-bytes", str(facts.size_bytes)) if facts.size_bytes is not None else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
     return Work(
         owner=model.metadata,
@@ -107,6 +121,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         arguments=(
             model.spec.source,
             *revision,
+            *sized,
             "--to",
             f"{MODELS_PATH}/{path.rpartition('/')[0]}",
             *verified,

@@ -13,8 +13,9 @@ from crds.inferenceservice import InferenceService, Resources
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.serving import Role
+from crds.size import size_text
 from devices.vendors import VENDORS
-from fitness.memory import Workload, estimate, further_bytes, way_out
+from fitness.memory import Workload, estimate, further_bytes, is_understated, way_out
 from runtimes.registry import RUNTIMES
 from runtimes.serving import RuntimeDemand, refusal
 
@@ -34,6 +35,23 @@ class ServiceProblem(NamedTuple):
     message: str
     phase: Phase
     """The phase of the service while none of its replicas answers."""
+
+
+class _ModelMemory(NamedTuple):
+    """The memory that one Model of a service takes."""
+
+    name: str
+    stated_bytes: int | None
+    """Its spec.memoryBytes."""
+    measured_bytes: int | None
+    """Computed from its header."""
+    least_bytes: int | None
+    """As far as its header or at least its size is known."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Return the bytes to reserve; None if they are not known."""
+        return self.measured_bytes if self.stated_bytes is None else self.stated_bytes
 
 
 class CheckedService(NamedTuple):
@@ -185,10 +203,19 @@ def _contradiction(
 
 
 def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
-    """Return why the memory of a replica is not known, or None."""
+    """Return why the memory of a replica is not known, or must not be believed, or None."""
     if service.spec.resources.memory is not None:
         return None
-    unknown = next((name for name, size_bytes in _sizes_bytes(service, served) if size_bytes is None), None)
+    sizes = _measure_memory(service, served)
+    for each in sizes:
+        if each.stated_bytes and each.least_bytes and is_understated(each.stated_bytes, each.least_bytes):
+            message = (
+                f"by its header, serving it takes at least {size_text(each.least_bytes)}: raise spec.memoryBytes of "
+                f"Model {each.name}, which is {size_text(each.stated_bytes)}, to {each.least_bytes}, or remove it, or "
+                "lower contextLength or parallel"
+            )
+            return ServiceProblem("MemoryUnderstated", message, "Failed")
+    unknown = next((each.name for each in sizes if each.size_bytes is None), None)
     if unknown is None:
         return None
     models = (served.model, *(companion.model for companion in served.companions))
@@ -201,10 +228,10 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
 def memory_bytes(service: InferenceService, served: Served) -> int | None:
     """Return the bytes that one replica takes, stated by the user or computed from the headers; None: unknown."""
     total_bytes = 0
-    for _name, size_bytes in _sizes_bytes(service, served):
-        if size_bytes is None:
+    for each in _measure_memory(service, served):
+        if each.size_bytes is None:
             return None
-        total_bytes += size_bytes
+        total_bytes += each.size_bytes
     return total_bytes
 
 
@@ -217,27 +244,31 @@ def is_memory_stated(served: Served) -> bool:
     )
 
 
-def _sizes_bytes(service: InferenceService, served: Served) -> list[tuple[str, int | None]]:
-    """Return the name of each Model of a service and the bytes that it takes; None: unknown."""
+def _measure_memory(service: InferenceService, served: Served) -> list[_ModelMemory]:
+    """Return the memory of each Model of a service."""
     runtime = runtime_of(service, served.model)
 
-    def of(model: Model | None, role: Role | None) -> int | None:
-        size_bytes = compute(model, role)
-        return None if size_bytes is None or size_bytes > _MOST_BYTES else size_bytes
-
-    def compute(model: Model | None, role: Role | None) -> int | None:
-        if model is None:
-            return None
-        if model.spec.memory_bytes is not None:
-            return model.spec.memory_bytes
+    def compute(model: Model, role: Role | None) -> int | None:
         if role in {"projector", "adapter"}:
             return further_bytes(role, model.status.size_bytes)
         needed = estimate(Workload(model.status.layout, runtime), service.spec)
         # A draft shares the engine's process.
         return needed and needed.total_bytes - (needed.parts.engine_bytes if role == "draft" else 0)
 
-    sizes = [(served.model.metadata.name, of(served.model, None))]
-    return sizes + [(companion.name, of(companion.model, companion.role)) for companion in served.companions]
+    def measure(name: str, model: Model | None, role: Role | None) -> _ModelMemory:
+        if model is None:
+            return _ModelMemory(name, None, None, None)
+        measured = compute(model, role)
+        if measured is not None and measured > _MOST_BYTES:
+            measured = None
+        stated, size_bytes = model.spec.memory_bytes, model.status.size_bytes
+        stated = None if stated is not None and stated > _MOST_BYTES else stated
+        return _ModelMemory(name, stated, measured, size_bytes if measured is None else measured)
+
+    return [
+        measure(served.model.metadata.name, served.model, None),
+        *(measure(companion.name, companion.model, companion.role) for companion in served.companions),
+    ]
 
 
 class Advice(NamedTuple):

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Collection
-from typing import Final
 
 from artifacts.errors import ArtifactError
 from crds.metalprocess import MetalProcessSpec
 from crds.model import Layout
 from crds.size import size_text
-from fitness.memory import Estimate, Workload, estimate, way_out
+from fitness.memory import Estimate, Workload, estimate, is_understated, way_out
 from metal_agent.assignments import Assignment
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
@@ -17,8 +16,6 @@ from metal_agent.process_events import Admitted, Failed, Refused
 from metal_agent.weights import HostWeights
 from runtimes.registry import RUNTIMES
 
-_TOLERANCE: Final = 0.9
-"""A controller of another version may estimate a little less than this agent."""
 _FILE_REASONS = {"SourceForbidden": "FileNotAllowed", "SourceNotFound": "FileNotFound"}
 
 
@@ -75,7 +72,7 @@ def find_understated_memory(spec: MetalProcessSpec, layout: Layout | None) -> Re
     `layout` is that of the bytes that arrived.
     """
     needed = estimate(Workload(layout, spec.runtime), spec)
-    if needed is None or needed.total_bytes * _TOLERANCE <= spec.memory_bytes:
+    if needed is None or not is_understated(spec.memory_bytes, needed.total_bytes):
         return None
     return _understated(spec, needed)
 

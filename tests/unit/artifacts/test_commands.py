@@ -72,6 +72,33 @@ async def test_result_file_and_exit_code_have_everything_that_a_job_reports(
     assert json.loads(result.read_bytes())["sha256"] == facts["sha256"]
 
 
+async def test_fetch_reports_the_header_that_arrived_and_refuses_what_is_no_model(
+    server: FileServer, model: Path, tmp_path: Path
+) -> None:
+    """A server may let a Job inspect one file, and send another one of the same size under the same entity tag."""
+    server.etag = "same"
+    source, result = f"{server.url}/acme/tiny/tiny.gguf", tmp_path / "result"
+    size = len(await asyncio.to_thread(model.read_bytes))
+    ran = await _pomona("inspect", source, "--json")
+    wanted = ["--revision", json.loads(ran.out)["revision"], "--size-bytes", str(size), "--result", str(result)]
+    ran = await _pomona("fetch", source, "--to", str(tmp_path / "good"), *wanted)
+    assert (ran.code, ran.err) == (0, "")
+    facts = json.loads(result.read_bytes())
+    assert facts["gguf"]["architecture"] == "llama"
+    assert facts["layout"]["layers"] == [{"count": 2, "keyElements": 32, "valueElements": 32}]
+
+    await asyncio.to_thread(model.write_bytes, bytes(size))
+    ran = await _pomona("fetch", source, "--to", str(tmp_path / "zeros"), *wanted)
+    assert ran.code == 2
+    assert json.loads(result.read_bytes())["reason"] == "HeaderInvalid"
+
+    await asyncio.to_thread(model.write_bytes, bytes(size + 1))
+    ran = await _pomona("fetch", source, "--to", str(tmp_path / "longer"), *wanted)
+    assert ran.code == 2
+    assert json.loads(result.read_bytes())["reason"] == "SourceChanged"
+    assert not list((tmp_path / "longer").glob("*.gguf"))
+
+
 async def test_permanent_failure_exits_with_2_and_one_line(server: FileServer, tmp_path: Path) -> None:
     result = tmp_path / "termination-log"
     for verb, *rest in (["inspect"], ["fetch", "--to", str(tmp_path)]):

@@ -176,6 +176,43 @@ def test_edit_that_keeps_the_weights_fetches_nothing() -> None:
     assert len(simulated.made) == made
 
 
+SMALL: Obj = {"tensorBytes": 1, "vocabularySize": 1, "embeddingSize": 1, "attentionSize": 1, "headCount": 1}
+SMALL |= {"feedForwardSize": 1, "layers": [{"count": 1}]}
+
+
+@pytest.mark.parametrize("fetched", [SMALL | {"tensorBytes": 40 << 30}, None])
+def test_fetched_weights_count_and_not_what_the_server_let_inspect(fetched: Obj | None) -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED | {"layout": SMALL})
+    simulated.add_consumer()
+    simulated.settle()
+    assert msgspec.to_builtins(simulated.model.status.layout) == SMALL
+    args = arguments(simulated.job("fetch"))
+    assert args[args.index("--size-bytes") + 1] == str(INSPECTED["sizeBytes"])
+
+    simulated.end("fetch", 0, {"sizeBytes": INSPECTED["sizeBytes"], "gguf": {"architecture": "x"}, "layout": fetched})
+    simulated.settle()
+    simulated.edit(memory_bytes=7)
+    simulated.settle()
+    assert simulated.condition("Cached").status == "True"
+    assert simulated.condition("Ready").observed_generation == 2
+    status = simulated.model.status
+    assert (msgspec.to_builtins(status.layout) if status.layout else None) == fetched, "also after another inspection"
+    assert status.gguf == GGUF(architecture="x")
+
+
+def test_fetch_of_an_earlier_version_that_read_no_header_leaves_the_inspected_layout() -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED | {"layout": SMALL})
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    assert msgspec.to_builtins(simulated.model.status.layout) == SMALL
+
+
 def test_edited_source_is_inspected_again_and_old_jobs_are_pruned() -> None:
     simulated = make_cached()
     simulated.edit(source="http://models.example/other.gguf")

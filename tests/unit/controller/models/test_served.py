@@ -79,8 +79,22 @@ def test_companions_count_for_memory() -> None:
     assert projector == alone + 2 * GIB  # its weights and its compute buffers
     draft = made(decide("metal", *others(), speculative={"draftModelRef": "small"}))["memoryBytes"]
     assert alone < draft < 2 * alone  # the engine itself counts once
-    stated = others(small=named("small", memoryBytes=7))
-    assert made(decide("metal", *stated, speculative={"draftModelRef": "small"}))["memoryBytes"] == alone + 7
+    stated = others(small=named("small", memoryBytes=3 * GIB))
+    assert made(decide("metal", *stated, speculative={"draftModelRef": "small"}))["memoryBytes"] == alone + 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("companion", "field", "status"),
+    [
+        ("small", {"speculative": {"draftModelRef": "small"}}, None),
+        ("eyes", {"projectorModelRef": "eyes"}, {"gguf": {"architecture": "clip"}, "layout": None}),
+    ],
+)
+def test_companion_whose_memory_is_understated_is_named(companion: str, field: Obj, status: Obj | None) -> None:
+    stated = others(**{companion: named(companion, status=status, memoryBytes=7)})
+    reason, message = told_why(decide("metal", *stated, **field))
+    assert reason == "MemoryUnderstated"
+    assert f"raise spec.memoryBytes of Model {companion}, which is 7 B, to " in message
 
 
 def test_companion_of_unknown_size_is_named() -> None:
