@@ -5,6 +5,7 @@ the token goes to the source's own origin only (a hub redirects to a CDN), and n
 Proxies of the environment are used; passwords of a netrc file are not, since a Model decides which host is asked.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -82,6 +83,7 @@ class Origin:
     """A source on a server; made by `connect`.
 
     Args:
+        head_seconds: limit for a response's head, whatever interim responses or parts of it arrive.
         direct: session whose sockets reach allowed addresses only.
         proxied: session for requests through a proxy, which resolves names by itself.
         source: the file or folder.
@@ -101,6 +103,7 @@ class Origin:
         source: Source,
         url: URL,
         *,
+        head_seconds: float,
         token: str | None,
         networks: Networks,
         hub: URL | None,
@@ -110,6 +113,7 @@ class Origin:
         self._proxied = proxied
         self._source = source
         self._url = url
+        self._head_seconds = head_seconds
         self._token = token
         self._networks = networks
         self._hub = hub
@@ -153,15 +157,16 @@ class Origin:
             received = await self._follow(headers)
             async with received.response:
                 self._check(received.response.status)
+                self._refuse_encoding(received.response.headers)
                 yield received
         except TimeoutError as error:
             raise self._unreachable("did not answer in time") from error
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddressError):
                 raise self._private() from error
-            raise self._unreachable(f"failed: {_without_url(error)}") from error
+            raise self._unreachable(f"failed: {_describe(error)}") from error
         except (aiohttp.ClientError, UnicodeError) as error:
-            raise self._unreachable(f"failed: {_without_url(error)}") from error
+            raise self._unreachable(f"failed: {_describe(error)}") from error
 
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
         """Request the source's URL and follow redirects."""
@@ -205,7 +210,8 @@ class Origin:
         if proxy and not chosen_by_operator and is_address(host) and not is_allowed(host, self._networks):
             raise self._private()
         session = self._proxied if proxy or chosen_by_operator else self._direct
-        return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
+        async with asyncio.timeout(self._head_seconds):
+            return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
 
     def _private(self) -> ArtifactError:
         return ArtifactError(
@@ -236,6 +242,12 @@ class Origin:
             raise self._unreachable(f"answered HTTP {status}")
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
+
+    def _refuse_encoding(self, headers: Mapping[str, str]) -> None:
+        """Refuse a body that is not sent as it is stored: it is neither unpacked nor kept."""
+        if headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+            problem = "the server sends it compressed, although it was asked not to: turn off Content-Encoding there"
+            raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
         response, hub = received
@@ -299,6 +311,7 @@ async def connect(
             proxied,
             source,
             _parse_url(source, url or source.url(endpoint, revision)),
+            head_seconds=patience.connect_seconds + patience.silence_seconds,
             token=token,
             networks=allowed_networks,
             hub=_parse_url(source, endpoint) if source.scheme == "hf" else None,
@@ -344,8 +357,11 @@ def _digest(entity_tag: str) -> str | None:
     return tag if _SHA256.fullmatch(tag) else None
 
 
-def _without_url(error: aiohttp.ClientError | UnicodeError) -> str:
-    """Return the error in one line, without URLs: they may carry a signature."""
+def _describe(error: aiohttp.ClientError | UnicodeError) -> str:
+    """Return the error in one line, without URLs, which may carry a signature, and without any byte of an answer."""
+    if isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientPayloadError)):
+        # What is not HTTP may come from another system than a server of weights.
+        return "its answer is not complete, or no valid HTTP"
     if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError)):
         return "its address, or one that it redirects to, is no http(s):// URL"
     text = re.sub(r"https?://\S+", "URL", str(error)) or type(error).__name__
