@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import sys
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -14,6 +12,7 @@ from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.exchange import Exchange
 from gateway.http.headers import Field, encode_fields
 from gateway.proxy import metrics
+from gateway.proxy.build import BUILD
 from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
 from gateway.proxy.listeners import DrainingError, Listeners
 
@@ -36,7 +35,6 @@ class ControlApi:
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
-        self._version = _read_version()
 
     def begin(self, exchange: Exchange) -> AwaitedExchange:
         """Begin to answer one call."""
@@ -113,22 +111,12 @@ class ControlApi:
 
     def _proxy_state(self) -> ProxyState:
         return ProxyState(
-            version=self._version,
+            version=BUILD,
             pid=os.getpid(),
             services=self._listeners.service_states(),
             router=self._listeners.router_state(),
             hand_over=True,
         )
-
-
-def _read_version() -> str:
-    """Return the version of this program, as importlib.metadata does it, which takes long to import."""
-    for folder in sys.path:
-        for info in Path(folder).glob("pomona-*.dist-info"):
-            for line in (info / "METADATA").read_text(encoding="utf-8").splitlines():
-                if line.startswith("Version: "):
-                    return line.removeprefix("Version: ")
-    return ""
 
 
 def render_refusal(status: int, reason: str) -> tuple[bytes, bytes]:

@@ -8,13 +8,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from devices.sockets import unix_listener
+from gateway.proxy.build import BUILD
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
 from gateway.proxy.control_socket import LAST_SOCKET, LONGEST_NAME
@@ -29,7 +29,6 @@ PATIENCE_SECONDS: Final = 60.0
 """A proxy that answers nothing for so long is ended, with all its streams; a busy machine is slow."""
 OLDER_PROXY_SECONDS: Final = 3600.0
 """The longest that an older proxy, or one whose control API is silent, is left alone because of its streams."""
-VERSION: Final = metadata.version("pomona")
 _IDLE_SECONDS: Final = 60.0
 _REACTION_SECONDS: Final = 5.0
 _FIRST_RESTART_SECONDS: Final = 0.1
@@ -142,14 +141,14 @@ class Proxy:
         self._on_change()
 
     async def _replace_older(self, process: NativeProcess) -> NativeProcess | None:
-        """Start a new proxy in the place of an adopted one of another version; return it when it serves.
+        """Start a new proxy in the place of an adopted one of another build; return it when it serves.
 
         Return None if the older one has handed over, and the new one does not serve. A proxy that cannot hand over is
         ended when it has been idle for a while, or after an hour.
         """
         await self._answered.wait()
         state = self.state
-        if state is None or process.pid == self._spawned or (state.version == VERSION and state.hand_over):
+        if state is None or process.pid == self._spawned or (state.version == BUILD and state.hand_over):
             return await asyncio.Future()
         if state.hand_over and (successor := await self._hand_over()):
             return successor

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.proxy.build import BUILD
 from gateway.proxy.config import (
     Backend,
     BackendHealth,
@@ -184,7 +185,8 @@ async def test_metrics_are_served_as_prometheus_text(proxy: ProxyProcess) -> Non
 
 
 async def test_version_is_the_one_by_which_agents_compare(proxy: ProxyProcess) -> None:
-    assert (await proxy.client.state()).version == metadata.version("pomona")
+    assert (await proxy.client.state()).version == BUILD
+    assert BUILD.partition("+")[0] == metadata.version("pomona")
 
 
 def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:

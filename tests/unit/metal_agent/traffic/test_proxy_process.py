@@ -105,7 +105,7 @@ async def test_busy_proxy_is_waited_for_at_the_start(folder: Path, monkeypatch: 
 async def test_proxy_of_another_version_is_replaced_by_hand_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with agent(folder) as first:
         older = await pid(first)
-        monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+        monkeypatch.setattr(proxies, "BUILD", "9.9.9")
     async with agent(folder) as second:
         await eventually(lambda: second.process and second.process.pid != older)
         newer = await pid(second)
@@ -128,7 +128,7 @@ async def test_agent_outlives_a_newer_proxy_that_cannot_be_started(
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as at the limit of processes
         return spawn_process(argv, *others)
 
-    monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+    monkeypatch.setattr(proxies, "BUILD", "9.9.9")
     monkeypatch.setattr(proxies, "spawn_process", spawn)
     monkeypatch.setattr(proxies, "_IDLE_SECONDS", 0.2)
     monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.05)
@@ -156,7 +156,7 @@ async def test_another_proxy_is_started_if_the_newer_one_ends_right_after_it_too
             older = await pid(first)
             state = await first.client.configure(ProxyConfig((make_service(backend),)))
         async with post_chat(http, f"http://127.0.0.1:{state.services[0].port}") as stream:
-            monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+            monkeypatch.setattr(proxies, "BUILD", "9.9.9")
             monkeypatch.setattr(Proxy, "_answers_as", answers_until_it_took_over)
             async with agent(folder) as second:
                 await eventually(lambda: crashed and second.process and second.process.pid not in {older, *crashed})
@@ -171,7 +171,7 @@ async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
 ) -> None:
     async with agent(folder) as first:
         older = await pid(first)
-    monkeypatch.setattr(proxies, "VERSION", "9.9.9")
+    monkeypatch.setattr(proxies, "BUILD", "9.9.9")
     monkeypatch.setattr(proxies, "_IDLE_SECONDS", 0.2)
     monkeypatch.setattr(proxies, "_CHECK_SECONDS", 0.05)
     (folder / "proxy" / "handover.sock").unlink()
