@@ -1,7 +1,7 @@
 """The HTTP ports of the controller: metrics, and the probes of its pod.
 
 They run in threads of their own, because /healthz must answer while the event loop is stuck. Neither port is needed to
-reconcile, so a port that is taken is logged, and the controller goes on without it.
+reconcile, so the controller goes on without a port that is taken, and tries it again until it is free.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ STUCK_SECONDS: Final = 15.0
 """An event loop that has not run for this long is stuck; no step of the controller takes a tenth of that."""
 REQUEST_SECONDS: Final = 10.0
 """A client that sends nothing for this long is hung up on."""
+RETRY_SECONDS: Final = 5.0
 OFF: Final = "0"
 
 log = structlog.get_logger()
@@ -99,28 +100,67 @@ def metrics_routes(render: Callable[[], bytes]) -> Routes:
 
 @contextlib.contextmanager
 def serve(option: str, address: BindAddress | None, routes: Routes) -> Iterator[BindAddress | None]:
-    """Serve the routes in a thread; returns the address, or None if it is off or taken, which is logged."""
-    try:
-        server = None if address is None else _Server(address, routes)
-    except OSError as error:
-        log.warning("port_not_served", option=option, address=f"{address}", error=str(error))
-        server = None
-    if server is None:
+    """Serve the routes in a thread; returns the address, or None if it is off, or taken: then it is tried again."""
+    if address is None:
         yield None
         return
-    thread = threading.Thread(target=server.serve_forever, name=option, daemon=True)
+    thread = _ServingThread(option, address, routes)
+    served = thread.bind()
     thread.start()
-    host, port = server.server_address[:2]
     try:
-        yield BindAddress(str(host), port)
+        yield served
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        thread.end()
+
+
+class _ServingThread(threading.Thread):
+    """A thread that serves one address, as soon as it is free."""
+
+    def __init__(self, option: str, address: BindAddress, routes: Routes) -> None:
+        super().__init__(name=option, daemon=True)
+        self._address = address
+        self._routes = routes
+        self._server: _Server | None = None
+        self._ending = threading.Event()
+
+    def bind(self) -> BindAddress | None:
+        """Return the address that is served now, or None if it is taken, which is logged."""
+        try:
+            self._server = _Server(self._address, self._routes)
+        except OSError as error:
+            log.warning(
+                "port_not_served",
+                option=self.name,
+                address=f"{self._address.host}:{self._address.port}",
+                error=str(error),
+                way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
+                f"{RETRY_SECONDS:.0f} s",
+            )
+            return None
+        host, port = self._server.server_address[:2]
+        return BindAddress(str(host), port)
+
+    def run(self) -> None:
+        """Serve until `end`."""
+        while self._server is None:
+            if self._ending.wait(RETRY_SECONDS):
+                return
+            if served := self.bind():
+                log.info("port_served", option=self.name, address=f"{served.host}:{served.port}")
+        with self._server:
+            while not self._ending.is_set():
+                self._server.handle_request()
+
+    def end(self) -> None:
+        """End the thread, and free the port."""
+        self._ending.set()
+        self.join()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    timeout = 0.2
+    """Seconds between two looks at whether the thread is to end."""
 
     def __init__(self, address: BindAddress, routes: Routes) -> None:
         self.routes = routes

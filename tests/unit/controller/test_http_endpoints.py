@@ -1,12 +1,16 @@
 """The ports of the controller: probes that notice a stuck event loop, and ports that are taken."""
 
 import asyncio
+import contextlib
 import http.client
 import socket
+import sys
+import threading
 from http import HTTPStatus
 
 import pytest
 
+from controller import http_endpoints
 from controller.http_endpoints import (
     BEAT_SECONDS,
     STUCK_SECONDS,
@@ -16,6 +20,7 @@ from controller.http_endpoints import (
     parse_bind_address,
     serve,
 )
+from tests.support.eventually import eventually
 
 LOOPBACK = BindAddress("127.0.0.1", 0)
 
@@ -61,11 +66,72 @@ def test_replica_is_ready_when_its_caches_are_full() -> None:
         assert get(address, "/")[0] == HTTPStatus.NOT_FOUND
 
 
-def test_taken_port_stops_nothing() -> None:
+async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_endpoints, "RETRY_SECONDS", 0.05)
+    with contextlib.ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = BindAddress("127.0.0.1", taken.getsockname()[1])
+        served = stack.enter_context(serve("--metrics-bind-address", address, metrics_routes(lambda: b"up 1\n")))
+        assert served is None
+        told = capsys.readouterr().out
+        assert f"127.0.0.1:{address.port}" in told
+        assert "free the port, or set --metrics-bind-address to another address or 0" in told
+        taken.close()
+
+        def is_served() -> bool:
+            with contextlib.suppress(ConnectionRefusedError):
+                return get(address, "/metrics") == (HTTPStatus.OK, "up 1\n")
+            return False
+
+        await eventually(is_served)
+
+
+def test_taken_port_is_given_up_when_the_controller_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = BindAddress("127.0.0.1", taken.getsockname()[1])
         with serve("--metrics-bind-address", address, metrics_routes(lambda: b"")) as served:
             assert served is None
+    assert "--metrics-bind-address" not in [thread.name for thread in threading.enumerate()]
+
+
+STUCK_CONTROLLER = """
+import asyncio, sys, time, uvloop
+from controller.http_endpoints import BindAddress, ControllerHealth, serve
+
+async def main(health):
+    beating = asyncio.create_task(health.beat())
+    await asyncio.sleep(0)
+    health.is_ready = True
+    await asyncio.to_thread(sys.stdin.readline)
+    time.sleep(300)
+
+health = ControllerHealth()
+with serve("--health-probe-bind-address", BindAddress("127.0.0.1", 0), health.routes) as address:
+    print(address.port, flush=True)
+    uvloop.run(main(health))
+"""
+
+
+async def test_loop_that_is_really_stuck_fails_the_probe_of_its_process() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", f"import controller.http_endpoints as h; h.STUCK_SECONDS = 0.5\n{STUCK_CONTROLLER}"],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    address = BindAddress("127.0.0.1", int(await process.stdout.readline()))
+    try:
+        await eventually(lambda: get(address, "/readyz")[0] == HTTPStatus.OK)
+        process.stdin.write(b"\n")
+        await eventually(lambda: get(address, "/healthz")[0] == HTTPStatus.INTERNAL_SERVER_ERROR)
+        status, body = get(address, "/readyz")
+        assert (status, "the event loop has been stuck for" in body) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
+    finally:
+        process.kill()
+        await process.wait()
 
 
 def test_port_that_is_off_is_not_served() -> None:
