@@ -1,0 +1,36 @@
+"""The NetworkPolicy of docs/security.md keeps engines from any other system, and no Job from its source."""
+
+import re
+import textwrap
+
+import yaml
+
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, MODELS
+from tests.controlplane.process import CHECKOUT
+from tests.support.api_objects import model
+from tests.support.service_decisions import chat_service, decide_chat, list_applied
+from tests.support.simulated_model import make_inspected
+
+
+def is_selected(policy: Obj, pod: Obj) -> bool:
+    labels = pod["metadata"].get("labels", {})
+    return all(
+        each["operator"] == "Exists" and each["key"] in labels
+        for each in policy["spec"]["podSelector"]["matchExpressions"]
+    )
+
+
+def test_policy_selects_engines_and_no_job() -> None:
+    text = (CHECKOUT / "docs" / "security.md").read_text()
+    (block,) = re.findall(r"^ *```yaml\n(.*?kind: NetworkPolicy.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    policy = yaml.safe_load(textwrap.dedent(block))
+    assert (policy["spec"]["policyTypes"], policy["spec"]["egress"]) == (["Egress"], [])
+
+    (deployment,) = list_applied(decide_chat(chat_service(), (MODELS, model())), DEPLOYMENTS)
+    assert is_selected(policy, deployment["spec"]["template"])
+    simulated = make_inspected()
+    simulated.add_consumer()
+    simulated.settle()
+    for verb in ("inspect", "fetch"):
+        assert not is_selected(policy, simulated.job(verb)["spec"]["template"])
