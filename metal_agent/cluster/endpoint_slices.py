@@ -17,6 +17,7 @@ import structlog
 from crds.meta import (
     API_VERSION,
     HTTPS,
+    LABEL_HOST,
     LABEL_MANAGED_BY,
     LABEL_SERVICE_NAME,
     LABEL_SLICE_MANAGED_BY,
@@ -125,6 +126,7 @@ def build_slice(
                 LABEL_SERVICE_NAME: name,
                 LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
                 LABEL_MANAGED_BY: MANAGED_BY,
+                LABEL_HOST: host,
             },
             "ownerReferences": [
                 {"apiVersion": API_VERSION, "kind": "MetalProcess", "name": member.name, "uid": member.uid}
@@ -151,6 +153,8 @@ class Endpoints:
         self._host = host
         self._wanted = wanted
         self._applied: dict[ObjectKey, Obj | None] = {}
+        self._unlabelled: set[ObjectKey] | None = None
+        """The services of slices that an earlier version wrote, without the label of the host; None: not listed yet."""
         self.refusals: dict[ObjectKey, SliceRefusal] = {}
         """The last refusal of each slice that the API server does not accept now."""
         # A withdrawal must never be overtaken by an earlier write of a ready endpoint.
@@ -161,8 +165,17 @@ class Endpoints:
         self._applied.clear()
 
     async def list_services(self) -> set[ObjectKey]:
-        """Return the services of which the API has slices of this host. Raises ApiError and Unreachable."""
-        listed = await self._client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
+        """Return the services of which the API has slices of this host. Raises ApiError and Unreachable.
+
+        Slices without the host's label are searched for once, among those of all hosts: `publish` labels them.
+        """
+        if self._unlabelled is None:
+            self._unlabelled = await self._list_services(f"!{LABEL_HOST}")
+        return await self._list_services(f"{LABEL_HOST}={self._host}") | self._unlabelled
+
+    async def _list_services(self, selector: str) -> set[ObjectKey]:
+        ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY},{selector}"
+        listed = await self._client.list_metadata(ENDPOINT_SLICES, label_selector=ours)
         return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
 
     async def find_outdated(self) -> set[ObjectKey]:
@@ -171,7 +184,7 @@ class Endpoints:
         A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
         Raises ApiError and Unreachable.
         """
-        found = await self.list_services()
+        found = await self._list_services(f"{LABEL_HOST}={self._host}")
         missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
         self._applied = {
@@ -195,6 +208,8 @@ class Endpoints:
                 await self._apply_or_withdraw(service, wanted)
                 log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
             self.refusals.pop(service, None)
+            if self._unlabelled is not None:
+                self._unlabelled.discard(service)
             self._applied[service] = wanted
 
     async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from crds.meta import (
     HOSTS_NAMESPACE,
+    LABEL_HOST,
     LABEL_MANAGED_BY,
     LABEL_SERVICE_NAME,
     LABEL_SLICE_MANAGED_BY,
@@ -132,6 +133,7 @@ class FakeMetalAgent:
             LABEL_SERVICE_NAME: process["spec"]["serviceName"],
             LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
             LABEL_MANAGED_BY: MANAGED_BY,
+            LABEL_HOST: self.name,
         }
         published = {
             "metadata": {

@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
-from crds.meta import HOSTS_NAMESPACE
+from crds.meta import HOSTS_NAMESPACE, LABEL_HOST
 from kube.client import Client
 from kube.resources import EVENTS, LEASES, METAL_HOSTS, METAL_PROCESSES
 from metal_agent.supervise.runner import WITHOUT_KEY
@@ -192,14 +192,19 @@ async def test_update_keeps_engine_proxy_and_endpoint(
         await end(update.old)
         assert update.state_files == STATE_FILES - {"pressure.json"}
         await update.replace()
-    # Only this is new, because the previous version gave engines no key.
-    expected = before._replace(status=before.status | {"message": WITHOUT_KEY})
+    # Only this is new, because the previous version gave engines no key and slices no label of their host.
+    expected = before._replace(
+        status=before.status | {"message": WITHOUT_KEY},
+        slice=before.slice | {"generation": before.slice["generation"] + 1},
+    )
 
     async def is_reported() -> bool:
-        return bool((await seen(update)).status == expected.status)
+        found = await seen(update)
+        return bool(found.status == expected.status and found.slice["generation"] > before.slice["generation"])
 
     await eventually(is_reported)
     assert await seen(update) == expected
+    assert (await bound_process.slice())["metadata"]["labels"][LABEL_HOST] == bound_process.host.name
 
     await restarted(bound_process, 2)
     assert await bound_process.url() == url

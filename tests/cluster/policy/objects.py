@@ -5,6 +5,7 @@ from typing import Any
 
 from crds.meta import (
     HOSTS_NAMESPACE,
+    LABEL_HOST,
     LABEL_MANAGED_BY,
     LABEL_SERVICE_NAME,
     LABEL_SLICE_MANAGED_BY,
@@ -44,6 +45,7 @@ def build_slice(process: Obj, **changes: Any) -> Written:
             LABEL_SERVICE_NAME: service,
             LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
             LABEL_MANAGED_BY: MANAGED_BY,
+            LABEL_HOST: host,
         },
         "ownerReferences": [
             {"apiVersion": process["apiVersion"], "kind": process["kind"]}

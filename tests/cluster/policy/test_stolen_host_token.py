@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, MANAGED_BY
+from crds.meta import (
+    HOSTS_NAMESPACE,
+    LABEL_HOST,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+)
 from kube.client import Obj
 from kube.errors import Forbidden
 from kube.resources import (
@@ -126,6 +133,10 @@ SLICES: dict[str, tuple[str, Attempt]] = {
     ),
     "slice that Kubernetes would keep": ("needs the labels", own_slice(labels=labels("chat", by="thief"))),
     "slice that the controller does not see": ("needs the labels", own_slice(labels=labels("chat", ours="thief"))),
+    "slice that counts as another host's": (
+        "may have no other label inference.pomona.dev/host than studio-1",
+        own_slice(labels=labels("chat") | {LABEL_HOST: "studio-2"}),
+    ),
     "address of another host": (
         r"an address in EndpointSlice chat\.studio-1 is not granted to host studio-1: see the condition AddressAcc",
         own_slice(endpoints=[{"addresses": [OTHERS], "conditions": {"ready": True}}]),
@@ -353,6 +364,9 @@ async def test_host_writes_all_that_it_needs(hosts: Hosts) -> None:
         (build_slice(process), ""),
         (build_slice(process, ports=port(port=18999, appProtocol="https")), ""),
         (build_slice(process, endpoints=endpoint(conditions={"ready": False, "serving": True})), ""),
+        # As agents of earlier versions write it, and after their update.
+        (build_slice(process, labels=labels("chat")), ""),
+        (build_slice(process), ""),
     ):
         await own.apply(*written, field_manager=MANAGER, subresource=subresource)
     for event in (build_event(process, "studio-1"), build_event(registered, "studio-1")):
@@ -365,7 +379,8 @@ async def test_host_writes_all_that_it_needs(hosts: Hosts) -> None:
     assert [each["data"] for each in found.items] == [{"a": "Zm9v"}]
     bound = await own.list(METAL_PROCESSES, field_selector="spec.hostName=studio-1")
     assert [each["metadata"]["name"] for each in bound.items] == ["chat-1"]
-    selected = await own.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}=metal-agent.pomona.dev")
-    assert "chat.studio-1" in {each["metadata"]["name"] for each in selected.items}
+    ours = f"{LABEL_SLICE_MANAGED_BY}=metal-agent.pomona.dev"
+    selected = await own.list_metadata(ENDPOINT_SLICES, label_selector=f"{ours},{LABEL_HOST}=studio-1")
+    assert {each["metadata"]["name"] for each in selected.items} == {"chat.studio-1"}
     await own.delete(ENDPOINT_SLICES, "chat.studio-1", namespace)
     assert (await own.get(METAL_HOSTS, "studio-1"))["status"]["availableBytes"] == 7

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crds.meta import slice_name, split_slice_name
+from crds.meta import LABEL_HOST, slice_name, split_slice_name
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
 from kube.resources import ENDPOINT_SLICES, ObjectKey, Resource
@@ -87,6 +87,7 @@ class Slices(Client):
     def __init__(self) -> None:
         self.there: dict[str, Obj] = {}
         self.applied = 0
+        self.listed = 0
         self.grants = True
 
     async def apply(
@@ -119,12 +120,16 @@ class Slices(Client):
         if self.there.pop(name, None) is None:
             raise NotFound(name, status=404)
 
-    async def list(
+    async def list_metadata(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
         del resource, namespace, field_selector
-        assert label_selector == "endpointslice.kubernetes.io/managed-by=metal-agent.pomona.dev"
-        return ObjectList(list(self.there.values()), "1")
+        managed, by_host = label_selector.split(",")
+        assert managed == "endpointslice.kubernetes.io/managed-by=metal-agent.pomona.dev"
+        host = None if by_host == f"!{LABEL_HOST}" else by_host.removeprefix(f"{LABEL_HOST}=")
+        found = [each for each in self.there.values() if each["metadata"]["labels"].get(LABEL_HOST) == host]
+        self.listed += len(found)
+        return ObjectList([{"metadata": each["metadata"]} for each in found], "1")
 
 
 async def test_deleted_slice_is_found_and_created_again() -> None:
@@ -143,6 +148,42 @@ async def test_deleted_slice_is_found_and_created_again() -> None:
     assert await endpoints.find_outdated() == {CHAT}
     await endpoints.publish(CHAT)
     assert list(api.there) == ["chat.studio-1"]
+
+
+def build_ready(service: ObjectKey, host: str = "studio-1") -> Obj:
+    found = build_slice(service, host, "10.77.1.1", 18000, [SliceMember("u1", "chat-1", ready=True)])
+    assert found
+    return found
+
+
+async def test_only_slices_of_the_own_host_are_listed() -> None:
+    api = Slices()
+    for number in range(50):
+        other = build_ready(CHAT, f"other-{number}")
+        api.there[other["metadata"]["name"]] = other
+    endpoints = Endpoints(api, "studio-1", build_ready)
+    await endpoints.publish(CHAT)
+    assert await endpoints.list_services() == {CHAT}
+    assert await endpoints.find_outdated() == set()
+    assert api.listed == 2
+
+
+async def test_slices_of_an_earlier_version_are_found_until_they_are_labelled_or_removed() -> None:
+    gone = ObjectKey("team-a", "gone")
+    api = Slices()
+    for service in (CHAT, gone):
+        old = build_ready(service)
+        del old["metadata"]["labels"][LABEL_HOST]
+        api.there[old["metadata"]["name"]] = old
+    endpoints = Endpoints(api, "studio-1", lambda service: build_ready(service) if service == CHAT else None)
+    for _ in range(2):
+        assert await endpoints.list_services() == {CHAT, gone}
+    assert api.listed == 2, "they are searched for once"
+    for service in (CHAT, gone):
+        await endpoints.publish(service)
+    assert [each["metadata"]["labels"][LABEL_HOST] for each in api.there.values()] == ["studio-1"]
+    assert await endpoints.list_services() == {CHAT}
+    assert await endpoints.find_outdated() == set()
 
 
 async def test_removed_services_are_not_remembered() -> None:
