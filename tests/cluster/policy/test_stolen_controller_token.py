@@ -1,0 +1,389 @@
+"""A thief with the controller's token: it writes what the controller writes, and opens nothing else."""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
+from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_SERVICE, LABEL_SERVICE_NAME, MANAGED_BY
+from kube import credentials
+from kube.client import Client, Obj, connect
+from kube.errors import ApiError, Forbidden
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    MODELS,
+    NODES,
+    PODS,
+    PVCS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane, PlaneError
+from tests.support.refused_manifests import make_manifest
+
+MANAGER = "pomona-controller"
+METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences"}
+HOST = "policy-1"
+
+
+@dataclass
+class Thief:
+    """The API with the controller's token, beside an administrator's; `owners` are the objects of users by kind."""
+
+    api: Client
+    admin: Client
+    namespace: str
+    owners: dict[str, Obj]
+
+    def owned(self, kind: str, resource: Resource, name: str, **body: Any) -> tuple[Resource, Obj]:
+        """Return an object as the controller makes it, controlled by the user's object of this kind."""
+        owner = self.owners[kind]
+        namespace = HOSTS_NAMESPACE if kind == "MetalHost" else self.namespace
+        reference = {key: owner[key] for key in ("apiVersion", "kind")}
+        reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+        metadata = {
+            "namespace": namespace,
+            "name": name,
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+            "ownerReferences": [reference | {"controller": True, "blockOwnerDeletion": True}],
+        }
+        return resource, {"metadata": metadata, **body}
+
+
+Attempt = Callable[[Thief], Awaitable[object]]
+
+
+@pytest.fixture
+async def thief(plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[Thief]:
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(connect(credentials.load(kubeconfig)))
+        owners = {
+            "InferenceService": await client.create(INFERENCE_SERVICES, make_manifest(INFERENCE_SERVICES, namespace)),
+            "Model": await client.create(MODELS, make_manifest(MODELS, namespace)),
+            "MetalHost": await client.create(METAL_HOSTS, {"metadata": {"name": HOST}, "spec": {}}),
+        }
+        stack.push_async_callback(client.delete, METAL_HOSTS, HOST)
+        found = Thief(api, client, namespace, owners)
+        await client.create(*role(found, rule()))
+        # Before its host, whose garbage is collected some time later: the next test has a host of the same name.
+        stack.push_async_callback(client.delete, ROLES, f"grants:{HOST}", HOSTS_NAMESPACE)
+        yield found
+
+
+def secret(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    resource, obj = thief.owned("InferenceService", SECRETS, "one-token", type="Opaque", data={"token": "Zm9v"})
+    metadata = {key: each for key, each in changes.items() if key in METADATA}
+    body = {key: each for key, each in changes.items() if key not in metadata}
+    return resource, {**obj, **body, "metadata": {**obj["metadata"], **metadata}}
+
+
+def pod(**changes: Any) -> Obj:
+    container = {"name": "main", "image": "pomona-test", "securityContext": CONTAINER_SECURITY}
+    container |= changes.pop("container", {})
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": POD_SECURITY,
+        "containers": [container],
+        "volumes": [{"name": "token", "secret": {"secretName": "one-token"}}, {"name": "tmp", "emptyDir": {}}],
+        **changes,
+    }
+
+
+def deployment(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    labels = {LABEL_SERVICE: "one"}
+    template = {"metadata": {"labels": labels}, "spec": pod(**changes)}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    return thief.owned("InferenceService", DEPLOYMENTS, "one", spec=spec)
+
+
+def job(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    spec = {"suspend": True, "template": {"spec": pod(restartPolicy="Never", **({"volumes": []} | changes))}}
+    return thief.owned("Model", JOBS, "one-fetch", spec=spec)
+
+
+def service(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    spec = {"selector": {LABEL_SERVICE: "one"}, "ports": [{"name": "http", "port": 8080, "targetPort": "http"}]}
+    return thief.owned("InferenceService", SERVICES, "one", spec=spec | changes)
+
+
+def role(thief: Thief, *rules: Obj, name: str = f"grants:{HOST}") -> tuple[Resource, Obj]:
+    return thief.owned("MetalHost", ROLES, name, rules=list(rules))
+
+
+def rule(**changes: Any) -> Obj:
+    resources = ["metalhosts/services"]
+    return {
+        "apiGroups": ["inference.pomona.dev"],
+        "resources": resources,
+        "resourceNames": ["a.b"],
+        "verbs": ["use"],
+        **changes,
+    }
+
+
+def binding(thief: Thief, role: str = f"grants:{HOST}", **subject: str) -> tuple[Resource, Obj]:
+    reference = {"apiGroup": ROLES.group, "kind": "Role", "name": role}
+    who = {"kind": "ServiceAccount", "name": HOST, "namespace": HOSTS_NAMESPACE, **subject}
+    return thief.owned("MetalHost", ROLE_BINDINGS, f"grants:{HOST}", roleRef=reference, subjects=[who])
+
+
+def claim(thief: Thief) -> Obj:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    return {"metadata": {"namespace": thief.namespace, "name": "a"}, "spec": spec}
+
+
+def create(build: Callable[..., tuple[Resource, Obj]], *arguments: Any, **changes: Any) -> Attempt:
+    return lambda thief: thief.api.create(*build(thief, *arguments, **changes))
+
+
+def take(resource: Resource, name: str, body: Obj) -> Attempt:
+    """Let an administrator make an object that nobody owns, then apply the controller's over it, by force."""
+
+    async def attempt(thief: Thief) -> None:
+        metadata = {"namespace": thief.namespace, "name": name}
+        await thief.admin.create(resource, {"metadata": metadata, **deepcopy(body)})
+        try:
+            await thief.api.apply(*thief.owned("InferenceService", resource, name, **body), field_manager=MANAGER)
+        finally:
+            await thief.admin.delete(resource, name, thief.namespace)
+
+    return attempt
+
+
+def on_foreign(resource: Resource, body: Obj, act: Callable[[Thief, str], Awaitable[object]]) -> Attempt:
+    """Do something to an object that an administrator has made."""
+
+    async def attempt(thief: Thief) -> None:
+        await thief.admin.create(resource, {"metadata": {"namespace": thief.namespace, "name": "theirs"}, **body})
+        try:
+            await act(thief, "theirs")
+        finally:
+            await thief.admin.delete(resource, "theirs", thief.namespace)
+
+    return attempt
+
+
+async def bind_another_role(thief: Thief) -> None:
+    """Give the host what another host has been granted."""
+    await thief.admin.create(*role(thief, rule(), name="grants:policy-2"))
+    await thief.api.create(*binding(thief, "grants:policy-2"))
+
+
+PORTS = [{"name": "http", "port": 8080, "protocol": "TCP", "targetPort": "http"}]
+OWN_SERVICE: Obj = {"spec": {"selector": {LABEL_SERVICE: "one"}, "ports": PORTS}}
+FOREIGN_SLICE: Obj = {"addressType": "IPv4", "endpoints": []}
+DATA = [{"op": "add", "path": "/data", "value": {"a": "Zm9v"}}]
+ATTEMPTS: dict[str, tuple[str, Attempt]] = {
+    "Secret that nobody owns": (
+        "writes only secrets that a InferenceService controls",
+        create(secret, ownerReferences=[]),
+    ),
+    "Secret of another name": ("has not the name of its InferenceService", create(secret, name="admin")),
+    "Secret without the label": ("has the label", create(secret, labels={})),
+    "Secret that gets a ServiceAccount's token": (
+        "type Opaque only",
+        create(
+            secret,
+            type="kubernetes.io/service-account-token",
+            annotations={"kubernetes.io/service-account.name": "default"},
+        ),
+    ),
+    "Secret in a system's namespace": (
+        "writes only secrets",
+        create(secret, namespace="kube-system", ownerReferences=[]),
+    ),
+    "Secret for hosts that no host owns": ("that a MetalHost controls", create(secret, namespace=HOSTS_NAMESPACE)),
+    "change of a foreign Secret": (
+        "changes and deletes only secrets|writes only secrets",
+        on_foreign(
+            SECRETS, {"data": {}}, lambda thief, name: thief.api.patch_json(SECRETS, name, thief.namespace, DATA)
+        ),
+    ),
+    "capture of a foreign Secret": ("controls already", take(SECRETS, "one-token", {"type": "Opaque"})),
+    "deletion of a Secret": (
+        "cannot delete",
+        on_foreign(SECRETS, {}, lambda thief, name: thief.api.delete(SECRETS, name, thief.namespace)),
+    ),
+    "list of Secrets": ("cannot list", lambda thief: thief.api.list(SECRETS, thief.namespace)),
+    "list of hosts' Secrets": ("cannot list", lambda thief: thief.api.list(SECRETS, HOSTS_NAMESPACE)),
+    "Deployment of a foreign name": (
+        "has not the name",
+        lambda thief: thief.api.create(
+            *thief.owned("InferenceService", DEPLOYMENTS, "two", spec=deployment(thief)[1]["spec"])
+        ),
+    ),
+    "Deployment of a Model": (
+        "that a InferenceService controls",
+        lambda thief: thief.api.create(*thief.owned("Model", DEPLOYMENTS, "one", spec=deployment(thief)[1]["spec"])),
+    ),
+    "pod with a ServiceAccount": ("without a ServiceAccount", create(deployment, serviceAccountName="admin")),
+    "pod with a token": (
+        "without a ServiceAccount and its token",
+        create(deployment, automountServiceAccountToken=True),
+    ),
+    "pod with a projected token": (
+        "volumes of type",
+        create(deployment, volumes=[{"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "a"}}]}}]),
+    ),
+    "pod on a node's files": (
+        "volumes of type",
+        create(deployment, volumes=[{"name": "a", "hostPath": {"path": "/"}}]),
+    ),
+    "pod with a foreign Secret": (
+        "mounts no Secret but",
+        create(deployment, volumes=[{"name": "a", "secret": {"secretName": "admin"}}]),
+    ),
+    "pod on a node's network": ("hostNetwork", create(deployment, hostNetwork=True)),
+    "pod on a node past the scheduler": ("nodeName", create(deployment, nodeName="control-plane")),
+    "privileged pod": ("without privileges", create(deployment, container={"securityContext": {"privileged": True}})),
+    "pod as root": ("no root", create(deployment, securityContext={})),
+    "pod with a port of its node": (
+        "ports of the node",
+        create(deployment, container={"ports": [{"containerPort": 80, "hostPort": 80}]}),
+    ),
+    "init container as root": (
+        "no root",
+        create(deployment, initContainers=[{"name": "a", "image": "a", "securityContext": {"runAsNonRoot": False}}]),
+    ),
+    "Job with a ServiceAccount": ("without a ServiceAccount", create(job, serviceAccountName="admin")),
+    "Job on a node's files": ("volumes of type", create(job, volumes=[{"name": "a", "hostPath": {"path": "/"}}])),
+    "Job of a service": (
+        "jobs that a Model controls",
+        lambda thief: thief.api.create(*thief.owned("InferenceService", JOBS, "one", spec=job(thief)[1]["spec"])),
+    ),
+    "claim that nobody owns": (
+        "persistentvolumeclaims that a Model controls",
+        lambda thief: thief.api.create(PVCS, claim(thief)),
+    ),
+    "capture of a foreign Service": ("controls already", take(SERVICES, "one", OWN_SERVICE)),
+    "Service at an external address": ("no external address", create(service, externalIPs=["10.0.0.1"])),
+    "Service on ports of all nodes": ("type ClusterIP", create(service, type="NodePort")),
+    "Service for foreign pods": ("selects its own pods", create(service, selector={"app": "bank"})),
+    "Service of all pods' endpoints by hand": ("selects its own pods", create(service, selector=None)),
+    "grant of Secrets to a host": (
+        "grants only the use",
+        create(role, rule(apiGroups=[""], resources=["secrets"], verbs=["get"])),
+    ),
+    "grant of all names": ("each by its name", create(role, rule(resourceNames=[]))),
+    "grant by another name": ("writes only roles and rolebindings grants:HOST", create(role, rule(), name=HOST)),
+    "binding of another host's grants": ("binds Role", bind_another_role),
+    "grants for another account": ("to the host of that name only", create(binding, name="other")),
+    "grants for everybody": ("to the host of that name only", create(binding, kind="User", name="a")),
+    "Role elsewhere": (
+        "cannot create",
+        lambda thief: thief.api.create(ROLES, {"metadata": {"namespace": thief.namespace, "name": "a"}, "rules": []}),
+    ),
+    "slice of a pod": (
+        "deletes only EndpointSlices of metal agents",
+        on_foreign(
+            ENDPOINT_SLICES,
+            FOREIGN_SLICE | {"addressType": "IPv4"},
+            lambda thief, name: thief.api.delete(ENDPOINT_SLICES, name, thief.namespace),
+        ),
+    ),
+    "the API server's slice": (
+        "deletes only EndpointSlices",
+        lambda thief: thief.api.delete(ENDPOINT_SLICES, "kubernetes", "default"),
+    ),
+    "slice of its own": (
+        "cannot create",
+        lambda thief: thief.api.create(
+            ENDPOINT_SLICES,
+            {
+                "metadata": {
+                    "namespace": thief.namespace,
+                    "name": "a",
+                    "labels": {LABEL_SERVICE_NAME: "bank"},
+                },
+                **FOREIGN_SLICE,
+            },
+        ),
+    ),
+    "pod": (
+        "cannot create",
+        lambda thief: thief.api.create(PODS, {"metadata": {"namespace": thief.namespace, "name": "a"}, "spec": {}}),
+    ),
+    "spec of a service": (
+        "cannot patch",
+        lambda thief: thief.api.patch_json(
+            INFERENCE_SERVICES, "one", thief.namespace, [{"op": "add", "path": "/spec/replicas", "value": 9}]
+        ),
+    ),
+    "end of a Model": ("cannot delete", lambda thief: thief.api.delete(MODELS, "one", thief.namespace)),
+    "registration of a host": (
+        "cannot create",
+        lambda thief: thief.api.create(METAL_HOSTS, {"metadata": {"name": "mine"}, "spec": {}}),
+    ),
+    "end of a node": ("cannot delete", lambda thief: thief.api.delete(NODES, "cpu-1")),
+}
+BY_KUBECTL = {
+    "exec": ("cannot create", "create --raw=/api/v1/namespaces/default/pods/a/exec -f /dev/null"),
+    "impersonation": (r"\(Forbidden\)", "get secrets --as=admin --as-group=system:masters"),
+    "token of a host": ("cannot create", f"create token {HOST} --namespace={HOSTS_NAMESPACE}"),
+    "token of its own": ("cannot create", f"create token {CONTROLLER_ACCOUNT} --namespace={CONTROLLER_NAMESPACE}"),
+    "end of the policy": ("cannot delete", "delete validatingadmissionpolicy pomona-controller-objects"),
+    "more rights": ("cannot", "create clusterrolebinding mine --clusterrole=cluster-admin --user=mine"),
+    "approval of a certificate": ("cannot", "get certificatesigningrequests"),
+    "a webhook that sees all": ("cannot", "delete mutatingwebhookconfigurations --all"),
+    "Lease of a host": ("cannot", f"delete lease {HOST} --namespace={HOSTS_NAMESPACE}"),
+}
+
+
+async def test_stolen_controller_token_opens_nothing_else(thief: Thief) -> None:
+    """The attempts share their objects, which take longer to set up than all attempts take."""
+    wrong = {}
+    for name, (says, attempt) in ATTEMPTS.items():
+        try:
+            await attempt(thief)
+        except ApiError as error:
+            if not isinstance(error, Forbidden) or not re.search(says, error.message):
+                wrong[name] = error.message
+        else:
+            wrong[name] = "accepted"
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(("says", "command"), BY_KUBECTL.values(), ids=BY_KUBECTL)
+async def test_stolen_controller_token_is_no_way_around(
+    plane: ControlPlane, tmp_path: Path, says: str, command: str
+) -> None:
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    with pytest.raises(PlaneError, match=says):
+        await plane.kubectl(f"--kubeconfig={kubeconfig}", f"--cache-dir={tmp_path}", *command.split())
+
+
+async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
+    """What the controller makes is accepted as it is; the tests of the main job run under these policies, too."""
+    for build in (secret, deployment, service):
+        await thief.api.create(*build(thief))
+    await thief.api.create(*job(thief))
+    host_copy = thief.owned("MetalHost", SECRETS, HOST, type="Opaque", data={})
+    for written in (host_copy, role(thief, rule()), binding(thief)):
+        await thief.api.apply(*written, field_manager=MANAGER)
+    await thief.api.patch_json(SECRETS, "one-token", thief.namespace, DATA)
+    for resource, name in ((DEPLOYMENTS, "one"), (JOBS, "one-fetch")):
+        await thief.api.delete(resource, name, thief.namespace)
+
+
+async def test_administrator_is_held_by_no_policy_of_the_controller(thief: Thief) -> None:
+    resource, obj = secret(thief, ownerReferences=[], name="plain", type="kubernetes.io/basic-auth", labels={})
+    await thief.admin.create(resource, obj | {"data": {"username": "YQ=="}})
+    await thief.admin.patch_json(resource, "plain", thief.namespace, [{"op": "add", "path": "/data/a", "value": ""}])
+    await thief.admin.delete(resource, "plain", thief.namespace)
+    await thief.admin.create(*role(thief, rule(apiGroups=[""], resources=["secrets"], verbs=["get"]), name="plain"))
+    await thief.admin.delete(ROLES, "plain", HOSTS_NAMESPACE)
