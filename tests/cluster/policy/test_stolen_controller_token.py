@@ -152,7 +152,7 @@ def create(build: Callable[..., tuple[Resource, Obj]], *arguments: Any, **change
 
 
 def take(resource: Resource, name: str, body: Obj) -> Attempt:
-    """Let an administrator make an object that nobody owns, then apply the controller's over it, by force."""
+    """Apply the controller's object by force over one that an administrator has made and nobody owns."""
 
     async def attempt(thief: Thief) -> None:
         metadata = {"namespace": thief.namespace, "name": name}
@@ -368,7 +368,7 @@ async def test_stolen_controller_token_is_no_way_around(
 
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
-    """What the controller makes is accepted as it is; the tests of the main job run under these policies, too."""
+    """Objects as the controller makes them; the tests of the main job run under these policies, too."""
     for build in (secret, deployment, service):
         await thief.api.create(*build(thief))
     await thief.api.create(*job(thief))

@@ -1,0 +1,204 @@
+"""Unusual ways to write: forms of requests and objects that no agent, controller or tenant uses."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kube.client import Client, Obj
+from kube.errors import ApiError, Invalid
+from kube.resources import (
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    SERVICES,
+    Resource,
+)
+from tests.cluster.policy.conftest import Hosts
+from tests.cluster.policy.objects import ADDRESSES, build_lease, build_slice
+from tests.cluster.policy.test_stolen_host_token import apply, own_slice
+from tests.support.refused_manifests import make_manifest
+
+Attempt = Callable[[Hosts], Awaitable[object]]
+OWN, OTHERS = ADDRESSES["studio-1"], ADDRESSES["studio-2"]
+ENDPOINTS = Resource("", "v1", "endpoints", "Endpoints")
+
+
+def at(address: str, **changes: Any) -> Attempt:
+    return own_slice(endpoints=[{"addresses": [address], "conditions": {"ready": True}}], **changes)
+
+
+def create_slice(**metadata: Any) -> Attempt:
+    async def attempt(hosts: Hosts) -> None:
+        resource, obj = build_slice(hosts.processes["chat-1"])
+        del obj["metadata"]["name"]
+        await hosts.own.create(resource, {**obj, "metadata": obj["metadata"] | metadata})
+
+    return attempt
+
+
+def patch(resource: Resource, name: str, *operations: Obj, namespace: str | None = None, sub: str = "") -> Attempt:
+    return lambda hosts: hosts.own.patch_json(
+        resource, name, namespace if namespace != "own" else hosts.namespace, operations, subresource=sub
+    )
+
+
+def put(path: str, value: Any, op: str = "add") -> Obj:
+    return {"op": op, "path": path, "value": value}
+
+
+BY_HOST: dict[str, tuple[str, Attempt]] = {
+    "slice with a very long name": ("writes only", create_slice(name="chat." + "a" * 240)),
+    "slice named like its host only": ("writes only|no process", create_slice(name="studio-1")),
+    "slice with two dots": ("writes only", create_slice(name="chat.x.studio-1")),
+    "slice with an empty service": ("writes only|Invalid|invalid", create_slice(name=".studio-1")),
+    "IPv4 in the form of IPv6": (
+        "not granted|Invalid",
+        at(f"::ffff:{OTHERS}", addressType="IPv6", name="chat.studio-1"),
+    ),
+    "its address with zeros": ("not granted|Invalid|invalid", at("010.77.150.1")),
+    "loopback": ("may not be in the loopback range", at("127.0.0.1")),
+    "metadata service": ("may not be in the link-local range", at("169.254.169.254")),
+    "all addresses": ("must be a valid IP address", at("*")),
+    "no addresses": (
+        "Invalid|invalid|must contain at least 1",
+        own_slice(endpoints=[{"addresses": [], "conditions": {}}]),
+    ),
+    "patch of a single address": (
+        "not granted",
+        patch(ENDPOINT_SLICES, "chat.studio-1", put("/endpoints/0/addresses/0", OTHERS, "replace"), namespace="own"),
+    ),
+    "patch of the service's label": (
+        "needs the labels",
+        patch(
+            ENDPOINT_SLICES,
+            "chat.studio-1",
+            put("/metadata/labels/kubernetes.io~1service-name", "other", "replace"),
+            namespace="own",
+        ),
+    ),
+    "removal of its labels": (
+        "needs the labels",
+        patch(ENDPOINT_SLICES, "chat.studio-1", {"op": "remove", "path": "/metadata/labels"}, namespace="own"),
+    ),
+    "patch of the API server's slice": (
+        "not kubernetes",
+        patch(ENDPOINT_SLICES, "kubernetes", put("/metadata/labels/a", "b"), namespace="default"),
+    ),
+    "Endpoints that are mirrored": (
+        "cannot create",
+        lambda hosts: hosts.own.create(ENDPOINTS, {"metadata": {"namespace": hosts.namespace, "name": "chat"}}),
+    ),
+    "Service that selects others": (
+        "cannot patch",
+        patch(SERVICES, "kubernetes", put("/spec/selector", {"a": "b"}), namespace="default"),
+    ),
+    "namespaces of its host by the status": (
+        "unchanged",
+        patch(METAL_HOSTS, "studio-1", put("/spec/namespaces", ["kube-system"]), sub="status"),
+    ),
+    "finalizer on its host by the status": (
+        "unchanged",
+        patch(METAL_HOSTS, "studio-1", put("/metadata/finalizers", ["thief.example/stay"]), sub="status"),
+    ),
+    "owner of its host by the status": (
+        "unchanged",
+        patch(
+            METAL_HOSTS,
+            "studio-1",
+            put("/metadata/ownerReferences", [{"apiVersion": "v1", "kind": "Node", "name": "cpu-1", "uid": "a"}]),
+            sub="status",
+        ),
+    ),
+    "spec of its process by the status": (
+        "unchanged",
+        patch(METAL_PROCESSES, "chat-1", put("/spec/memoryBytes", 2), namespace="own", sub="status"),
+    ),
+    "finalizer on its process by the status": (
+        "unchanged",
+        patch(
+            METAL_PROCESSES,
+            "chat-1",
+            put("/metadata/finalizers", ["thief.example/stay"]),
+            namespace="own",
+            sub="status",
+        ),
+    ),
+    "deletion of its process by the status": (
+        "unchanged",
+        patch(
+            METAL_PROCESSES,
+            "chat-1",
+            put("/metadata/deletionTimestamp", "2026-01-01T00:00:00Z"),
+            namespace="own",
+            sub="status",
+        ),
+    ),
+    "Lease of another host, renewed": (
+        "cannot patch|not those of",
+        lambda hosts: apply(hosts, build_lease(hosts.processes["other-1"])),
+    ),
+    "Lease with a finalizer": (
+        "adds no finalizer",
+        lambda hosts: apply(hosts, build_lease(hosts.processes["chat-1"], finalizers=["thief.example/stay"])),
+    ),
+    "Lease of the controller": (
+        "cannot",
+        patch(LEASES, "pomona-controller", put("/spec/holderIdentity", "thief"), namespace="pomona-system"),
+    ),
+    "Lease of a node": (
+        "cannot",
+        patch(LEASES, "cpu-1", put("/spec/holderIdentity", "x"), namespace="kube-node-lease"),
+    ),
+}
+
+
+async def test_unusual_requests_of_a_host_open_nothing(hosts: Hosts) -> None:
+    wrong: dict[str, str] = {}
+    for name, (says, attempt) in BY_HOST.items():
+        before = await guarded(hosts)
+        try:
+            await attempt(hosts)
+        except ApiError as error:
+            found = f"{type(error).__name__}: {error.message}"
+        else:
+            found = "unchanged" if await guarded(hosts) == before else "accepted"
+        if not re.search(says, found):
+            wrong[name] = found
+    assert wrong == {}
+
+
+async def guarded(hosts: Hosts) -> list[object]:
+    """Return all that a host may not change: metadata and spec of its host and its process."""
+    objects = [
+        await hosts.admin.get(METAL_HOSTS, "studio-1"),
+        await hosts.admin.get(METAL_PROCESSES, "chat-1", hosts.namespace),
+    ]
+    return [
+        (
+            obj["spec"],
+            {key: obj["metadata"].get(key) for key in ("labels", "finalizers", "ownerReferences", "deletionTimestamp")},
+        )
+        for obj in objects
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        (INFERENCE_SERVICES, "a.b"),
+        (INFERENCE_SERVICES, "a" * 64),
+        (INFERENCE_SERVICES, "1a"),
+        (MODELS, "a" * 253),
+    ],
+)
+async def test_name_that_would_be_cut_or_split_is_refused(
+    client: Client, namespace: str, resource: Resource, name: str
+) -> None:
+    """Names of Services, slices, Jobs and Secrets are made of it: none may be another object's."""
+    with pytest.raises(Invalid, match=r"use a name|use at most 40"):
+        await client.create(resource, make_manifest(resource, namespace, name))
