@@ -113,7 +113,9 @@ class CrashWorld:
                     self._is_over = True
                     for task in tasks:
                         task.cancel()
-            await self.transport.settle()
+                    # Before the hosts go: a grant that is still on its way would be created again behind them.
+                    await asyncio.wait(tasks)
+                    await self.transport.settle()
             await assert_unchanged()
 
     async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
