@@ -45,6 +45,8 @@ HOSTS = ("studio-1", "studio-2")
 BUDGET_BYTES = 8 * GIB
 """Enough for all replicas on one host, and so small that other programs on this machine do not reduce it."""
 DISK_BYTES = 64 << 20
+LONGEST_GAPS = 3
+"""Number of gaps of a service that are printed."""
 SETTLE_SECONDS = 120.0
 """Limit for recovery after the last fault: back-off, then a new engine, on a busy machine."""
 
@@ -194,8 +196,11 @@ class Run:
             wrong = list_unexplained(client.failures, self.breakages)
             say(
                 f"{client.service}: {client.answers} answers, {len(client.failures)} failures of which "
-                f"{len(wrong)} are not explained by a fault, {client.unserved} times no ready address"
+                f"{len(wrong)} are not explained by a fault; {len(client.gaps)} times no ready address"
             )
+            gaps = sorted(client.gaps, key=lambda gap: gap[0] - gap[1])
+            for began, ended in gaps[:LONGEST_GAPS]:
+                say(f"  none from {began - self._start_time:.1f} s to {ended - self._start_time:.1f} s")
             for text, count in Counter(each.text for each in client.failures).most_common(4):
                 say(f"  {count} times {text}")
             problems += [f"at {each.start - self._start_time:.1f} s: {each.text}" for each in wrong]

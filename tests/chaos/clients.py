@@ -22,8 +22,8 @@ class ChaosClient:
     def __init__(self, cluster: Cluster, service: str, seed: int) -> None:
         self.service = service
         self.answers = 0
-        self.unserved = 0
-        """Number of attempts at which the service had no ready address."""
+        self.gaps: list[tuple[float, float]] = []
+        """From when to when the service had no ready address."""
         self.failures: list[FailedRequest] = []
         self._cluster = cluster
         self._chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
@@ -31,7 +31,7 @@ class ChaosClient:
     async def run(self) -> None:
         """Send requests until cancelled."""
         token = await self._cluster.token(self.service)
-        urls = list[str]()
+        urls, loop, gap_began = list[str](), asyncio.get_running_loop(), None
         while True:
             # Without an API server a node routes by the last slices that it has seen.
             with contextlib.suppress(ApiError, Unreachable, TimeoutError):
@@ -42,7 +42,10 @@ class ChaosClient:
                 if await self._ask(url, token):
                     break
             if not urls:
-                self.unserved += 1
+                gap_began = gap_began or loop.time()
+            elif gap_began:
+                self.gaps.append((gap_began, loop.time()))
+                gap_began = None
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _ask(self, url: str, token: str) -> bool:
