@@ -43,11 +43,13 @@ def judge_secret(namespace: str, name: str, secret: Obj | None) -> SecretVerdict
     """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources."""
     field = f"spec.sourceSecretRef {name}"
     create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} --from-literal={KEY}=TOKEN"
-    if secret is None or KEY not in (secret.get("data") or {}):
-        problem = "there is no such Secret" if secret is None else f"the Secret has no key `{KEY}`"
-        return SecretVerdict(
-            accepted=False, reason="SecretNotFound", message=f"{field}: {problem}: {create.replace('NAME', name)}"
-        )
+    if secret is None:
+        message = f"{field}: there is no such Secret: {create.replace('NAME', name)}"
+        return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
+    if KEY not in (secret.get("data") or {}):
+        patch = f'kubectl -n {namespace} patch secret {name} -p \'{{"stringData": {{"{KEY}": "TOKEN"}}}}\''
+        message = f"{field}: the Secret has no key `{KEY}`: {patch}"
+        return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
     if is_source_secret(secret):
         return SecretVerdict(accepted=True)
     kind = secret.get("type", "Opaque")

@@ -20,7 +20,7 @@ import structlog
 from controller.reconcile.plan import Leading
 from controller.services.deployment import PORT_NAME
 from controller.services.tokens import TOKEN_KEY, is_token_secret, token_name
-from crds.meta import HTTPS, split_slice_name
+from crds.meta import HTTPS, ROTATE_TOKEN, split_slice_name
 from crds.serving import Mode
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
@@ -263,7 +263,10 @@ async def _read_token(client: Client, key: ObjectKey, service_uid: str) -> str |
     except NotFound:
         message = f"Secret {name} does not exist: waiting for the controller to create it"
     except (KeyError, UnicodeDecodeError):
-        message = f"Secret {name} has no text under key {TOKEN_KEY}: set it to the token that the replicas started with"
+        message = (
+            f"Secret {name} has no text under key {TOKEN_KEY}: the controller makes a new token within ten minutes, or "
+            f"at once if the InferenceService gets a new value of the annotation {ROTATE_TOKEN}"
+        )
     except (ApiError, Unreachable) as error:
         return ProbeResult(ok=False, reason="TokenNotRead", message=str(error))
     return ProbeResult(ok=False, reason="TokenNotFound", message=message)

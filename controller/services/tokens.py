@@ -9,6 +9,7 @@ needs no right to list them: each is read again from time to time, and at once w
 
 import base64
 import hashlib
+import re
 import secrets
 import zlib
 from collections.abc import Callable
@@ -27,6 +28,10 @@ TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 TOKEN_BYTES: Final = 32
 READ_AGAIN: Final = timedelta(minutes=10)
 """Longest time after which a token Secret is read again, and so until an edit of it is followed."""
+
+
+_TOKEN: Final = re.compile(rb"[!-~]*")
+"""Printable ASCII without blanks."""
 
 
 def token_name(service: str) -> str:
@@ -93,7 +98,7 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
         wanted: the result of `wanted_rotation`.
     """
     annotations = secret["metadata"].get("annotations") or {}
-    token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip()
+    token = _usable(base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip())
     noted = annotations.get(TOKEN_DIGEST)
     # An earlier version noted nothing but the identifier, by the annotation that now asks for a new token.
     rotation = annotations.get(ROTATE_TOKEN if noted is None else TOKEN_ROTATION, "")
@@ -110,6 +115,11 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         return _patch_secret(secret, service_uid, rotation, token, replace=True)
     return _patch_secret(secret, service_uid, rotation, token, replace=False)
+
+
+def _usable(token: bytes) -> bytes:
+    """Return the token, or nothing if no client could send it: it is replaced like an empty one."""
+    return token if _TOKEN.fullmatch(token) else b""
 
 
 def next_rotation(rotation: str) -> str:

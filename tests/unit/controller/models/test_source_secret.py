@@ -26,7 +26,7 @@ def _secret(kind: str = "Opaque", labels: dict[str, str] | None = None, **data: 
         (_secret(labels={LABEL: "false"}), "SecretNotMarked", f"label secret hub {LABEL}=true"),
         (_secret("kubernetes.io/service-account-token", MARKED), "SecretRefused", f"--type={TYPE}"),
         (_secret("bootstrap.kubernetes.io/token", MARKED), "SecretRefused", f"--type={TYPE}"),
-        (_secret(TYPE, other="eA=="), "SecretNotFound", "create secret generic hub"),
+        (_secret(TYPE, other="eA=="), "SecretNotFound", """patch secret hub -p '{"stringData": {"token": "TOKEN"}}'"""),
         (None, "SecretNotFound", "create secret generic hub"),
     ],
 )

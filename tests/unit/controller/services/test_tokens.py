@@ -136,8 +136,12 @@ async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> N
     assert (await find_step(OneSecret(after), served(None, rotation_of(after)))).rotation.patch is None
 
 
-@pytest.mark.parametrize("data", [{"data": {"token": ""}}, {"data": {"token": "Cg=="}}, {"data": None}])
-async def test_token_that_was_emptied_is_replaced(data: Obj) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [{"data": {"token": each}} for each in ("", "Cg==", "//4AYmlu", "dHdvIHdvcmRz")] + [{"data": None}],
+    ids=["empty", "newline", "bytes", "two words", "none"],
+)
+async def test_token_that_no_client_can_send_is_replaced(data: Obj) -> None:
     secret = stored_secret() | data
     after = patched(secret, await find_step(OneSecret(secret), served(None)))
     assert len(token_of(after)) >= 40
