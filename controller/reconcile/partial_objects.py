@@ -1,8 +1,8 @@
 """Objects of which the store keeps a part: whole ones take 45 KB of memory for a pod alone, most of it unread.
 
 What drops here must be read by no decision: a change of nothing else is then no news either, because triggers compare
-the parts. Of managedFields, our own entries say what we applied; in an object that is only created and never applied
-they say nothing. Equal entries are kept once, and so is each string.
+the parts. Of managedFields, our own entries say what we applied, and in a MetalProcess when it was reported; in an
+object that is only created and never applied they say nothing. Equal entries are kept once, and so is each string.
 """
 
 import functools
@@ -58,6 +58,8 @@ class _SharedEntries:
         return kept
 
     def _share(self, entry: Obj) -> Obj:
+        if "manager" not in entry:
+            return entry
         timeless = {name: value for name, value in entry.items() if name != "time"}
         if len(self._known) > _MOST_SHARED:
             self._known.clear()
@@ -101,6 +103,17 @@ def _managed_by_us(obj: Obj) -> Obj:
             name: value for name, value in metadata["annotations"].items() if name != _LAST_APPLIED
         }
     return {**obj, "metadata": metadata}
+
+
+def _of_process(obj: Obj) -> Obj:
+    """Return a MetalProcess with the time of its last report: a rejection counts from it."""
+    kept = _managed_by_us(obj)
+    kept["metadata"]["managedFields"] += [
+        _pick(entry, ("subresource", "time"))
+        for entry in obj["metadata"].get("managedFields", ())
+        if entry.get("subresource") == "status"
+    ]
+    return kept
 
 
 def _conditions(status: Obj, kinds: Collection[str]) -> list[Obj]:
@@ -161,6 +174,7 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     PODS: _of_pod,
     DEPLOYMENTS: _of_deployment,
     SERVICES: _of_service,
+    METAL_PROCESSES: _of_process,
     **dict.fromkeys((JOBS, PVCS, ENDPOINT_SLICES), _unmanaged),
-    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, ROLES, ROLE_BINDINGS), _managed_by_us),
+    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

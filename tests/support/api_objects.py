@@ -7,6 +7,7 @@ import msgspec
 
 from controller.models.volume import INSPECTION
 from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import Plan
 from crds.inferenceservice import InferenceService
 from crds.meta import (
@@ -197,9 +198,10 @@ def as_process(obj: Obj) -> MetalProcess:
 
 
 def store(*objects: tuple[Resource, Obj]) -> Store:
-    """Return a store of these objects with the controller's indexes."""
+    """Return a store with the controller's indexes and what it keeps of these objects."""
     known = Store()
     declare_indexes(known)
+    declare_partial_objects(known)
     for resource, obj in objects:
         known.put(resource, obj)
     return known

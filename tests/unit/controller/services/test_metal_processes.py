@@ -56,7 +56,8 @@ def steps(
     unexposed: Collection[str] = (),
 ) -> MetalProcessSteps:
     """Return the steps for the processes of service `chat`, with one large host unless others are given."""
-    structs = [as_process(each) for each in observed]
+    kept = store(*((METAL_PROCESSES, each) for each in observed)).list(METAL_PROCESSES)
+    structs = [as_process(each) for each in kept]
     by_name = {each.metadata.name: each for each in map(as_host, hosts or [host("studio-1")])}
     standing = sort_processes(NAME if known else None, wanted, structs, by_name)
     alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
