@@ -6,7 +6,6 @@ sweep over all connections, because a timer for each request would cost more tha
 """
 
 import asyncio
-from collections import Counter
 from typing import Protocol
 
 from gateway.event_log import log
@@ -16,15 +15,28 @@ from gateway.http.limits import ConnectionCaps
 class SweptConnection(Protocol):
     """A connection, as the table sees it."""
 
-    peer: str
     deadline: float
     """The time of the loop's clock after which `expire` is called; infinite if there is none."""
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
 
     def expire(self) -> None:
         """End what took too long."""
 
     def close_idle(self) -> None:
         """Close the connection, which has no request."""
+
+
+class _Peer:
+    """The connections of one address: their number, and those of them that are idle, the longest idle first."""
+
+    __slots__ = ("accepted", "idle")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.idle: dict[SweptConnection, None] = {}
 
 
 class ConnectionTable:
@@ -35,32 +47,33 @@ class ConnectionTable:
         self._sweep_seconds = sweep_seconds
         self._connections: set[SweptConnection] = set()
         self._idle: dict[SweptConnection, None] = {}
-        self._peers: Counter[str] = Counter()
+        self._peers: dict[str, _Peer] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._refused = 0
-
-    @property
-    def accepted(self) -> int:
+        self.accepted = 0
         """The number of connections, including those whose handshake is not complete."""
-        return self._peers.total()
 
     def admit(self, peer: str) -> bool:
         """Decide whether a connection from `peer` is taken, if need be in the place of an idle one; count it if so."""
         if self._has_room(peer):
-            self._peers[peer] += 1
+            self.accepted += 1
+            self._peers.setdefault(peer, _Peer()).accepted += 1
             return True
         self._refused += 1
         return False
 
     def _has_room(self, peer: str) -> bool:
-        if self._peers[peer] >= self.caps.per_peer:
-            return self._close_longest_idle(peer)
-        return self.accepted < self.caps.total or self._close_longest_idle(None)
+        known = self._peers.get(peer)
+        if known is not None and known.accepted >= self.caps.per_peer:
+            return self._close_longest_idle(known.idle)
+        return self.accepted < self.caps.total or self._close_longest_idle(self._idle)
 
     def dismiss(self, peer: str) -> None:
         """Count a connection that was admitted as gone."""
-        self._peers[peer] -= 1
-        if not self._peers[peer]:
+        self.accepted -= 1
+        known = self._peers[peer]
+        known.accepted -= 1
+        if not known.accepted:
             del self._peers[peer]
 
     def add(self, connection: SweptConnection) -> None:
@@ -72,26 +85,29 @@ class ConnectionTable:
     def remove(self, connection: SweptConnection) -> None:
         """Forget a connection that was closed."""
         if connection in self._connections:
+            self.mark_busy(connection)
             self._connections.discard(connection)
-            self._idle.pop(connection, None)
             self.dismiss(connection.peer)
 
     def mark_idle(self, connection: SweptConnection) -> None:
         """Note that a connection has no request."""
-        self._idle[connection] = None
+        if connection in self._connections:
+            self._idle[connection] = self._peers[connection.peer].idle[connection] = None
 
     def mark_busy(self, connection: SweptConnection) -> None:
         """Note that a connection has a request."""
-        self._idle.pop(connection, None)
+        if connection in self._idle:
+            del self._idle[connection]
+            del self._peers[connection.peer].idle[connection]
 
-    def _close_longest_idle(self, peer: str | None) -> bool:
-        """Close the longest idle connection, of `peer` if that is given; return False if there is none."""
-        for connection in self._idle:
-            if peer is None or connection.peer == peer:
-                self.remove(connection)
-                connection.close_idle()
-                return True
-        return False
+    def _close_longest_idle(self, idle: dict[SweptConnection, None]) -> bool:
+        """Close the first of these idle connections; return False if there is none."""
+        connection = next(iter(idle), None)
+        if connection is None:
+            return False
+        self.remove(connection)
+        connection.close_idle()
+        return True
 
     def _expire_late(self) -> None:
         self._sweep = None

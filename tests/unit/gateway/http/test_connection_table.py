@@ -1,0 +1,82 @@
+"""The table of connections: which one gives way, and the number of connections that are looked at to find it."""
+
+import math
+
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.limits import ConnectionCaps
+
+
+class Connection:
+    """A connection that counts how often the table asks it for its peer."""
+
+    deadline = math.inf
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self.asked = 0
+        self.closed = False
+
+    @property
+    def peer(self) -> str:
+        self.asked += 1
+        return self._peer
+
+    def expire(self) -> None:
+        """Do nothing: it has no deadline."""
+
+    def close_idle(self) -> None:
+        self.closed = True
+
+
+def connect(table: ConnectionTable, peer: str, *, idle: bool = True) -> Connection:
+    assert table.admit(peer)
+    connection = Connection(peer)
+    table.add(connection)
+    if idle:
+        table.mark_idle(connection)
+    return connection
+
+
+async def test_refusal_of_a_busy_peer_looks_at_no_connection() -> None:
+    table = ConnectionTable(ConnectionCaps(total=1000, per_peer=2), sweep_seconds=60)
+    others = [connect(table, f"10.0.0.{number}") for number in range(200)]
+    busy = [connect(table, "10.1.0.1", idle=False) for _ in range(2)]
+    asked = sum(each.asked for each in (*others, *busy))
+    assert not table.admit("10.1.0.1")
+    assert sum(each.asked for each in (*others, *busy)) == asked
+    assert table.accepted == 202
+
+
+async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_others() -> None:
+    table = ConnectionTable(ConnectionCaps(total=1000, per_peer=3), sweep_seconds=60)
+    others = [connect(table, f"10.0.0.{number}") for number in range(200)]
+    first, second, third = (connect(table, "10.1.0.1") for _ in range(3))
+    table.mark_busy(first)
+    table.mark_idle(first)
+    asked = sum(each.asked for each in others)
+    assert table.admit("10.1.0.1")
+    assert [each.closed for each in (first, second, third)] == [False, True, False]
+    assert sum(each.asked for each in others) == asked
+    table.remove(second)
+    assert table.accepted == 203, "a connection that was closed is counted once"
+
+
+async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> None:
+    table = ConnectionTable(ConnectionCaps(total=3, per_peer=3), sweep_seconds=60)
+    connections = [connect(table, f"10.0.0.{number}") for number in range(3)]
+    table._peers = None  # type: ignore[assignment] # whoever looks at it fails
+    assert table.accepted == 3
+    assert len({id(each) for each in connections}) == 3
+
+
+async def test_addresses_without_connections_are_forgotten() -> None:
+    table = ConnectionTable(ConnectionCaps(total=2, per_peer=2), sweep_seconds=60)
+    first, second = connect(table, "10.0.0.1"), connect(table, "10.0.0.2")
+    third = connect(table, "10.0.0.3")
+    assert first.closed, "the longest idle of all gives way"
+    assert table.admit("10.0.0.4")
+    table.dismiss("10.0.0.4")
+    for each in (second, third):
+        table.remove(each)
+        table.mark_idle(each)
+    assert (table.accepted, table._peers, table._idle) == (0, {}, {})
