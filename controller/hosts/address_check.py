@@ -1,7 +1,9 @@
 """The search for another owner of an address that a host states: a node, a pod, a Service or the API server.
 
 An address is searched for when a host states it first, and again every hour. A search lists nodes and Services, once a
-minute at most for all hosts, and asks for the pods with this address, a selection that the API server makes.
+minute at most for all hosts, and asks for the pods with this address, a selection that the API server makes. For an
+address that is granted already, lists up to ten minutes old will do. The lists come from the API server's cache: an
+owner that it does not show yet is found by the next search.
 """
 
 import asyncio
@@ -24,6 +26,8 @@ PAUSE_SECONDS: Final = 10.0
 """Shortest time between two searches for one host, which could state a new address at any time."""
 LISTS_SECONDS: Final = 60.0
 """Time for which the lists of nodes and Services are used."""
+GRANTED_LISTS_SECONDS: Final = 600.0
+"""The same for an address that is granted already."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -138,7 +142,7 @@ class AddressCheck:
                 return last.use if same else None
         use: AddressUse | None
         try:
-            use = await self._search(client, address)
+            use = await self._search(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)
         except (ApiError, Unreachable) as error:
             log.warning("address_not_searched", host=host, address=address, error=str(error))
             use = last.use if last is not None and last.address == address else None
@@ -149,29 +153,30 @@ class AddressCheck:
         """Forget a host that is gone."""
         self._searches.pop(host, None)
 
-    async def _search(self, client: Client, text: str) -> AddressUse:
+    async def _search(self, client: Client, text: str, lists_seconds: float) -> AddressUse:
         address = read_address(text)
         if isinstance(address, AddressUse):
             return address
-        use = (await self._cluster_addresses(client)).find(address)
+        use = (await self._cluster_addresses(client, lists_seconds)).find(address)
         if use.owner:
             return use
-        pods = await client.list(PODS, field_selector=f"status.podIP={address}")
+        pods = await client.list_cached(PODS, field_selector=f"status.podIP={address}")
         if pods.items:
             metadata = pods.items[0]["metadata"]
             return AddressUse("AddressOfPod", f"is the address of pod {metadata['namespace']}/{metadata['name']}")
         return FREE
 
-    async def _cluster_addresses(self, client: Client) -> ClusterAddresses:
+    async def _cluster_addresses(self, client: Client, lists_seconds: float) -> ClusterAddresses:
         async with self._listing:
-            if self._known is None or self._clock() - self._known_at > LISTS_SECONDS:
-                nodes = await client.list(NODES)
-                services = await client.list(SERVICES)
+            if self._known is None or self._clock() - self._known_at > lists_seconds:
+                nodes = await client.list_cached(NODES)
+                services = await client.list_cached(SERVICES)
                 try:
                     cidrs = (await client.list(SERVICE_CIDRS)).items
                 except NotFound:  # an API server before 1.33
                     cidrs = []
                 api_server = await client.get(ENDPOINT_SLICES, "kubernetes", "default")
-                self._known = collect_addresses(nodes.items, services.items, cidrs, api_server)
+                # In a thread, because thousands of nodes and Services take a while.
+                self._known = await asyncio.to_thread(collect_addresses, nodes.items, services.items, cidrs, api_server)
                 self._known_at = self._clock()
             return self._known

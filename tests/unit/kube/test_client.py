@@ -219,3 +219,16 @@ async def test_reconnecting_ends_running_requests(client_of: ClientOf) -> None:
     async with asyncio.timeout(5):
         with pytest.raises(Unreachable):
             await waiting
+
+
+async def test_list_from_the_cache_is_one_request_without_a_limit(client_of: ClientOf) -> None:
+    queries: list[dict[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        queries.append(dict(request.query))
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]})
+
+    client = await client_of(answer)
+    found = await client.list_cached(PODS, field_selector="status.podIP=10.0.0.1")
+    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+    assert queries == [{"fieldSelector": "status.podIP=10.0.0.1", "resourceVersion": "0"}]

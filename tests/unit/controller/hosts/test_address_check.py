@@ -66,7 +66,7 @@ def test_text_that_is_no_usable_address_is_refused(text: str) -> None:
 
 
 class Cluster(Client):
-    """An API server that answers lists of four kinds; it counts the searches for pods and the lists of nodes."""
+    """An API server that answers lists of four kinds, three of them from its cache; `calls` are the lists."""
 
     def __init__(self) -> None:
         self.calls: list[Resource] = []
@@ -75,12 +75,14 @@ class Cluster(Client):
     async def list(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> ObjectList:
-        del namespace, label_selector
+        del namespace, label_selector, field_selector
+        assert resource == SERVICE_CIDRS, "all others cost less from the cache"
+        raise self.fails or NotFound("list", status=404)
+
+    async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         self.calls.append(resource)
         if self.fails:
             raise self.fails
-        if resource == SERVICE_CIDRS:
-            raise NotFound("list", status=404)
         if resource == PODS:
             address = field_selector.removeprefix("status.podIP=")
             return ObjectList([POD] if POD["status"]["podIP"] == address else [], "1")
@@ -137,6 +139,22 @@ async def test_new_leader_does_not_search_for_all_addresses_at_once(api: Cluster
     for number in range(200):
         assert await check.find_use(api, f"studio-{number}", f"192.168.1.{number}", granted=True) == FREE
     assert api.calls == []
+
+
+async def test_granted_addresses_of_many_hosts_are_searched_for_in_lists_of_ten_minutes(
+    api: Cluster, check: AddressCheck, clock: Clock
+) -> None:
+    hosts = {f"studio-{number}": f"192.168.1.{number}" for number in range(200)}
+    for _ in range(6 * 60 + 1):
+        clock.now += 10
+        for name, address in hosts.items():
+            assert await check.find_use(api, name, address, granted=True) == FREE
+    assert api.calls.count(PODS) == 200, "each is searched for once in an hour"
+    assert api.calls.count(NODES) <= 6
+    clock.now += address_check.LISTS_SECONDS + 1
+    before = api.calls.count(NODES)
+    await check.find_use(api, "new", "192.168.2.1", granted=False)
+    assert api.calls.count(NODES) == before + 1, "a new address is searched for in new lists"
 
 
 async def test_host_that_states_new_addresses_all_the_time_is_searched_for_rarely(
