@@ -122,20 +122,23 @@ class _ServingThread(threading.Thread):
         self._routes = routes
         self._server: _Server | None = None
         self._ending = threading.Event()
+        self._problem = ""
 
     def bind(self) -> BindAddress | None:
-        """Return the address that is served now, or None if it is taken, which is logged."""
+        """Return the address that is served now, or None if it is taken, which is logged once."""
         try:
             self._server = _Server(self._address, self._routes)
         except OSError as error:
-            log.warning(
-                "port_not_served",
-                option=self.name,
-                address=f"{self._address.host}:{self._address.port}",
-                error=str(error),
-                way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
-                f"{RETRY_SECONDS:.0f} s",
-            )
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.warning(
+                    "port_not_served",
+                    option=self.name,
+                    address=f"{self._address.host}:{self._address.port}",
+                    error=str(error),
+                    way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
+                    f"{RETRY_SECONDS:.0f} s",
+                )
             return None
         host, port = self._server.server_address[:2]
         return BindAddress(str(host), port)

@@ -69,7 +69,15 @@ def test_replica_is_ready_when_its_caches_are_full() -> None:
 async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tries: list[BindAddress] = []
+
+    class Counted(http_endpoints._Server):
+        def __init__(self, address: BindAddress, routes: http_endpoints.Routes) -> None:
+            tries.append(address)
+            super().__init__(address, routes)
+
     monkeypatch.setattr(http_endpoints, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(http_endpoints, "_Server", Counted)
     with contextlib.ExitStack() as stack:
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = BindAddress("127.0.0.1", taken.getsockname()[1])
@@ -78,6 +86,8 @@ async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(
         told = capsys.readouterr().out
         assert f"127.0.0.1:{address.port}" in told
         assert "free the port, or set --metrics-bind-address to another address or 0" in told
+        await eventually(lambda: len(tries) > 3)
+        assert "port_not_served" not in capsys.readouterr().out, "it is told once"
         taken.close()
 
         def is_served() -> bool:
