@@ -15,6 +15,9 @@ BRIDGE = "br0"
 ADDRESS = "10.77.0.1"
 SERVICE_ADDRESS = "10.0.0.1"
 PREFIX_LENGTH = 16
+BRIDGE_MAC = "02:00:0a:4d:00:01"
+"""Without one of its own, a bridge has the lowest of its members: it changes when a host comes or goes, and the other
+hosts send to the old one for most of a minute."""
 FIRST_HOST_ADDRESS = IPv4Address("10.77.100.1")
 
 
@@ -65,7 +68,7 @@ class Network:
     async def start(self) -> None:
         """Create the bridge, with the API server's address and that of its Service, since there is no kube-proxy."""
         await ip(
-            f"link add {BRIDGE} type bridge",
+            f"link add {BRIDGE} address {BRIDGE_MAC} type bridge",
             f"address add {ADDRESS}/{PREFIX_LENGTH} dev {BRIDGE}",
             f"address add {SERVICE_ADDRESS}/32 dev {BRIDGE}",
             f"link set {BRIDGE} up",
