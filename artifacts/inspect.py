@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts import gguf, local_files
@@ -23,8 +24,12 @@ _OF_THE_ARTIFACT = ("HeaderInvalid", "CustomCode")
 """Reasons of errors that are raised where only the bytes are known, and not their source."""
 
 
-_ADAPTER = GGUF(architecture="lora")
-"""The facts of a folder that is a LoRA adapter, which has no config.json."""
+@dataclasses.dataclass(frozen=True)
+class HeaderFacts:
+    """The facts in a file's header or a folder's config.json; `layout` is None if they do not have all of it."""
+
+    gguf: GGUF
+    layout: Layout | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +87,14 @@ class _Reader:
         tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
         await folder.refuse_code(listing)
         text = None if listing.is_adapter else await folder.config(listing)
-        config = None if text is None else configuration.parse(text, listing.python_files)
+        facts = _read_config(text, tensor_bytes, listing.python_files)
         return Inspection(
             size_bytes=listing.size_bytes,
             revision=listing.revision,
             file="",
             sha256=None,
-            gguf=configuration.summarize(config) if config else _ADAPTER,
-            layout=configuration.layout_of(config, tensor_bytes) if config else None,
+            gguf=facts.gguf,
+            layout=facts.layout,
             tensor_bytes=tensor_bytes,
         )
 
@@ -170,15 +175,7 @@ async def inspect(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredFacts:
-    """The facts in the header of weights on this disk; `layout` is None if the header does not have all of it."""
-
-    gguf: GGUF
-    layout: Layout | None
-
-
-def check_stored(source: Source, path: Path) -> StoredFacts:
+def check_stored(source: Source, path: Path) -> HeaderFacts:
     """Check weights on this disk before an engine loads them, and return what their header states.
 
     A server may have answered the inspection with other bytes: what is loaded must be of the source's format, and name
@@ -191,15 +188,19 @@ def check_stored(source: Source, path: Path) -> StoredFacts:
         try:
             if not source.is_folder:
                 header = _read_local_header(path).header
-                return StoredFacts(summarize(header), layout_of(header))
-            text = refuse_stored_code(path)
-            if text is None:
-                return StoredFacts(_ADAPTER, None)
+                return HeaderFacts(summarize(header), layout_of(header))
             tensor_bytes = sum(file.stat().st_size for file in path.glob(f"*{WEIGHTS}"))
-            config = configuration.parse(text)
-            return StoredFacts(configuration.summarize(config), configuration.layout_of(config, tensor_bytes))
+            return _read_config(refuse_stored_code(path), tensor_bytes)
         except ArtifactError as error:
             raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
+
+
+def _read_config(text: bytes | None, tensor_bytes: int, python_files: Sequence[str] = ()) -> HeaderFacts:
+    """Return the facts in the config.json of a folder; `text` is None for a LoRA adapter, which has no such file."""
+    if text is None:
+        return HeaderFacts(GGUF(architecture="lora"), None)
+    config = configuration.parse(text, python_files)
+    return HeaderFacts(configuration.summarize(config), configuration.layout_of(config, tensor_bytes))
 
 
 def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:

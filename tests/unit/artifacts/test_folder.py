@@ -83,6 +83,12 @@ async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileSer
     assert found.tensor_bytes == (folder / "adapters.safetensors").stat().st_size
 
 
+async def test_folder_with_an_empty_configuration_is_no_adapter(server: FileServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mlx", {})
+    found = await look(f"file://{folder}/", server=server, file_root=tmp_path)
+    assert (found.gguf.architecture, found.layout) == ("", None)
+
+
 async def test_a_link_that_leads_out_of_the_root_is_refused(server: FileServer, tmp_path: Path) -> None:
     folder = write(tmp_path / "files" / "mlx", LLAMA)
     blobs = folder.parent / "blobs"
