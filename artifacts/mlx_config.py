@@ -6,7 +6,7 @@ configuration with any other state (recurrent, latent attention) has no layout, 
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -72,19 +72,26 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
     return config
 
 
-def _find_code(value: object, python_files: Sequence[str]) -> str:
+def _find_code(config: object, python_files: Sequence[str]) -> str:
     """Return the first key at any depth with which a loader runs Python, and what to do; empty if there is none."""
+    for value in _list_nested(config):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if problem := _describe_code(str(key), inner, python_files):
+                    return problem
+    return ""
+
+
+def _list_nested(value: object) -> Iterator[object]:
+    """Yield a value and all that is in it, at any depth."""
     left = [value]
     while left:
         each = left.pop()
+        yield each
         if isinstance(each, dict):
-            for key, inner in each.items():
-                if problem := _describe_code(str(key), inner, python_files):
-                    return problem
             left += each.values()
         elif isinstance(each, list):
             left += each
-    return ""
 
 
 def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
@@ -116,16 +123,11 @@ def _describe_classes(value: object, python_files: Sequence[str]) -> str:
     return ""
 
 
-def _find_foreign_class(value: object) -> str | None:
+def _find_foreign_class(classes: object) -> str | None:
     """Return the first item of an `auto_map` that is no class of the same folder; None if there is none."""
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
-        elif each is not None and not (isinstance(each, str) and _CLASS_BESIDE.fullmatch(each)):
+    for each in _list_nested(classes):
+        is_beside = isinstance(each, str) and _CLASS_BESIDE.fullmatch(each)
+        if not is_beside and each is not None and not isinstance(each, (dict, list)):
             return str(each)
     return None
 
