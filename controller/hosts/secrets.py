@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -22,8 +21,6 @@ from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
 """Age of a user's Secret after which it is read again, also one that did not exist: once for all hosts that need it."""
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
-
-
 OVERLAP_SECONDS: Final = 600
 """Time for which a service's token is still valid on hosts after it was replaced."""
 
@@ -62,6 +59,10 @@ class _Reading(NamedTuple):
     due: datetime | None
     """When to read it again; None: only when it is another one that is needed."""
 
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it must be read again."""
+        return self.due is not None and now >= self.due
+
 
 class HostSecrets:
     """The Secrets of hosts and those copied into them, as they were last read or written: Secrets are not watched.
@@ -74,25 +75,21 @@ class HostSecrets:
         self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
         """The tokens of services, by host that needs them."""
         self._sources: dict[NeededSecret, _Reading] = {}
-        self._needed_sources: dict[str, frozenset[NeededSecret]] = {}
-        self._source_users: Counter[NeededSecret] = Counter()
-        """The number of hosts that need a user's Secret: without one its reading is dropped."""
+        """The Secrets of users, which all hosts share, without those that are due."""
         self._own: dict[str, tuple[Obj, datetime]] = {}
 
     async def read_tokens(
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
     ) -> dict[str, str]:
         """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
-        needs = list(needs)
-        self._note_sources(host, frozenset(needed for needed in needs if not needed.service_uid))
         known = self._tokens.get(host, {})
         readings: dict[NeededSecret, _Reading] = {}
         for needed in needs:
             last = known.get(needed) if needed.service_uid else self._sources.get(needed)
-            if last is None or (last.due is not None and now >= last.due):
+            if last is None or last.is_due(now):
                 last = await _read_token(client, needed, now)
-                if self._source_users[needed]:
-                    self._sources[needed] = last
+                if not needed.service_uid:
+                    self._keep_source(needed, last, now)
             readings[needed] = last
         self._tokens[host] = {needed: reading for needed, reading in readings.items() if needed.service_uid}
         return {
@@ -121,27 +118,17 @@ class HostSecrets:
         """Forget all readings: another leader may have written since."""
         self._tokens.clear()
         self._sources.clear()
-        self._needed_sources.clear()
-        self._source_users.clear()
         self._own.clear()
 
     def forget(self, host: str) -> None:
         """Forget a host that is gone."""
         self._tokens.pop(host, None)
         self._own.pop(host, None)
-        self._note_sources(host, frozenset())
-        self._needed_sources.pop(host, None)
 
-    def _note_sources(self, host: str, needs: frozenset[NeededSecret]) -> None:
-        """Note the users' Secrets that a host needs, and drop those that no host needs any more."""
-        before = self._needed_sources.get(host, frozenset())
-        self._needed_sources[host] = needs
-        self._source_users.update(needs - before)
-        for needed in before - needs:
-            self._source_users[needed] -= 1
-            if not self._source_users[needed]:
-                del self._source_users[needed]
-                self._sources.pop(needed, None)
+    def _keep_source(self, needed: NeededSecret, reading: _Reading, now: datetime) -> None:
+        """Keep a user's Secret for all hosts, and drop those that are due: no host may need them any more."""
+        self._sources = {each: known for each, known in self._sources.items() if not known.is_due(now)}
+        self._sources[needed] = reading
 
 
 async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _Reading:
