@@ -15,6 +15,7 @@ import structlog
 
 from benchmarks.report import Figure, print_figures
 from benchmarks.simulated_controller import SimulatedController, fill, simulated_controller
+from benchmarks.simulated_host import JITTER_BYTES
 from benchmarks.simulated_server import SimulatedServer
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource, object_key
 
@@ -34,13 +35,12 @@ MOST_GROWTH: Final = 1.3
 async def measure_reports(world: SimulatedController) -> float:
     """Return the milliseconds of CPU for each report of a host; the least of some rounds."""
     server, store = world.server, world.controller.store
-    hosts = {host["metadata"]["name"]: host["status"]["budgetBytes"] for host in server.list_objects(METAL_HOSTS)}
-    names = sorted(hosts)
+    names = [host["metadata"]["name"] for host in server.list_objects(METAL_HOSTS)]
     seen = asyncio.Event()
     store.subscribe(lambda *_: seen.set())
     best = float("inf")
     for _ in range(ROUNDS):
-        reports = [(random.choice(names), random.randrange(2**28)) for _ in range(REPORTS // ROUNDS)]  # noqa: S311 - no secret
+        reports = [(random.choice(names), random.randrange(JITTER_BYTES)) for _ in range(REPORTS // ROUNDS)]  # noqa: S311 - no secret
         spent = 0.0
         for name, free_bytes in reports:
             server.report_host(name, free_bytes)

@@ -5,46 +5,22 @@ server sees the same objects, written as often.
 """
 
 import asyncio
-import random
-from collections.abc import Collection
-from datetime import UTC, datetime
 from typing import Final
 
 from aiohttp import web
 
-from crds.meta import (
-    HOSTS_NAMESPACE,
-    LABEL_MANAGED_BY,
-    LABEL_SERVICE_NAME,
-    LABEL_SLICE_MANAGED_BY,
-    MANAGED_BY,
-    SLICE_MANAGED_BY,
-    slice_name,
-)
+from benchmarks.simulated_host import host_address, host_name, report_status
 from kube.apply import apply_status
 from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, Resource
 from kube.store import Store
-from kube.time import micro_time
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from tests.controlplane.network import BRIDGE, ip
+from tests.support.agent_objects import lease_of_host, slice_of_process
 
-FIELD_MANAGER: Final = "pomona-metal-agent"
 REPORT_SECONDS: Final = 10.0
-LEASE_SECONDS: Final = 40
 TENDERS: Final = 8
-JITTER_BYTES: Final = 2**28
-"""Memory that other programs of a host take and give back; no process fits into it."""
-
-
-def host_name(number: int) -> str:
-    """Return the name of a host."""
-    return f"mac-{number:03}"
-
-
-def host_address(number: int) -> str:
-    """Return the address of a host, for up to 65,000 of them."""
-    return f"10.78.{number // 250}.{number % 250 + 1}"
 
 
 class HostFleet:
@@ -86,30 +62,14 @@ class HostFleet:
         loop = asyncio.get_running_loop()
         due = loop.time() + wait_seconds
         while True:
-            spec = {
-                "holderIdentity": name,
-                "leaseDurationSeconds": LEASE_SECONDS,
-                "renewTime": micro_time(datetime.now(UTC)),
-            }
-            lease = {"metadata": {"name": name, "namespace": HOSTS_NAMESPACE}, "spec": spec}
-            await self._client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
+            await self._client.apply(LEASES, lease_of_host(name), field_manager=FIELD_MANAGER)
             held = [each for each in self._store.by_index(METAL_PROCESSES, "host", name) if _phase(each) == "Ready"]
-            status = {"metadata": {"name": name}, "status": self._status(name, held)}
+            report = report_status(self._addresses[name], self._budget_bytes, held)
+            status = {"metadata": {"name": name}, "status": report}
             await self._client.apply(METAL_HOSTS, status, field_manager=FIELD_MANAGER, subresource="status")
             self.reports += 1
             due += REPORT_SECONDS
             await asyncio.sleep(max(0.0, due - loop.time()))
-
-    def _status(self, name: str, held: Collection[Obj]) -> Obj:
-        reserved = sum(each["spec"]["memoryBytes"] for each in held)
-        free = self._budget_bytes - reserved - random.randrange(JITTER_BYTES)  # noqa: S311 - no secret
-        return {
-            "address": self._addresses[name],
-            "runtimes": ["llama.cpp"],
-            "budgetBytes": self._budget_bytes,
-            "availableBytes": max(0, free),
-            "processes": [{"uid": each["metadata"]["uid"]} for each in held],
-        }
 
     def _tend_later(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
         if resource != METAL_PROCESSES or new is None or "hostName" not in new["spec"]:
@@ -125,33 +85,13 @@ class HostFleet:
             deleted = "deletionTimestamp" in process["metadata"]
             try:
                 if not deleted:
-                    await self._publish(process)
+                    published = slice_of_process(process, self._addresses[process["spec"]["hostName"]], self._port)
+                    await self._client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
                 status = {"phase": "Stopped" if deleted else "Ready"}
                 await apply_status(self._client, METAL_PROCESSES, process, status, FIELD_MANAGER)
             except ApiError:
                 # Deleted or changed meanwhile: its next event comes.
                 continue
-
-    async def _publish(self, process: Obj) -> None:
-        metadata, service, host = process["metadata"], process["spec"]["serviceName"], process["spec"]["hostName"]
-        owner = {key: process[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
-        conditions = {"ready": True, "serving": True, "terminating": False}
-        published = {
-            "metadata": {
-                "name": slice_name(service, host),
-                "namespace": metadata["namespace"],
-                "labels": {
-                    LABEL_SERVICE_NAME: service,
-                    LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
-                    LABEL_MANAGED_BY: MANAGED_BY,
-                },
-                "ownerReferences": [owner],
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": self._port, "protocol": "TCP"}],
-            "endpoints": [{"addresses": [self._addresses[host]], "conditions": conditions}],
-        }
-        await self._client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
 
 
 def _phase(process: Obj) -> str:

@@ -10,24 +10,15 @@ import collections
 import contextlib
 import hashlib
 import itertools
-import random
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from crds.meta import (
-    HOSTS_NAMESPACE,
-    LABEL_MANAGED_BY,
-    LABEL_SERVICE_NAME,
-    LABEL_SLICE_MANAGED_BY,
-    MANAGED_BY,
-    SLICE_MANAGED_BY,
-    slice_name,
-)
+from benchmarks.simulated_host import host_address, host_name, report_status
+from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE_NAME, MANAGED_BY
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -40,12 +31,13 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
-from kube.time import micro_time
 from kube.transport import Request, Response, Stream
+from tests.support.agent_objects import lease_of_host, slice_of_process
 from tests.support.crash_world import JOB_RESULTS
 
 CREATED: Final = "2026-11-21T12:00:00Z"
-LEASE_SECONDS: Final = 40
+PORT: Final = 18000
+"""The port of all services on hosts."""
 WRITES: Final = frozenset({"POST", "PATCH", "DELETE"})
 _UNSCHEDULABLE: Final = (
     "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/1 nodes are "
@@ -160,7 +152,7 @@ class SimulatedServer:
     def _list(self, at: Location, request: Request) -> bytes:
         begin, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", -1))
         if at.plural == "leases":
-            items, limit = [_lease(host["metadata"]["name"]) for host in self.list_objects(METAL_HOSTS)], -1
+            items, limit = [lease_of_host(host["metadata"]["name"]) for host in self.list_objects(METAL_HOSTS)], -1
         else:
             items = [] if "fieldSelector" in request.query else self._objects.list(at.plural, begin, limit)
         more = {"continue": str(begin + limit)} if len(items) == limit else {}
@@ -234,19 +226,7 @@ class SimulatedServer:
             "availableBytes": status["availableBytes"] - spec["memoryBytes"],
         }
         self._store(METAL_HOSTS.plural, {**host, "status": {**status, **held}})
-        labels = {
-            LABEL_MANAGED_BY: MANAGED_BY,
-            LABEL_SERVICE_NAME: spec["serviceName"],
-            LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
-        }
-        name = slice_name(spec["serviceName"], spec["hostName"])
-        made = {
-            "metadata": {"name": name, "namespace": metadata["namespace"], "labels": labels},
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 18000, "protocol": "TCP"}],
-            "endpoints": [{"addresses": [status["address"]], "conditions": {"ready": True, "serving": True}}],
-        }
-        self.put(ENDPOINT_SLICES, made)
+        self.put(ENDPOINT_SLICES, slice_of_process(process, status["address"], PORT))
 
 
 def _uid(plural: str, namespace: str, name: str) -> str:
@@ -332,19 +312,10 @@ def _ended_pod(job: Obj) -> Obj:
     }
 
 
-def _lease(host: str) -> Obj:
-    """Return a Lease that has just been renewed."""
-    spec = {"holderIdentity": host, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": micro_time(datetime.now(UTC))}
-    return {"metadata": {"name": host, "namespace": HOSTS_NAMESPACE}, "spec": spec}
-
-
 def simulated_host(number: int, budget_bytes: int) -> Obj:
     """Return a host whose agent has reported."""
-    status = {
-        "address": f"10.78.{number // 250}.{number % 250 + 1}",
-        "runtimes": ["llama.cpp"],
-        "budgetBytes": budget_bytes,
-        "availableBytes": budget_bytes - random.randrange(2**28),  # noqa: S311 - no secret
-        "processes": [],
+    return {
+        "metadata": {"name": host_name(number)},
+        "spec": {},
+        "status": report_status(host_address(number), budget_bytes),
     }
-    return {"metadata": {"name": f"mac-{number:03}"}, "spec": {}, "status": status}

@@ -9,28 +9,18 @@ import base64
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Collection
-from datetime import UTC, datetime
 
 from aiohttp import web
 
-from crds.meta import (
-    HOSTS_NAMESPACE,
-    LABEL_HOST,
-    LABEL_MANAGED_BY,
-    LABEL_SERVICE_NAME,
-    LABEL_SLICE_MANAGED_BY,
-    MANAGED_BY,
-    SLICE_MANAGED_BY,
-    slice_name,
-)
+from crds.meta import HOSTS_NAMESPACE, slice_name
 from kube.apply import apply_status
 from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS
-from kube.time import micro_time
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS
 from tests.controlplane.network import BRIDGE, ip
+from tests.support.agent_objects import lease_of_host, slice_of_process, status_of_host
 
-FIELD_MANAGER = "pomona-metal-agent"
 LOOK_SECONDS = 0.1
 _NUMBERS = itertools.count(1)
 
@@ -49,7 +39,7 @@ class FakeMetalAgent:
         name: str,
         budget_bytes: int,
         *,
-        lease_seconds: int = 40,
+        lease_seconds: int = LEASE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self.client = client
@@ -91,7 +81,8 @@ class FakeMetalAgent:
     async def _live(self) -> None:
         while True:
             if not self.silent:
-                await self._renew()
+                lease = lease_of_host(self.name, self.lease_seconds)
+                await self.client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
                 found = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
                 for process in found.items:
                     # The process may have been deleted in the meantime, as for any agent.
@@ -100,66 +91,27 @@ class FakeMetalAgent:
                 await self._report(found.items)
             await asyncio.sleep(self._look_seconds)
 
-    async def _renew(self) -> None:
-        spec = {
-            "holderIdentity": self.name,
-            "leaseDurationSeconds": self.lease_seconds,
-            "renewTime": micro_time(datetime.now(UTC)),
-        }
-        lease = {"metadata": {"name": self.name, "namespace": HOSTS_NAMESPACE}, "spec": spec}
-        await self.client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
-
     async def _tend(self, process: Obj) -> None:
         """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""
         if "deletionTimestamp" in process["metadata"]:
+            name = slice_name(process["spec"]["serviceName"], self.name)
             with contextlib.suppress(ApiError):
-                await self.client.delete(ENDPOINT_SLICES, self._slice_name(process), process["metadata"]["namespace"])
+                await self.client.delete(ENDPOINT_SLICES, name, process["metadata"]["namespace"])
             phase: Obj = {"phase": "Stopped"}
         elif self.refuses:
             phase = {"phase": "Rejected", "reason": "Refused", "message": "this host was told to refuse"}
         else:
             phase = {"phase": "Ready"}
-            await self._publish(process)
+            published = slice_of_process(process, self._address, self._port)
+            await self.client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
         await apply_status(self.client, METAL_PROCESSES, process, phase, FIELD_MANAGER)
-
-    def _slice_name(self, process: Obj) -> str:
-        return slice_name(process["spec"]["serviceName"], self.name)
-
-    async def _publish(self, process: Obj) -> None:
-        metadata = process["metadata"]
-        owner = {key: process[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
-        endpoint = {"addresses": [self._address], "conditions": {"ready": True, "serving": True, "terminating": False}}
-        labels = {
-            LABEL_SERVICE_NAME: process["spec"]["serviceName"],
-            LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
-            LABEL_MANAGED_BY: MANAGED_BY,
-            LABEL_HOST: self.name,
-        }
-        published = {
-            "metadata": {
-                "name": self._slice_name(process),
-                "namespace": metadata["namespace"],
-                "labels": labels,
-                "ownerReferences": [owner],
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": self._port, "protocol": "TCP"}],
-            "endpoints": [endpoint],
-        }
-        await self.client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
 
     async def _report(self, processes: Collection[Obj]) -> None:
         """Report reserved and available memory; stopped and refused processes reserve nothing."""
         held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
-        status = {
-            "address": self._address,
-            "runtimes": ["llama.cpp"],
-            "budgetBytes": self.budget_bytes,
-            "availableBytes": self.budget_bytes - reserved,
-            "processes": [{"uid": each["metadata"]["uid"]} for each in held],
-        }
+        status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held)
         host = await self.client.apply(
             METAL_HOSTS, {"metadata": {"name": self.name}, "spec": {}}, field_manager=FIELD_MANAGER
         )
