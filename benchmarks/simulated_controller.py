@@ -13,11 +13,10 @@ from controller.run import Controller, ControllerOptions
 from controller.services import readiness_probe
 from crds.meta import Accelerator
 from kube.client import Client, Obj
-from kube.credentials import Credentials
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS
 from runtimes.probe import ProbeResult
 from tests.support.background import running
-from tests.support.crash_world import follow_by_watches
+from tests.support.watched_controller import follow_by_watches, no_credentials
 
 NAMESPACE: Final = "team"
 GIB: Final = 2**30
@@ -74,10 +73,6 @@ def fill(server: SimulatedServer, *, in_pods: int, on_hosts: int, waiting: int, 
         server.put(INFERENCE_SERVICES, simulated_service(f"s{number:05}", accelerator))
 
 
-def _no_credentials() -> Credentials:
-    raise AssertionError("only kopf needs them")
-
-
 async def _answer(*_: object, **__: object) -> ProbeResult:
     return ProbeResult(ok=True, reason="Generated", message="generated a token")
 
@@ -92,7 +87,7 @@ async def simulated_controller(server: SimulatedServer) -> AsyncIterator[Simulat
         mock.patch.object(run, "follow", follow_by_watches),
         mock.patch.object(readiness_probe, "generate_token", _answer),
     ):
-        controller = Controller(Client(server), _no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+        controller = Controller(Client(server), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
         async with running(controller.run()):
             world = SimulatedController(server, controller)
             await world.settle()

@@ -11,15 +11,13 @@ import contextlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from controller.reconcile.kopf_feed import Watched
 from controller.run import Controller, ControllerOptions
 from crds.meta import LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.client import Client, Obj
-from kube.credentials import Credentials
 from kube.errors import ApiError
 from kube.resources import (
     DEPLOYMENTS,
@@ -45,6 +43,7 @@ from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.foreign_objects import FOREIGN, foreign_objects
 from tests.support.scoped_transport import ScopedTransport
+from tests.support.watched_controller import no_credentials
 
 GIB: Final = 2**30
 NODE: Final = "crash-node"
@@ -237,7 +236,7 @@ class CrashWorld:
         while not self._is_over:
             try:
                 options = ControllerOptions("pomona:test", {}, elects=False)
-                await Controller(Client(self.transport), _no_credentials, options).run()
+                await Controller(Client(self.transport), no_credentials, options).run()
             except* Crash:
                 self.crashes += 1
 
@@ -284,24 +283,6 @@ class CrashWorld:
         await self.client.patch_json(PODS, metadata["name"], self.namespace, operations, subresource="status")
 
 
-async def follow_by_watches(
-    client: Client,
-    store: Store,
-    watched: Collection[Watched],
-    _credentials: Callable[[], Credentials],
-    synced: asyncio.Event,
-    **_: Any,
-) -> None:
-    """Do what the feed of kopf does, through the transport of the client, where faults can be injected."""
-    complete = [asyncio.Event() for _ in watched]
-    async with asyncio.TaskGroup() as tasks:
-        for (resource, selector), each in zip(watched, complete, strict=True):
-            tasks.create_task(reflect(client, store, resource, label_selector=selector, synced=each))
-        for each in complete:
-            await each.wait()
-        synced.set()
-
-
 def _container(name: str, state: Obj, *, ready: bool = False) -> Obj:
     return {
         "name": name,
@@ -311,7 +292,3 @@ def _container(name: str, state: Obj, *, ready: bool = False) -> Obj:
         "restartCount": 0,
         "state": state,
     }
-
-
-def _no_credentials() -> Credentials:
-    raise AssertionError("only kopf needs them")

@@ -25,8 +25,9 @@ from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.crash_scenarios import LEASE_SECONDS
-from tests.support.crash_world import NODE, CrashWorld, follow_by_watches
+from tests.support.crash_world import NODE, CrashWorld
 from tests.support.eventually import eventually
+from tests.support.watched_controller import follow_by_watches
 
 ENGINE_PORT: Final = 8080
 BEAT_SECONDS: Final = 5.0

@@ -9,13 +9,13 @@ from controller import run
 from controller.reconcile.plan import Leading, Plan, Reconciler
 from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
 from kube.client import Client, Obj, ObjectList
-from kube.credentials import Credentials
 from kube.errors import LeadershipLost, NotFound, Unreachable
 from kube.queue import WorkQueue
 from kube.resources import JOBS, MODELS, Resource
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.watched_controller import no_credentials
 
 
 def model(name: str) -> Obj:
@@ -42,10 +42,6 @@ class World(Client):
 
     async def create(self, _resource: Resource, obj: Any) -> Obj:
         return dict(obj)
-
-
-def no_credentials() -> Credentials:
-    raise AssertionError("only kopf needs them")
 
 
 @pytest.fixture(autouse=True)

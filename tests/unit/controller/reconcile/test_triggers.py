@@ -7,7 +7,6 @@ import pytest
 from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.run import Controller, ControllerOptions, Item
 from kube.client import Client, Obj
-from kube.credentials import Credentials
 from kube.queue import WorkQueue
 from kube.resources import (
     DEPLOYMENTS,
@@ -21,6 +20,7 @@ from kube.resources import (
     Resource,
 )
 from tests.support.api_objects import GIB, condition, host, model, process, service, slice_of
+from tests.support.watched_controller import no_credentials
 
 CHAT = Item(INFERENCE_SERVICES, ObjectKey("team", "chat"))
 TINY = Item(MODELS, ObjectKey("team", "tiny"))
@@ -49,9 +49,6 @@ class Enqueued(WorkQueue[Item]):
 
 @pytest.fixture
 def controller() -> Controller:
-    def no_credentials() -> Credentials:
-        raise AssertionError("only kopf needs them")
-
     return Controller(NoApi(), no_credentials, ControllerOptions("pomona:test", {}))
 
 

@@ -1,0 +1,34 @@
+"""The feed of a controller without kopf: all kinds come by watches, through the client's transport."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+from controller.reconcile.kopf_feed import Watched
+from kube.client import Client
+from kube.credentials import Credentials
+from kube.store import Store
+from kube.watch import reflect
+
+
+async def follow_by_watches(
+    client: Client,
+    store: Store,
+    watched: Collection[Watched],
+    _credentials: Callable[[], Credentials],
+    synced: asyncio.Event,
+    **_: Any,
+) -> None:
+    """Do what the feed of kopf does, through the transport of the client, where faults can be injected."""
+    complete = [asyncio.Event() for _ in watched]
+    async with asyncio.TaskGroup() as tasks:
+        for (resource, selector), each in zip(watched, complete, strict=True):
+            tasks.create_task(reflect(client, store, resource, label_selector=selector, synced=each))
+        for each in complete:
+            await each.wait()
+        synced.set()
+
+
+def no_credentials() -> Credentials:
+    """Raise an error: only kopf connects by itself."""
+    raise AssertionError("only kopf needs them")
