@@ -1,1 +1,1 @@
-"""A seeded run that breaks hosts at random while clients send requests: `make chaos`."""
+"""A seeded run that breaks hosts and API server at random while clients send requests: `make chaos`."""

@@ -16,6 +16,7 @@ from kube.resources import (
 )
 from runtimes.probe import ProbeResult
 from tests.support.api_objects import (
+    ADDRESS,
     NOW,
     as_service,
     condition,
@@ -57,6 +58,20 @@ def ready_outcome(plan: Plan) -> tuple[str, str, str]:
     condition = planned_condition(plan, "Ready")
     assert plan.status is not None
     return plan.status["phase"], condition["status"], condition["reason"]
+
+
+def chat_pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
+    """Return a pod of service `chat`; `status` has further fields of its status."""
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "labels": {"inference.pomona.dev/service": "chat"},
+        },
+        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], "podIPs": [{"ip": ADDRESS}], **status},
+    }
 
 
 def chat_deployment(

@@ -7,7 +7,6 @@ falls silent; `test_agent.py` has the real agent.
 import asyncio
 import base64
 import functools
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -38,8 +37,9 @@ from kube.resources import (
 )
 from runtimes.probe import ProbeResult, generate_token
 from tests.controlplane.network import ADDRESS
+from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
-from tests.support.admission_webhook import MUTATING, registered, rewrite, rule, serving
+from tests.support.admission_webhook import MUTATING, registered, rewrite, rule, serving, try_deployment
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.file_server import FileServer
@@ -151,25 +151,20 @@ async def test_a_pod_serves_from_apply_to_token(cluster: ServiceNamespace, files
 
 
 @pytest.mark.usefixtures("node")
-async def test_pods_become_ready_although_a_policy_rewrites_them(cluster: ServiceNamespace, files: FileServer) -> None:
+async def test_pods_become_ready_although_a_policy_rewrites_them(
+    cluster: ServiceNamespace, files: FileServer, plane: ControlPlane
+) -> None:
     grace = "/spec/template/spec/terminationGracePeriodSeconds"
     policy = rewrite({"op": "replace", "path": grace, "value": 7})
+
+    async def rewrites() -> bool:
+        tried = await try_deployment(plane, cluster.namespace)
+        return bool(tried["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7)
+
     async with (
         serving(policy) as url,
         registered(cluster.client, MUTATING, cluster.namespace, url, rule("deployments")),
     ):
-        # A webhook takes a moment to be known to the API server.
-        pod = {"containers": [{"name": "a", "image": "a"}], "terminationGracePeriodSeconds": 30}
-        template = {"metadata": {"labels": {"a": "b"}}, "spec": pod}
-        probe = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": template}
-
-        async def rewrites() -> bool:
-            name = f"probe-{secrets.token_hex(4)}"
-            made = await cluster.client.create(
-                DEPLOYMENTS, {"metadata": {"name": name, "namespace": cluster.namespace}, "spec": probe}
-            )
-            return bool(made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7)
-
         await eventually(rewrites)
         await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
         await cluster.make_service(hardware={"accelerator": "cpu"}, contextLength=512)

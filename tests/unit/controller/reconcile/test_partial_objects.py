@@ -15,19 +15,17 @@ from controller.services.reconciler import ServiceInputs, decide_service
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS
 from kube.store import Store
-from tests.support.api_objects import NOW, as_service, condition, model, service
-from tests.support.service_decisions import KEY, chat_deployment, chat_service
+from tests.support.api_objects import NOW, as_service, model, service
+from tests.support.service_decisions import KEY, chat_deployment, chat_pod, chat_service
 
 PORT_KEY = 'k:{"port":8080,"protocol":"TCP"}'
 BASE = (chat_service(), (MODELS, model()))
 
 
 def pod() -> Obj:
-    labels = {"inference.pomona.dev/service": "chat"}
-    metadata = {"name": "chat-1", "namespace": "team", "uid": "p", "resourceVersion": "1", "labels": labels}
-    entries = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
-    status = {"conditions": [condition("Ready", "True")], "podIPs": [{"ip": "10.0.0.1"}]}
-    return {"metadata": metadata | {"managedFields": entries}, "spec": {"containers": []}, "status": status}
+    found = chat_pod()
+    found["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
+    return found | {"spec": {"containers": []}}
 
 
 def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:

@@ -8,7 +8,7 @@ import pytest
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceInputs, build_view, decide_service, service_reconciler
+from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.tenant_limits import UNLIMITED, TenantLimits
 from crds.model import Layout
 from crds.serving import ServingOptions
@@ -29,10 +29,8 @@ from kube.resources import (
 )
 from runtimes.probe import ProbeResult
 from tests.support.api_objects import (
-    ADDRESS,
     GIB,
     NOW,
-    as_service,
     condition,
     host,
     model,
@@ -49,24 +47,12 @@ from tests.support.service_decisions import (
     SERVING,
     bound_process,
     chat_deployment,
+    chat_pod,
     chat_service,
     decide_chat,
     list_applied,
     ready_outcome,
 )
-
-
-def pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "team",
-            "uid": f"uid-{name}",
-            "resourceVersion": "1",
-            "labels": {"inference.pomona.dev/service": "chat"},
-        },
-        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], "podIPs": [{"ip": ADDRESS}], **status},
-    }
 
 
 def test_service_and_token_are_created_first() -> None:
@@ -168,7 +154,7 @@ def test_the_models_accelerator_is_the_default() -> None:
 
 def test_service_is_ready_only_after_a_generated_token() -> None:
     base = (chat_service(), (MODELS, model()))
-    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()))
     assert ready_outcome(decide_chat(*there)) == ("Progressing", "False", "NoEndpoints")
     offered = (*there, (ENDPOINT_SLICES, slice_of("chat", "x")))
     assert ready_outcome(decide_chat(*offered)) == ("Progressing", "False", "Probing")
@@ -183,8 +169,8 @@ def test_fewer_replicas_that_answer_are_degraded_with_the_cause() -> None:
     plan = decide_chat(
         *base,
         (DEPLOYMENTS, chat_deployment(*base, replicas=2, ready=1)),
-        (PODS, pod("chat-1")),
-        (PODS, pod("chat-2", ready=False, conditions=[unschedulable])),
+        (PODS, chat_pod("chat-1")),
+        (PODS, chat_pod("chat-2", ready=False, conditions=[unschedulable])),
         (ENDPOINT_SLICES, slice_of("chat", "x")),
         answer=OK,
     )
@@ -230,7 +216,7 @@ def waiting(reason: str, **last: Any) -> Obj:
 def test_reason_why_a_pod_does_not_serve_is_reported(status: Obj, expected: tuple[str, str], says: str) -> None:
     base = (chat_service(), (MODELS, model()))
     there = chat_deployment(*base, ready=0)
-    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod(ready=False, **status)))
+    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, **status)))
     assert ready_outcome(plan) == (expected[0], "False", expected[1])
     assert says in planned_condition(plan, "Ready")["message"]
 
@@ -245,7 +231,7 @@ def test_quota_that_refuses_pods_is_reported() -> None:
 
 def test_while_an_edit_rolls_out_the_old_answer_is_of_the_old_generation() -> None:
     old = (chat_service(), (MODELS, model()))
-    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
     edited = (chat_service(generation=2, contextLength=8192, status=SERVING), (MODELS, model()))
     plan = decide_chat(*edited, *there, answer=OK)
     assert ready_outcome(plan) == ("Progressing", "True", "Progressing")
@@ -260,106 +246,20 @@ def test_while_an_edit_rolls_out_the_old_answer_is_of_the_old_generation() -> No
     assert planned_condition(done, "Ready")["observedGeneration"] == 2
 
 
-def test_only_addresses_of_replicas_are_probed() -> None:
-    base = (chat_service(), (MODELS, model()))
-    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
-    thief = (ENDPOINT_SLICES, slice_of("chat", "thief", "10.6.6.6"))
-    plan = decide_chat(*there, thief)
-    assert ready_outcome(plan) == ("Progressing", "False", "ForeignEndpoints")
-    assert "10.6.6.6" in planned_condition(plan, "Ready")["message"]
-    assert plan.events == ()
-    assert asked(*there, thief, (ENDPOINT_SLICES, slice_of("chat", "x"))) == [ADDRESS]
-
-
-def test_only_hosts_with_a_process_of_the_service_are_probed() -> None:
-    metal = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()))
-    other = (METAL_HOSTS, host("studio-2", address="10.77.0.200"))
-    slices = (
-        (ENDPOINT_SLICES, slice_of("chat", "studio-1")),
-        (ENDPOINT_SLICES, slice_of("chat", "studio-2", "10.77.0.200")),
-    )
-    assert asked(*metal, other, bound_process(), *slices) == [ADDRESS]
-    assert asked(*metal, other, *slices) == []
-
-
-def asked(*objects: tuple[Resource, Obj]) -> list[str]:
-    """Return the addresses that are sent the token."""
-    snapshot = Snapshot(store(*objects), NOW)
-    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0])).question
-    return [endpoint.address for endpoint in question.endpoints] if question else []
-
-
 def test_the_latest_end_of_a_container_is_quoted() -> None:
     ended = {
         "name": "engine",
         "state": {"terminated": {"exitCode": 1, "message": "no such file"}},
         "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
     }
-    problem = diagnose_pod(pod(ready=False, containerStatuses=[ended]))
+    problem = diagnose_pod(chat_pod(ready=False, containerStatuses=[ended]))
     assert problem is not None
     assert "no such file" in problem.message
 
 
-def test_service_keeps_the_proof_of_its_last_answer() -> None:
-    base = (chat_service(), (MODELS, model()))
-    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
-    first = decide_chat(*base, *there, answer=OK)
-    assert first.status is not None
-    proven = (INFERENCE_SERVICES, service(status=first.status | {"conditions": with_time(first)}))
-    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
-    assert view.proof == OK
-    again = decide_chat(proven, base[1], *there, answer=view.proof)
-    assert again.status == first.status, "a new leader writes nothing"
-    moved = (*there[:2], (ENDPOINT_SLICES, slice_of("chat", "y")))
-    waits = decide_chat(proven, base[1], *moved)
-    assert waits.status is not None
-    assert waits.status["proof"] == first.status["proof"], "it is Ready by the earlier answer"
-    failed = decide_chat(proven, base[1], *there, answer=ProbeResult(ok=False, reason="Unauthorized", message="401"))
-    assert failed.status is not None
-    assert "proof" not in failed.status
-
-
-def with_time(plan: Plan) -> list[Obj]:
-    assert plan.status is not None
-    return [each | {"lastTransitionTime": "2026-11-21T11:00:00Z"} for each in plan.status["conditions"]]
-
-
-def test_service_stays_ready_while_another_endpoint_is_probed() -> None:
-    base = (chat_service(status=SERVING), (MODELS, model()))
-    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
-    assert ready_outcome(decide_chat(*base, *there)) == ("Ready", "True", "Serving")
-
-
-def with_certificate(name: str) -> Obj:
-    secured = slice_of("chat", name)
-    return secured | {"ports": [port | {"appProtocol": "https"} for port in secured["ports"]]}
-
-
-def test_endpoint_is_https_if_all_hosts_serve_it_and_after_they_are_gone() -> None:
-    base = (chat_service(), (MODELS, model()))
-    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()))
-    first, second = ((ENDPOINT_SLICES, with_certificate(name)) for name in ("x", "y"))
-    plan = decide_chat(*there, first, second, answer=OK)
-    assert plan.status is not None
-    assert plan.status["endpoint"] == "https://chat.team.svc:8080/v1"
-    alone = decide_chat(chat_service(status={"endpoint": plan.status["endpoint"]}), (MODELS, model()))
-    assert alone.status is not None
-    assert alone.status["endpoint"] == "https://chat.team.svc:8080/v1"
-
-
-def test_mixture_of_http_and_https_endpoints_is_reported() -> None:
-    base = (chat_service(), (MODELS, model()))
-    mixed = ((ENDPOINT_SLICES, with_certificate("x")), (ENDPOINT_SLICES, slice_of("chat", "y")))
-    plan = decide_chat(*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, pod()), *mixed, answer=OK)
-    assert ready_outcome(plan) == ("Degraded", "True", "Serving")
-    assert "some http: start the agent of y with --tls-certificate too" in planned_condition(plan, "Ready")["message"]
-    assert plan.status is not None
-    assert plan.status["endpoint"].startswith("http://")
-
-
 def test_ready_service_stays_ready_without_its_model() -> None:
     old = (chat_service(), (MODELS, model()))
-    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    there = ((DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
     plan = decide_chat(chat_service(status=SERVING), *there)
     assert plan.delete == ()
     assert ready_outcome(plan) == ("Degraded", "True", "ModelNotFound")
@@ -368,7 +268,9 @@ def test_ready_service_stays_ready_without_its_model() -> None:
 @pytest.mark.parametrize(("spec", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")])
 def test_suspended_or_scaled_to_zero_service_keeps_only_its_address(spec: Obj, reason: str) -> None:
     old = (chat_service(), (MODELS, model()))
-    plan = decide_chat(chat_service(**spec), (MODELS, model()), (DEPLOYMENTS, chat_deployment(*old)), (PODS, pod()))
+    plan = decide_chat(
+        chat_service(**spec), (MODELS, model()), (DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod())
+    )
     assert [each.resource for each in plan.delete] == [DEPLOYMENTS]
     assert [resource for resource, _ in plan.apply] == [SERVICES]
     assert ready_outcome(plan) == ("Suspended", "False", reason)
@@ -396,7 +298,7 @@ def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
     assert back.delete == ()
     assert list_applied(back, DEPLOYMENTS)
     assert ready_outcome(back)[1] == "False", "what answers is of another kind than wanted"
-    moved = decide_chat(chat_service(), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)), (PODS, pod()))
+    moved = decide_chat(chat_service(), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)), (PODS, chat_pod()))
     assert [each.resource for each in moved.delete] == [METAL_PROCESSES]
     stopped = decide_chat(chat_service(suspend=True), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)))
     assert {each.resource for each in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}

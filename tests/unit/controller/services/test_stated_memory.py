@@ -7,27 +7,17 @@ from crds.model import Layout
 from crds.serving import ServingOptions
 from fitness.memory import Workload, estimate
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
-from tests.support.api_objects import ADDRESS, GIB, host, model, planned_condition, slice_of
+from tests.support.api_objects import GIB, host, model, planned_condition, slice_of
 from tests.support.service_decisions import (
     OK,
     SERVING,
     chat_deployment,
+    chat_pod,
     chat_service,
     decide_chat,
     list_applied,
     ready_outcome,
 )
-
-POD = {
-    "metadata": {
-        "name": "chat-1",
-        "namespace": "team",
-        "uid": "uid-chat-1",
-        "resourceVersion": "1",
-        "labels": {"inference.pomona.dev/service": "chat"},
-    },
-    "status": {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ADDRESS}]},
-}
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia", "metal"])
@@ -63,7 +53,7 @@ def test_memory_that_is_stated_close_to_the_estimate_or_for_the_pod_itself_is_ta
 def test_pods_that_serve_a_model_whose_memory_is_understated_go_on() -> None:
     understated = (MODELS, model(memoryBytes=GIB // 2))
     there = (DEPLOYMENTS, chat_deployment(chat_service(), (MODELS, model(memoryBytes=2 * GIB))))
-    reached = ((PODS, POD), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    reached = ((PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
     plan = decide_chat(chat_service(status=SERVING), understated, there, *reached, answer=OK)
     assert (plan.delete, plan.patch) == ((), ())
     assert ready_outcome(plan) == ("Degraded", "True", "MemoryUnderstated")

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 
 from controller.models.volume import INSPECTION
-from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.stamp import is_desired, stamp
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
-from kube.store import Store
-from tests.support.api_objects import GIB, host, model, planned_condition, process
+from tests.support.api_objects import GIB, host, model, planned_condition, process, store
 from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
 from tests.support.simulated_model import INSPECTED, SimulatedModel, make_inspected
 
@@ -27,10 +25,7 @@ LAYOUT = {
 
 def kept_part(deployment: Obj) -> Obj:
     """Return what the controller's store keeps of a Deployment."""
-    store = Store()
-    declare_partial_objects(store)
-    store.put(DEPLOYMENTS, deployment)
-    (kept,) = store.list(DEPLOYMENTS)
+    (kept,) = store((DEPLOYMENTS, deployment)).list(DEPLOYMENTS)
     return kept
 
 

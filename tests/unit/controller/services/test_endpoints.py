@@ -1,0 +1,116 @@
+"""The endpoints of an InferenceService: the probed ones, the proof of the last answer, and http or https."""
+
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.reconciler import build_view
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS, PODS, Resource
+from runtimes.probe import ProbeResult
+from tests.support.api_objects import (
+    ADDRESS,
+    NOW,
+    as_service,
+    host,
+    model,
+    planned_condition,
+    service,
+    slice_of,
+    store,
+)
+from tests.support.service_decisions import (
+    KEY,
+    METAL,
+    OK,
+    SERVING,
+    bound_process,
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    ready_outcome,
+)
+
+
+def test_only_addresses_of_replicas_are_probed() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()))
+    thief = (ENDPOINT_SLICES, slice_of("chat", "thief", "10.6.6.6"))
+    plan = decide_chat(*there, thief)
+    assert ready_outcome(plan) == ("Progressing", "False", "ForeignEndpoints")
+    assert "10.6.6.6" in planned_condition(plan, "Ready")["message"]
+    assert plan.events == ()
+    assert asked(*there, thief, (ENDPOINT_SLICES, slice_of("chat", "x"))) == [ADDRESS]
+
+
+def test_only_hosts_with_a_process_of_the_service_are_probed() -> None:
+    metal = (chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()))
+    other = (METAL_HOSTS, host("studio-2", address="10.77.0.200"))
+    slices = (
+        (ENDPOINT_SLICES, slice_of("chat", "studio-1")),
+        (ENDPOINT_SLICES, slice_of("chat", "studio-2", "10.77.0.200")),
+    )
+    assert asked(*metal, other, bound_process(), *slices) == [ADDRESS]
+    assert asked(*metal, other, *slices) == []
+
+
+def asked(*objects: tuple[Resource, Obj]) -> list[str]:
+    """Return the addresses that are sent the token."""
+    snapshot = Snapshot(store(*objects), NOW)
+    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0])).question
+    return [endpoint.address for endpoint in question.endpoints] if question else []
+
+
+def test_service_keeps_the_proof_of_its_last_answer() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    first = decide_chat(*base, *there, answer=OK)
+    assert first.status is not None
+    proven = (INFERENCE_SERVICES, service(status=first.status | {"conditions": with_time(first)}))
+    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
+    assert view.proof == OK
+    again = decide_chat(proven, base[1], *there, answer=view.proof)
+    assert again.status == first.status, "a new leader writes nothing"
+    moved = (*there[:2], (ENDPOINT_SLICES, slice_of("chat", "y")))
+    waits = decide_chat(proven, base[1], *moved)
+    assert waits.status is not None
+    assert waits.status["proof"] == first.status["proof"], "it is Ready by the earlier answer"
+    failed = decide_chat(proven, base[1], *there, answer=ProbeResult(ok=False, reason="Unauthorized", message="401"))
+    assert failed.status is not None
+    assert "proof" not in failed.status
+
+
+def with_time(plan: Plan) -> list[Obj]:
+    assert plan.status is not None
+    return [each | {"lastTransitionTime": "2026-11-21T11:00:00Z"} for each in plan.status["conditions"]]
+
+
+def test_service_stays_ready_while_another_endpoint_is_probed() -> None:
+    base = (chat_service(status=SERVING), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    assert ready_outcome(decide_chat(*base, *there)) == ("Ready", "True", "Serving")
+
+
+def with_certificate(name: str) -> Obj:
+    secured = slice_of("chat", name)
+    return secured | {"ports": [port | {"appProtocol": "https"} for port in secured["ports"]]}
+
+
+def test_endpoint_is_https_if_all_hosts_serve_it_and_after_they_are_gone() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = (*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()))
+    first, second = ((ENDPOINT_SLICES, with_certificate(name)) for name in ("x", "y"))
+    plan = decide_chat(*there, first, second, answer=OK)
+    assert plan.status is not None
+    assert plan.status["endpoint"] == "https://chat.team.svc:8080/v1"
+    alone = decide_chat(chat_service(status={"endpoint": plan.status["endpoint"]}), (MODELS, model()))
+    assert alone.status is not None
+    assert alone.status["endpoint"] == "https://chat.team.svc:8080/v1"
+
+
+def test_mixture_of_http_and_https_endpoints_is_reported() -> None:
+    base = (chat_service(), (MODELS, model()))
+    mixed = ((ENDPOINT_SLICES, with_certificate("x")), (ENDPOINT_SLICES, slice_of("chat", "y")))
+    plan = decide_chat(*base, (DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()), *mixed, answer=OK)
+    assert ready_outcome(plan) == ("Degraded", "True", "Serving")
+    assert "some http: start the agent of y with --tls-certificate too" in planned_condition(plan, "Ready")["message"]
+    assert plan.status is not None
+    assert plan.status["endpoint"].startswith("http://")
