@@ -147,9 +147,9 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         str,
         described(
             "Identifier of the last replacement of the token. Each new value of the annotation "
-            "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token; a token that was edited "
-            "there before is followed instead, and without the annotation within 10 minutes. Hosts accept the token "
-            "before for 10 more minutes, and pods are replaced."
+            "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token. If that token was edited "
+            "since, the edit is followed instead; without the annotation, an edit is followed within 10 minutes. Hosts "
+            "accept the previous token for 10 more minutes, and pods are replaced."
         ),
     ] = ""
     conditions: Conditions = []
