@@ -90,7 +90,7 @@ class Listeners:
         self._config = ProxyConfig()
         self._services: dict[str, Service] = {}
         self._services_by_backend: dict[str, Service] = {}
-        self._model_router = ModelRouter(self._services)
+        self._model_router = ModelRouter()
         self._bound: dict[str, Listener] = {}
         self._failed: dict[str, OSError] = {}
         self._certificate: ReloadedCertificate | None = None
@@ -172,8 +172,6 @@ class Listeners:
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
         self._config = config
-        token = config.router.token if config.router else None
-        self._model_router.tokens = None if token is None else (token,)
         names = {each.name for each in config.services}
         for name in [name for name in self._services if name not in names]:
             self._services.pop(name).remove()
@@ -182,6 +180,7 @@ class Listeners:
                 self._services[each.name].update(each)
             else:
                 self._services[each.name] = Service(each, self.in_flight, self.metrics)
+        self._model_router.configure(config.router.token if config.router else None, self._services)
         self._services_by_backend = {
             backend.uid: self._services[each.name] for each in config.services for backend in each.backends
         }

@@ -1,6 +1,7 @@
 """Find the service for a request: the port of a service serves that one, the port of the router serves all of them."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -57,28 +58,31 @@ class ModelRouter:
 
     name = "the router"
 
-    def __init__(self, services: Mapping[str, Service]) -> None:
+    def __init__(self) -> None:
         self.tokens: tuple[str, ...] | None = None
         """The router's token, which is valid for every service."""
-        self._services = services
+        self._by_name: Mapping[str, Service] = {}
+        self._by_model: Mapping[str, Service] = {}
+
+    def configure(self, token: str | None, services: Mapping[str, Service]) -> None:
+        """Route to `services`, as they are configured now, for clients with `token`."""
+        self.tokens = None if token is None else (token,)
+        self._by_name = dict(services)
+        counts = Counter(service.config.model for service in services.values())
+        self._by_model = {
+            service.config.model if counts[service.config.model] == 1 else service.config.name: service
+            for service in services.values()
+        }
 
     def services(self) -> Mapping[str, Service]:
         """Return all services; two with one name in different namespaces are both listed as `<namespace>/<service>`."""
-        by_model: dict[str, list[Service]] = {}
-        for service in self._services.values():
-            by_model.setdefault(service.config.model, []).append(service)
-        return {
-            model if len(services) == 1 else service.config.name: service
-            for model, services in by_model.items()
-            for service in services
-        }
+        return self._by_model
 
     def find_service(self, model: str | None) -> Service:
         """Return the service of that name, with or without its namespace. Raises RequestError."""
-        services = self.services()
         if model is None:
-            raise errors.missing_model(services)
-        found = services.get(model) or self._services.get(model)
+            raise errors.missing_model(self._by_model)
+        found = self._by_model.get(model) or self._by_name.get(model)
         if found is None:
-            raise errors.model_not_found(model, services)
+            raise errors.model_not_found(model, self._by_model)
         return found

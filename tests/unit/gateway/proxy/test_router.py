@@ -1,0 +1,28 @@
+"""The services that the router finds by the name of a model."""
+
+import pytest
+
+from gateway.proxy.errors import RequestError
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.router import ModelRouter
+from gateway.proxy.service import Service
+from tests.unit.gateway.proxy.running_proxy import make_service
+
+
+def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() -> None:
+    services = {
+        name: Service(make_service(name=name), InFlight(lambda _: None), ProxyMetrics(lambda: ()))
+        for name in ("a/chat", "b/chat", "a/code")
+    }
+    router = ModelRouter()
+    router.configure("token", services)
+    table = router.services()
+    assert sorted(table) == ["a/chat", "b/chat", "code"]
+    assert router.find_service("code") is router.find_service("a/code") is services["a/code"]
+    with pytest.raises(RequestError):
+        router.find_service("chat")
+    assert router.services() is table
+    del services["b/chat"]
+    router.configure("token", services)
+    assert router.find_service("chat") is services["a/chat"]
