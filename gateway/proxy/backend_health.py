@@ -16,8 +16,8 @@ _DISTINCT_FAILURES: Final = 3
 """Different requests that failed in a row; one that a client repeats counts once."""
 _FAILURES: Final = 8
 """Requests that failed in a row, even if they are all alike."""
-_SHORTEST_SILENCE_SECONDS: Final = 10.0
-_SHORTEST_WAIT_SECONDS: Final = 60.0
+SHORTEST_SILENCE_SECONDS: Final = 10.0
+SHORTEST_WAIT_SECONDS: Final = 60.0
 _TIMES_THE_PAST: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
 
@@ -112,7 +112,7 @@ class BackendPast:
 
     def _check_silence(self, progress: AnswerProgress, now: float) -> None:
         seconds = now - progress.last_data
-        if seconds < _SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
+        if seconds < SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
             return
         longest = max((*self._longest_pauses, progress.longest_pause))
         if seconds > _TIMES_THE_PAST * longest:
@@ -122,7 +122,7 @@ class BackendPast:
 
     def _check_wait(self, progress: AnswerProgress, now: float) -> None:
         seconds = now - progress.began
-        if seconds < _SHORTEST_WAIT_SECONDS or not self._waits:
+        if seconds < SHORTEST_WAIT_SECONDS or not self._waits:
             return
         # A request that is larger than a past one may take longer in proportion.
         longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._waits)

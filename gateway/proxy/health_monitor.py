@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 from gateway.proxy.backend_health import AnswerProgress, BackendPast
 from gateway.proxy.config import Backend, BackendHealth
 
-_CHECK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 _DIGEST_BYTES = 4096
 
 
@@ -44,7 +44,7 @@ class HealthMonitor:
         # A backend that has left the configuration is observed, too, but nobody reads the result.
         past = self._pasts.get(uid) or BackendPast(uid)
         if self._check is None:
-            self._check = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check_pauses)
+            self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
         return AnswerObserver(self, past, body)
 
     def suspects(self) -> tuple[BackendHealth, ...]:
@@ -76,7 +76,7 @@ class HealthMonitor:
             past.check_pauses(now)
             self.report_change(past, before)
         if busy:
-            self._check = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check_pauses)
+            self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
 
 
 class AnswerObserver(AnswerProgress):

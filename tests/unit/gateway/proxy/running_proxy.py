@@ -63,9 +63,11 @@ def make_service(*backends: Backend, name: str = "ns/tiny", port: int = 0) -> Se
 
 
 @contextmanager
-def run_proxy(socket: Path, *arguments: str, soft_descriptors: int | None = None) -> Iterator[ProxyProcess]:
+def run_proxy(
+    socket: Path, *arguments: str, module: str = "cli.main", soft_descriptors: int | None = None
+) -> Iterator[ProxyProcess]:
     """Start the proxy and wait until it listens; kill it at the end if it still runs."""
-    command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(socket), *arguments]
+    command = [sys.executable, "-m", module, "proxy", "--socket", str(socket), *arguments]
     if soft_descriptors:
         command = ["sh", "-c", f'ulimit -Sn {soft_descriptors}; exec "$@"', "sh", *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

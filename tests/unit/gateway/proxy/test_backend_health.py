@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
@@ -12,14 +12,17 @@ from msgspec import structs
 from gateway.proxy.backend_health import AnswerProgress, BackendPast, is_failure
 from gateway.proxy.config import BackendHealth, ProxyConfig
 from gateway.proxy.control_client import ProxyRefusedError
+from tests.unit.gateway.proxy import impatient_proxy as impatient_proxy_module
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
     CHAT,
+    DONE_EVENT,
     GatedEngine,
     ProxyProcess,
     fake_engine,
     make_service,
     post_chat,
+    run_proxy,
 )
 
 
@@ -156,6 +159,12 @@ def test_larger_request_may_wait_longer_in_proportion() -> None:
 
 @pytest.fixture
 async def reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue[BackendHealth]"]:
+    async with collected_reports(proxy) as queue:
+        yield queue
+
+
+@contextlib.asynccontextmanager
+async def collected_reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue[BackendHealth]"]:
     """Collect what the control API reports, from an empty configuration on."""
     await proxy.client.configure(ProxyConfig())
     queue: asyncio.Queue[BackendHealth] = asyncio.Queue()
@@ -270,6 +279,58 @@ async def test_agent_clears_a_suspicion_and_a_changed_backend_begins_anew(
         assert (await next_report(reports)).suspect
         await proxy.client.configure(ProxyConfig((make_service(),)))
         assert await next_report(reports) == BackendHealth("sick")
+
+
+# A running proxy that does not wait for long
+
+
+@pytest.fixture(scope="module")
+def impatient_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    socket = tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock"
+    with run_proxy(socket, module=impatient_proxy_module.__name__) as process:
+        yield process
+
+
+async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goes_on(
+    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    gated = GatedEngine()
+    async with collected_reports(impatient_proxy) as reports, fake_engine(gated, "silent") as backend:
+        url = await impatient_proxy.serve(backend)
+        async with post_chat(http, url) as stream:
+            for _ in range(3):
+                gated.release(b"data: {}\n\n")
+                await stream.content.readuntil(b"\n\n")
+            suspect = await next_report(reports)
+            assert (suspect.uid, suspect.suspect, suspect.reason) == ("silent", True, "Silent")
+            assert suspect.message.startswith("no data for ")
+            gated.release(b"data: {}\n\n")
+            assert await next_report(reports) == BackendHealth("silent")
+            gated.end()
+            assert (await stream.read()).endswith(DONE_EVENT)
+
+
+async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_answers(
+    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    answers = asyncio.Event()
+
+    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
+        await answers.wait()
+        return web.json_response({"choices": []})
+
+    async with collected_reports(impatient_proxy) as reports, fake_engine(answer, "slow") as backend:
+        url = await impatient_proxy.serve(backend)
+        answers.set()
+        assert await ask(http, url, "1") == 200
+        answers.clear()
+        asking = asyncio.create_task(ask(http, url, "2"))
+        suspect = await next_report(reports)
+        assert (suspect.uid, suspect.suspect, suspect.reason) == ("slow", True, "Slow")
+        assert suspect.message.startswith("no answer for ")
+        answers.set()
+        assert await next_report(reports) == BackendHealth("slow")
+        assert await asking == 200
 
 
 async def test_health_of_an_unknown_backend_cannot_be_cleared(proxy: ProxyProcess) -> None:
