@@ -25,7 +25,7 @@ from gateway.proxy.upstream_request import UpstreamRequest
 _CALLS: Final = (
     *((ServerConnection, name) for name in ("data_received", "eof_received", "connection_lost", "resume_writing")),
     *((UpstreamConnection, name) for name in ("data_received", "eof_received", "connection_lost")),
-    (UpstreamRequest, "_send"),
+    (UpstreamRequest, "send"),
     (UpstreamRequest, "_send_over"),
 )
 

@@ -106,17 +106,20 @@ class Exchange:
         self._connection.write(head + length + body if self.head.method != "HEAD" else head + length)
         self._connection.end_exchange()
 
-    def start(self, status: int, fields: bytes) -> None:
-        """Send the head of a response whose length is not known; `fields` has a line for each header field."""
+    def start(self, status: int, fields: bytes, data: bytes = b"") -> None:
+        """Send the head of a response whose length is not known, and a first piece; `fields` has a line for each field.
+
+        Both are sent at once, because each write wakes the client.
+        """
         head = self._begin(status, fields)
         self._chunked = not self.head.is_http_1_0
-        self._connection.write(head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n")
+        head = head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n"
+        self._connection.write(head + self._frame(data))
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""
-        if not data or self.head.method == "HEAD":
-            return
-        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if framed := self._frame(data):
+            self._connection.write(framed)
 
     @property
     def is_blocked(self) -> bool:
@@ -135,6 +138,12 @@ class Exchange:
         self.ended = True
         # A chunked response shows by itself that it ended early; without chunks only a reset does.
         self._connection.break_off(reset=self.started and not self._chunked)
+
+    def _frame(self, data: bytes) -> bytes:
+        """Return a piece of the response as it is sent."""
+        if not data or self.head.method == "HEAD":
+            return b""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
     def _begin(self, status: int, fields: bytes) -> bytes:
         """Return the first lines of a response."""

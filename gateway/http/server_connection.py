@@ -17,12 +17,12 @@ from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
-from gateway.http.limits import HEAD_BYTES, ConnectionTimes
+from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, ConnectionTimes
 from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
-_HIGH_WATER_BYTES: Final = 64 << 10
+_TLS_HIGH_WATER_BYTES: Final = 64 << 10
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -89,7 +89,10 @@ class ServerConnection(asyncio.Protocol):
         """Begin to wait for the first request."""
         self._transport = cast("asyncio.Transport", transport)
         self.was_made = True
-        self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        if transport.get_extra_info("sslcontext"):
+            self._transport.set_write_buffer_limits(_TLS_HIGH_WATER_BYTES)
+        else:
+            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
         self._table.add(self)
         self._mark_idle()
         self.deadline = self._loop.time() + self._times.head_seconds

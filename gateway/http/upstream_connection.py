@@ -6,6 +6,7 @@ socket, so that the upstream stops instead of filling memory.
 
 import asyncio
 import functools
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
@@ -14,7 +15,7 @@ import httptools
 
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
-from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
+from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES
 
 _FIRST_FINAL_STATUS: Final = 200
 _JOINED_BYTES: Final = 32 << 10
@@ -48,10 +49,10 @@ class ResponseReceiver(Protocol):
     """The reader of one response; nothing is called after `end`, `fail`, or the end of the call by `abort`."""
 
     def take_head(self, status: int, headers: Headers) -> None:
-        """Take the head."""
+        """Take the head; `take_response` is called next, also if nothing of the body came with it."""
 
     def take_response(self, piece: bytes) -> None:
-        """Take a piece of the body."""
+        """Take what one read of the socket brought of the body."""
 
     def end_response(self) -> None:
         """Note the end of the response; its connection is free for another request."""
@@ -65,8 +66,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_answered", "_fields", "_has_length", "_head_bytes", "_in_head", "_keeps", "_message_ended", "_on_end"),
-        *("_on_free", "_parser", "_paused", "_receiver", "_sent_at", "_transport", "_until_close", "_was_used"),
-        *("idle_since", "origin"),
+        *("_incoming", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at", "_transport"),
+        *("_until_close", "_was_used", "idle_since", "origin"),
     )
 
     def __init__(
@@ -82,9 +83,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_free = on_free
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
+        self._incoming = select.poll()
         self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[Field] = []
+        self._pieces: list[bytes] = []
+        """The body that the receiver has not got yet; after the head, it begins with b""."""
         self._head_bytes = 0
         self._sent_at = 0.0
         self._in_head = True
@@ -95,6 +99,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._keeps = False
         self._paused = False
 
+    @property
+    def is_open(self) -> bool:
+        """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
+        return self._transport is not None and not self._transport.is_closing() and not self._incoming.poll(0)
+
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver) -> None:
         """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response."""
         self._receiver = receiver
@@ -102,6 +111,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is None:
             self._fail("it closed the connection")
             return
+        self._pieces = []
         self._head_bytes = 0
         self._in_head = True
         self._until_close = self._answered = self._message_ended = self._keeps = self._has_length = False
@@ -133,6 +143,8 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+        self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,7 +164,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece of the response."""
-        if self._receiver is None or self._parser is None:
+        receiver = self._receiver
+        if receiver is None or self._parser is None:
             self._close()  # nothing was asked
             return
         self._answered = True
@@ -160,22 +173,19 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+            pieces = self._pieces
+            if pieces and self._receiver is receiver:
+                self._pieces = []
+                receiver.take_response(b"".join(pieces))
         except httptools.HttpParserCallbackError:
-            log.exception("response_not_relayed")
-            self._fail("its response could not be relayed")
+            self._fail_relay()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # llhttp's words only: it quotes nothing of the response.
             self._fail(f"its response is not HTTP ({error})")
+        except Exception:  # noqa: BLE001 - one response must not end the connections of all others
+            self._fail_relay()
         if self._message_ended:
-            if self._keeps:
-                self._was_used = True
-                receiver, self._receiver = self._receiver, None
-                self.resume_reading()
-                self._on_free(self)
-                receiver.end_response()
-            else:
-                self._end_response()
-                self._close()
+            self._end_response()
         elif self._in_head and self._head_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
         if self._receiver is None and not self._keeps:
@@ -211,12 +221,13 @@ class UpstreamConnection(asyncio.Protocol):
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
         if self._receiver:
+            self._pieces.append(b"")
             self._receiver.take_head(status, headers)
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if self._receiver and not self._message_ended:
-            self._receiver.take_response(piece)
+        if not self._message_ended:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """Note the end of the response; the connection may be used again if both sides keep it."""
@@ -231,9 +242,21 @@ class UpstreamConnection(asyncio.Protocol):
             self._keeps = is_sent and self._parser.should_keep_alive()
 
     def _end_response(self) -> None:
+        """Free the connection for another request, or close it, and tell the receiver."""
         receiver, self._receiver = self._receiver, None
-        if receiver:
-            receiver.end_response()
+        if receiver is None:
+            return
+        if self._keeps:
+            self._was_used = True
+            self.resume_reading()
+            self._on_free(self)
+        else:
+            self._close()
+        receiver.end_response()
+
+    def _fail_relay(self) -> None:
+        log.exception("response_not_relayed")
+        self._fail("its response could not be relayed")
 
     def _fail(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None

@@ -8,7 +8,6 @@ kept for a time that is shorter than the upstreams' own (llama-server and uvicor
 import asyncio
 import functools
 import time
-from collections.abc import Callable
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -39,24 +38,18 @@ class UpstreamPool:
         self._idle_seconds = idle_seconds
         self._idle: dict[UpstreamOrigin, list[UpstreamConnection]] = {}
         self._all: set[UpstreamConnection] = set()
-        self._sends: list[Callable[[], None]] = []
         self._sweep: asyncio.TimerHandle | None = None
-
-    def call_after_reads(self, send: Callable[[], None]) -> None:
-        """Call `send` when this pass of the loop has read all sockets: only then is known which upstreams closed."""
-        if not self._sends:
-            asyncio.get_running_loop().call_soon(self._call_sends)
-        self._sends.append(send)
-
-    def _call_sends(self) -> None:
-        sends, self._sends = self._sends, []
-        for send in sends:
-            send()
 
     def take_idle(self, origin: UpstreamOrigin) -> UpstreamConnection | None:
         """Return a kept connection, which is the caller's until its response has ended; None if there is none."""
         idle = self._idle.get(origin)
-        return idle.pop() if idle else None
+        while idle:
+            connection = idle.pop()
+            # The loop may not have read yet that the upstream has closed it.
+            if connection.is_open:
+                return connection
+            connection.abort()
+        return None
 
     async def connect(self, origin: UpstreamOrigin) -> UpstreamConnection:
         """Return a new connection, which is the caller's until its response has ended. Raises NotAcceptedError."""

@@ -185,8 +185,8 @@ class InferenceRequest:
         now = time.monotonic()
         self.queued_seconds, self._since = now - self._since, now
         if service := self._service:
-            service.metrics.queue_seconds.observe(self.queued_seconds)
             self._send_to(backend, service)
+            service.metrics.queue_seconds.observe(self.queued_seconds)
 
     def _no_backend(self, service: Service) -> RequestError:
         self.error = "no_server"

@@ -92,10 +92,12 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class ResponseBody(Protocol):
     """The body of an engine's response on its way to the client."""
 
-    text_events: int
-    """Events with text so far; an engine sends about one for each token."""
     failed: bool
     """The body is an error, though its status was none."""
+
+    @property
+    def text_events(self) -> int:
+        """Events with text so far; an engine sends about one for each token."""
 
     @property
     def tokens(self) -> TokenCount:
@@ -122,13 +124,21 @@ class TokenStream:
         """The incomplete line, in pieces; the beginning of a long one has been passed on."""
         self._held_bytes = 0
         self._reported = TokenCount()
-        self.text_events = 0
+        self._text_events = 0
+        self._uncounted: list[bytes] = []
+        """Lines that are looked through when a count is asked for: the client gets them first."""
+
+    @property
+    def text_events(self) -> int:
         """Events with text so far; an engine sends about one for each token."""
+        self._count()
+        return self._text_events
 
     @property
     def tokens(self) -> TokenCount:
         """The engine's report so far; without one, the generated tokens are the events with text."""
-        generated = self.text_events if self._reported.generated is None else self._reported.generated
+        self._count()
+        generated = self._text_events if self._reported.generated is None else self._reported.generated
         return TokenCount(self._reported.prompt, generated)
 
     def feed(self, chunk: bytes) -> bytes:
@@ -161,12 +171,18 @@ class TokenStream:
         self._held_bytes = 0
         return held
 
+    def _count(self) -> None:
+        uncounted = self._uncounted
+        while uncounted:
+            lines = uncounted.pop(0)
+            self._text_events += len(_TEXT.findall(lines))
+            if b'"usage"' in lines or b'"timings"' in lines:
+                for line in lines.splitlines():
+                    if line.startswith(b"data:"):
+                        _add_report(self._reported, line[5:])
+
     def _rewrite(self, lines: bytes) -> bytes:
-        self.text_events += len(_TEXT.findall(lines))
-        if b'"usage"' in lines or b'"timings"' in lines:
-            for line in lines.splitlines():
-                if line.startswith(b"data:"):
-                    _add_report(self._reported, line[5:])
+        self._uncounted.append(lines)
         if self._engine_field:
             lines = lines.replace(self._engine_field, self._right_field)
         if lines.count(b'"model"') == lines.count(self._right_field):

@@ -86,7 +86,7 @@ class UpstreamRequest:
 
     __slots__ = (
         *("_connection", "_exchange", "_fields", "_last_token_at", "_pool", "_repeated", "_request", "_response"),
-        *("_service", "_streams", "_task", "_text_events", "backend", "observer"),
+        *("_service", "_starts_at_once", "_streams", "_task", "_text_events", "backend", "observer"),
     )
 
     def __init__(
@@ -110,6 +110,8 @@ class UpstreamRequest:
         self._repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
+        self._starts_at_once = False
+        """The head is sent before any of the body has come."""
         self._streams = False
         self._text_events = 0
         self._last_token_at = 0.0
@@ -124,12 +126,6 @@ class UpstreamRequest:
     def send(self, pool: UpstreamPool) -> None:
         """Send the request over a kept connection, or a new one."""
         self._pool = pool
-        pool.call_after_reads(self._send)
-
-    def _send(self) -> None:
-        pool = self._pool
-        if pool is None:  # it was cancelled meanwhile
-            return
         try:
             if connection := pool.take_idle(parse_origin(self.backend.url)):
                 self._send_over(connection)
@@ -206,23 +202,23 @@ class UpstreamRequest:
         if kind == b"application/json":
             self._response = JsonResponse(self._service.config.model)
             return
+        self._starts_at_once = True
         if kind == b"text/event-stream":
             self._response = TokenStream(self._service.config.model)
             self._streams = True
         else:
             self._response = UnchangedResponse()
-        self._exchange.start(status, self._fields)
 
     def take_response(self, piece: bytes) -> None:
-        """Pass a piece of the response on; stop the backend while the client does not read."""
+        """Pass a piece of the response on, then measure it; stop the backend while the client does not read."""
         data = self._response.feed(piece)
-        if data:
-            exchange = self._exchange
-            if not exchange.started:
-                exchange.start(self._request.status, self._fields)
+        exchange = self._exchange
+        if exchange.started:
             exchange.write(data)
-            if exchange.is_blocked and self._connection:
-                self._connection.pause_reading()
+        elif data or self._starts_at_once:
+            exchange.start(self._request.status, self._fields, data)
+        if exchange.is_blocked and self._connection:
+            self._connection.pause_reading()
         if self._streams:
             self._measure_stream()
         elif self._response.failed and self._connection:  # an error that is long enough
