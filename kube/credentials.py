@@ -11,10 +11,12 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import structlog
 
 from kube.kubeconfig import CredentialsError, KubeconfigEntry, read_kubeconfig
 
@@ -24,6 +26,8 @@ PLUGIN_SECONDS = 60.0
 _EXPIRY_MARGIN_SECONDS = 60.0
 _UNSUPPORTED = ("as", "as-groups", "as-uid", "username")
 
+log = structlog.get_logger()
+
 
 class ClientIdentity(Protocol):
     """The proof of our identity on each request."""
@@ -31,8 +35,11 @@ class ClientIdentity(Protocol):
     async def authorization(self) -> str | None:
         """Return the value of the Authorization header as of now. Raises CredentialsError."""
 
-    async def refresh(self) -> bool:
-        """Get new credentials after a 401; return whether there are any. Raises CredentialsError."""
+    async def refresh(self, refused: str | None, /) -> bool:
+        """Get new credentials after a 401, unless others than `refused` are there by now; return whether there are any.
+
+        `refused` is the value of the header that was sent. Raises CredentialsError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,9 @@ class Credentials:
         """Return the value of the Authorization header as of now. Raises CredentialsError."""
         return await self.identity.authorization()
 
-    async def refresh(self) -> bool:
-        """Get new credentials after a 401; return whether the request should be sent again."""
-        return await self.identity.refresh()
+    async def refresh(self, refused: str | None) -> bool:
+        """Get new credentials after a 401 to `refused`; return whether the request should be sent again."""
+        return await self.identity.refresh(refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +79,52 @@ class StaticToken:
         """Return the header's value."""
         return f"Bearer {self.token}" if self.token else None
 
-    async def refresh(self) -> bool:
+    async def refresh(self, _refused: str | None, /) -> bool:
         """Return False: there is never a new token."""
         return False
+
+
+class KubeconfigToken:
+    """A token that a kubeconfig contains; after a 401 the files are read again, once for each change of them.
+
+    Args:
+        source: the kubeconfig and its context, for messages.
+        paths: the files.
+        token: the token that they contain now.
+    """
+
+    def __init__(self, source: str, paths: Sequence[Path], token: str) -> None:
+        self._source = source
+        self._paths = paths
+        self._header = f"Bearer {token}"
+        self._seen: list[tuple[int, ...] | None] = []
+        self._reported = ""
+        """The last header whose refusal was logged."""
+        self._lock = asyncio.Lock()
+
+    async def authorization(self) -> str | None:
+        """Return the header's value."""
+        return self._header
+
+    async def refresh(self, refused: str | None) -> bool:
+        """Read the files again if they have changed; return whether they contain another token than the one refused."""
+        async with self._lock:
+            if self._header == refused:
+                await self._read_again()
+        if self._header == refused and self._reported != refused:
+            self._reported = self._header
+            log.error("token_refused", source=self._source, advice="write a new token into this file: it is read again")
+        return self._header != refused
+
+    async def _read_again(self) -> None:
+        seen = [_file_version(path) for path in self._paths]
+        if seen == self._seen:
+            return
+        user = (await asyncio.to_thread(read_kubeconfig, self._paths)).user
+        self._seen = seen
+        if not user.get("token"):
+            raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
+        self._header = f"Bearer {user['token']}"
 
 
 class TokenFile:
@@ -99,11 +149,10 @@ class TokenFile:
             raise CredentialsError(f"token file {self._path}: is empty: write a token into it")
         return f"Bearer {self._token}"
 
-    async def refresh(self) -> bool:
+    async def refresh(self, refused: str | None) -> bool:
         """Read the file again; return whether it holds another token than the one refused."""
-        refused, self._seen = self._token, None
-        await self.authorization()
-        return self._token != refused
+        self._seen = None
+        return await self.authorization() != refused
 
 
 class Plugin:
@@ -130,10 +179,11 @@ class Plugin:
                 await self._log_in()
             return self._header
 
-    async def refresh(self) -> bool:
-        """Log in again."""
+    async def refresh(self, refused: str | None) -> bool:
+        """Log in again, unless that was done since `refused` was sent: many requests are refused at once."""
         async with self._lock:
-            await self._log_in()
+            if self._header == refused:
+                await self._log_in()
         return True
 
     async def _log_in(self) -> None:
@@ -155,6 +205,15 @@ class Plugin:
         expiry = getattr(loader, "exec_plugin_expiry", None)
         until = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
         self._valid_until = max(until, time.time() + PLUGIN_SECONDS)
+
+
+def _file_version(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with the content of a file; None if there is no such file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +256,7 @@ def load(
     tls = _tls(entry)
     return Credentials(
         server=_server(entry),
-        identity=TokenFile(token_file) if token_file else _identity(entry, tls),
+        identity=TokenFile(token_file) if token_file else _identity(entry, tls, paths),
         tls=tls,
         tls_server_name=entry.cluster.get("tls-server-name"),
         proxy=entry.cluster.get("proxy-url"),
@@ -219,14 +278,14 @@ def _server(entry: KubeconfigEntry) -> str:
     return server
 
 
-def _identity(entry: KubeconfigEntry, tls: ssl.SSLContext | None) -> ClientIdentity:
+def _identity(entry: KubeconfigEntry, tls: ssl.SSLContext | None, paths: Sequence[Path]) -> ClientIdentity:
     user = entry.user
     if refused := [key for key in _UNSUPPORTED if user.get(key)]:
         raise CredentialsError(f"{entry.source}: user has {', '.join(refused)}, which Pomona does not support")
     if user.get("tokenFile"):
         return TokenFile(Path(user["tokenFile"]))
     if user.get("token"):
-        return StaticToken(str(user["token"]))
+        return KubeconfigToken(entry.source, paths, str(user["token"]))
     if user.get("exec") or user.get("auth-provider"):
         return Plugin(entry, tls)
     return StaticToken(None)

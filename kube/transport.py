@@ -74,7 +74,7 @@ class Transport(Protocol):
 class AiohttpTransport:
     """Transport over one aiohttp session; create it inside a running event loop and close it.
 
-    A 401 refreshes the credentials once (a token rotates on disk, an exec plugin's expires) and sends again.
+    A 401 refreshes the credentials once (a token is rotated on disk, an exec plugin's expires) and sends again.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -115,8 +115,7 @@ class AiohttpTransport:
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         answer = await self._send(request, limits)
-        if answer.status == 401 and await self._refresh_credentials(request):  # noqa: PLR2004 - Unauthorized
-            answer.close()
+        if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
             answer = await self._send(request, limits)
         async with answer:
             self._answers.add(answer)
@@ -125,9 +124,16 @@ class AiohttpTransport:
             finally:
                 self._answers.discard(answer)
 
-    async def _refresh_credentials(self, request: Request) -> bool:
-        async with _unreachable(request):
-            return await self._credentials.refresh()
+    async def _refresh_credentials(self, request: Request, answer: aiohttp.ClientResponse) -> bool:
+        """Return whether to send the request again; if not, the answer stays open. Raises Unreachable."""
+        is_open = False
+        try:
+            async with _unreachable(request):
+                is_open = not await self._credentials.refresh(answer.request_info.headers.get("Authorization"))
+        finally:
+            if not is_open:
+                answer.close()
+        return not is_open
 
     async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         credentials = self._credentials

@@ -77,6 +77,8 @@ class _Connections:
     sockets: WeakSet[socket.socket] = field(default_factory=WeakSet)
     session: aiohttp.ClientSession | None = None
     """The session of the last login."""
+    authorization: str | None = None
+    """The value of the Authorization header that was sent last."""
 
     @property
     def closed(self) -> bool:
@@ -266,8 +268,11 @@ def _registry(
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        await credentials.refresh()
-        connections.session = _session(credentials, connections.sockets)
+        is_first = connections.session is None
+        if not is_first and not await credentials.refresh(connections.authorization):
+            # kopf would send the same at once, again and again: it is started again after a pause instead.
+            raise kopf.PermanentError(f"{credentials.server} refuses the credentials")
+        connections.session = _session(credentials, connections)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=connections.session)
 
     for resource, _selector in watched:
@@ -285,20 +290,21 @@ def _subscribe(
         deliver(resource, event)
 
 
-def _session(credentials: Credentials, sockets: WeakSet[socket.socket]) -> aiohttp.ClientSession:
+def _session(credentials: Credentials, connections: _Connections) -> aiohttp.ClientSession:
     """Return a session that authorizes each request anew: tokens rotate on disk while a session lives.
 
-    The sockets of its connections are added to `sockets`.
+    Its sockets and what it sends are noted in `connections`.
     """
 
     def connected_by(address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
         opened = socket.socket(family, kind, protocol)
-        sockets.add(opened)
+        connections.sockets.add(opened)
         return opened
 
     async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        if authorization := await credentials.authorization():
+        connections.authorization = authorization = await credentials.authorization()
+        if authorization:
             request.headers["Authorization"] = authorization
         request.server_hostname = credentials.tls_server_name
         return await send(request)

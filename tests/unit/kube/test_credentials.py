@@ -1,5 +1,6 @@
 """Credentials from kubeconfig files, in-cluster files, rotated tokens and exec plugins."""
 
+import asyncio
 import base64
 import json
 import ssl
@@ -19,8 +20,8 @@ from aiohttp import web
 from kube import credentials
 from kube.client import connect
 from kube.credentials import Credentials
-from kube.errors import Unreachable
-from kube.kubeconfig import CredentialsError
+from kube.errors import Unauthorized, Unreachable
+from kube.kubeconfig import CredentialsError, read_kubeconfig
 from kube.resources import METAL_HOSTS
 
 CERTIFICATE = Path(__file__).parent / "certificate.pem"
@@ -45,8 +46,51 @@ async def header(loaded: Credentials) -> str | None:
 async def test_token_of_a_kubeconfig_is_used(tmp_path: Path) -> None:
     loaded = credentials.load(write(tmp_path / "config", {"token": "hunter2"}))
     assert await header(loaded) == "Bearer hunter2"
-    assert not await loaded.refresh()
+    assert not await loaded.refresh("Bearer hunter2")
     assert "hunter2" not in repr(loaded)
+
+
+async def test_kubeconfig_with_another_token_is_read_again_once_it_is_refused(
+    tmp_path: Path, serve: Callable[[Any], Awaitable[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted, reads = "Bearer first", list[object]()
+
+    def count(paths: Any) -> Any:
+        reads.append(paths)
+        return read_kubeconfig(paths)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if request.headers["Authorization"] == accepted else 401)
+
+    server = await serve(answer)
+    loaded = credentials.load(write(tmp_path / "config", {"token": "first"}, server=server))
+    monkeypatch.setattr(credentials, "read_kubeconfig", count)
+    async with connect(loaded) as client:
+        await client.get(METAL_HOSTS, "a")
+        accepted = "Bearer second"
+        for _ in range(3):
+            with pytest.raises(Unauthorized):
+                await client.get(METAL_HOSTS, "a")
+        assert len(reads) == 1, "a file that has not changed is not read again"
+        write(tmp_path / "config", {"token": "second"}, server=server)
+        await asyncio.gather(*(client.get(METAL_HOSTS, "a") for _ in range(5)))
+    assert len(reads) == 2, "one of the five requests that were refused at once has read the file for all"
+
+
+async def test_kubeconfig_that_is_being_written_is_read_again_later(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    loaded = credentials.load(write(config, {"token": "first"}))
+    config.write_text("token: [hunter2")
+    for _ in range(2):
+        with pytest.raises(CredentialsError, match="cannot be read as YAML"):
+            await loaded.refresh("Bearer first")
+    write(config, {"client-key": "b"})
+    with pytest.raises(CredentialsError, match="context main: the user has no token any more: write one"):
+        await loaded.refresh("Bearer first")
+    assert not await loaded.refresh("Bearer first")
+    write(config, {"token": "second"})
+    assert await loaded.refresh("Bearer first")
+    assert await header(loaded) == "Bearer second"
 
 
 async def test_a_token_file_is_relative_to_the_kubeconfig_and_read_again_when_rotated(tmp_path: Path) -> None:
@@ -60,6 +104,8 @@ async def test_a_token_file_is_relative_to_the_kubeconfig_and_read_again_when_ro
     assert await header(loaded) == "Bearer second"
     token.unlink()
     assert await header(loaded) == "Bearer second", "a file that is away for a moment leaves the last token"
+    assert await loaded.refresh("Bearer first"), "another request has read the file already"
+    assert not await loaded.refresh("Bearer second")
 
 
 async def test_a_token_file_replaces_the_token_of_the_user(tmp_path: Path) -> None:
@@ -217,9 +263,9 @@ def runs(tmp_path: Path) -> int:
 async def test_an_exec_plugin_is_run_once_and_again_after_a_401(tmp_path: Path) -> None:
     loaded = credentials.load(write(tmp_path / "config", plugin(tmp_path, "{'token': f'token-{runs}'}")))
     assert [await header(loaded), await header(loaded)] == ["Bearer token-1", "Bearer token-1"]
-    assert await loaded.refresh()
+    assert [await loaded.refresh("Bearer token-1"), await loaded.refresh("Bearer token-1")] == [True, True]
     assert await header(loaded) == "Bearer token-2"
-    assert runs(tmp_path) == 2
+    assert runs(tmp_path) == 2, "requests that are refused together log in once"
 
 
 async def test_call_refused_with_an_old_token_is_repeated_with_a_new_one(

@@ -4,28 +4,36 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from controller.reconcile import kopf_feed
 from controller.reconcile.kopf_feed import Watched, follow
+from kube import credentials
 from kube.client import Client
 from kube.credentials import Credentials, StaticToken
 from kube.resources import JOBS, MODELS, PODS, Resource
 from kube.store import Store
 from kube.transport import AiohttpTransport
 from tests.support.eventually import eventually
+from tests.unit.kube.test_credentials import write
 
 WATCHED = (MODELS, JOBS, PODS)
 VERBS = ["get", "list", "watch"]
 
 
 class ReturningServer:
-    """An empty API server. While it is `away`, it ends connections, and answers watches of `refused` with 403."""
+    """An empty API server. While it is `away`, it ends connections, and answers watches of `refused` with 403.
+
+    It answers 401 to other tokens than the one that is `accepted`.
+    """
 
     def __init__(self) -> None:
         self.away = False
+        self.accepted = "token"
+        self.unauthorized: Counter[str] = Counter()
         self.refused: Resource | None = None
         self._left = asyncio.Event()
         self.lists: Counter[str] = Counter()
@@ -56,6 +64,9 @@ class ReturningServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         plural = request.path.rpartition("/")[2]
+        if request.headers["Authorization"] != f"Bearer {self.accepted}":
+            self.unauthorized["watch" if "watch" in request.query else "list"] += 1
+            return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
         if plural not in {each.plural for each in WATCHED}:
             return web.json_response(self._discovery(request.path.strip("/").split("/")))
         if "watch" not in request.query:
@@ -127,6 +138,33 @@ async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
         refused = server.watches[JOBS.plural] + 4
         await eventually(lambda: server.watches[JOBS.plural] >= refused)
         server.come_back()
+
+        await eventually(lambda: server.open == everything, timeout=30)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await transport.close()
+
+
+async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_followed(tmp_path: Path) -> None:
+    server = ReturningServer()
+    async with server.running() as url:
+        config = write(tmp_path / "config", {"token": "token"}, server=url)
+        transport = AiohttpTransport(credentials.load(config))
+        watched = [Watched(each) for each in WATCHED]
+        following = asyncio.create_task(
+            follow(Client(transport), Store(), watched, lambda: credentials.load(config), synced=asyncio.Event())
+        )
+        everything = {each.plural for each in WATCHED}
+        await eventually(lambda: server.open == everything)
+
+        server.accepted = "another"
+        server.leave()
+        server.come_back()
+        # kopf has given up: our own lists, after a pause, find out whether the token is accepted again.
+        await eventually(lambda: server.unauthorized["list"] >= 2)
+        assert server.unauthorized["watch"] <= 2 * len(WATCHED)
+        write(config, {"token": "another"}, server=url)
 
         await eventually(lambda: server.open == everything, timeout=30)
         following.cancel()
