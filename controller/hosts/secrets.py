@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 
 from controller.models.source_secret import is_source_secret
 from controller.reconcile.indexes import controller_of
@@ -18,9 +19,13 @@ from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
+log = structlog.get_logger()
+
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
 """Age of a user's Secret after which it is read again, also one that did not exist: once for all hosts that need it."""
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
+MOST_TOKENS_BYTES: Final = 384 << 10
+"""Most bytes of all base64 values in a host's Secret: with those that they replaced they fit into one object."""
 OVERLAP_SECONDS: Final = 600
 """Time for which a service's token is still valid on hosts after it was replaced."""
 
@@ -92,11 +97,15 @@ class HostSecrets:
                     self._keep_source(needed, last, now)
             readings[needed] = last
         self._tokens[host] = {needed: reading for needed, reading in readings.items() if needed.service_uid}
-        return {
+        found = {
             host_secret_key(needed.namespace, needed.name): reading.token
             for needed, reading in readings.items()
             if reading.token
         }
+        fitting = fit_tokens(found)
+        if left_out := sorted(found.keys() - fitting.keys()):
+            log.warning("tokens_left_out", host=host, keys=left_out, most_bytes=MOST_TOKENS_BYTES)
+        return fitting
 
     async def read_own(self, client: Client, host: str, now: datetime) -> Obj | None:
         """Return the host's existing Secret, or None."""
@@ -138,6 +147,17 @@ async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _R
         return _Reading(token, None)
     # The controller makes the Secret of a service itself, and soon.
     return _Reading(token, now if needed.service_uid else now + READ_SOURCE_AGAIN)
+
+
+def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
+    """Return the tokens that fit into one Secret, the smallest first: no tenant fills it up for the others."""
+    fitting, left_bytes = dict[str, str](), MOST_TOKENS_BYTES
+    for key, token in sorted(tokens.items(), key=lambda each: (len(each[1]), each[0])):
+        left_bytes -= len(token)
+        if left_bytes < 0:
+            break
+        fitting[key] = token
+    return fitting
 
 
 def keep_previous_tokens(

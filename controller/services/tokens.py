@@ -30,8 +30,8 @@ READ_AGAIN: Final = timedelta(minutes=10)
 """Longest time after which a token Secret is read again, and so until an edit of it is followed."""
 
 
-_TOKEN: Final = re.compile(rb"[!-~]*")
-"""Printable ASCII without blanks."""
+_TOKEN: Final = re.compile(rb"[!-~]{0,8192}")
+"""Printable ASCII without blanks, so long that it fits into the head of a request."""
 
 
 def token_name(service: str) -> str:

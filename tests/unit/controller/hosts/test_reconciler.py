@@ -13,7 +13,7 @@ from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
 from controller.hosts.reconciler import HostInputs
-from controller.hosts.secrets import HostSecrets, NeededSecret, keep_previous_tokens, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
 from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
@@ -357,3 +357,12 @@ async def test_processes_to_be_released_are_decided_again_when_their_host_expire
     async with running(leases.run(leading)):
         await eventually(lambda: (METAL_HOSTS, KEY) in enqueued)
     assert enqueued == {(METAL_HOSTS, KEY), (METAL_PROCESSES, ObjectKey("team", "chat-b-0"))}
+
+
+def test_huge_token_of_one_tenant_keeps_no_other_token_from_a_host() -> None:
+    """A Secret has room for 1 MiB, and one that is larger would be refused as a whole."""
+    huge = {f"thieves_{number}_token": "A" * (200 << 10) for number in range(9)}
+    fitting = fit_tokens(TOKENS | huge)
+    assert fitting == TOKENS | {"thieves_0_token": huge["thieves_0_token"]}
+    kept = keep_previous_tokens({key: "B" + token[1:] for key, token in fitting.items()}, fitting.keys(), fitting, NOW)
+    assert sum(len(base64.b64decode(token)) for token in kept.values()) < 1 << 20
