@@ -24,7 +24,14 @@ from controller.hosts.grants import (
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.indexes import ADDRESS_INDEX, HOST_INDEX, OWNER_INDEX, host_of_slice, stated_addresses
+from controller.reconcile.indexes import (
+    ADDRESS_INDEX,
+    HOST_INDEX,
+    OWNER_INDEX,
+    host_of_slice,
+    namespaced,
+    stated_addresses,
+)
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
@@ -181,7 +188,8 @@ def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
 
 
 def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
-    processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, service["metadata"]["uid"])
+    metadata = service["metadata"]
+    processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
     names = {each["spec"].get("hostName") for each in processes}
     return [ObjectKey("", name) for name in sorted(filter(None, names))]
 

@@ -94,11 +94,11 @@ def model_reconciler(image: str, environment: Mapping[str, str], limits: TenantL
 
 def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
-    owned = snapshot.children(JOBS, model.metadata.uid)
-    claims = snapshot.children(PVCS, model.metadata.uid)
+    owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
+    claims = snapshot.children(PVCS, key.namespace, model.metadata.uid)
     return ObservedModel(
         jobs=owned,
-        pods={job["metadata"]["uid"]: snapshot.children(PODS, job["metadata"]["uid"]) for job in owned},
+        pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
         claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
         consumer=_find_consumer(snapshot, key, model),
         secret=snapshot.inputs,

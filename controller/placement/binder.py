@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import structlog
 
 from controller.reconcile.conditions import find
-from controller.reconcile.indexes import HOST_INDEX, OWNER_INDEX, UNBOUND, controller_of
+from controller.reconcile.indexes import HOST_INDEX, OWNER_INDEX, UNBOUND, controller_of, namespaced
 from controller.reconcile.plan import Leading, decode_stored
 from crds.meta import ADDRESS_ACCEPTED, DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
@@ -294,8 +294,13 @@ def _largest_for(largest: Mapping[tuple[str, str], int], runtime: str, namespace
 def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
     """Return these processes and all others of their owners: hosts that rejected one of them are avoided."""
     found = {object_key(obj): obj for obj in unbound}
-    for owner in {owner["uid"] for obj in found.values() if (owner := controller_of(obj)) is not None}:
-        for obj in store.by_index(METAL_PROCESSES, OWNER_INDEX, owner):
+    owners = {
+        namespaced(obj["metadata"]["namespace"], owner["uid"])
+        for obj in found.values()
+        if (owner := controller_of(obj)) is not None
+    }
+    for each in owners:
+        for obj in store.by_index(METAL_PROCESSES, OWNER_INDEX, each):
             if obj["spec"].get("hostName"):
                 found[object_key(obj)] = obj
     return decode_stored(store, METAL_PROCESSES, found.values(), MetalProcess)

@@ -23,7 +23,7 @@ from kube.resources import (
 from kube.store import IndexKeys, Store
 
 OWNER_INDEX: Final = "owner"
-"""From the uid of the controlling owner to its children."""
+"""From namespace/uid of the controlling owner to its children: an object of another namespace is no child."""
 SERVICE_INDEX: Final = "service"
 """From namespace/name of an InferenceService to its pods and EndpointSlices."""
 MODEL_INDEX: Final = "model"
@@ -77,7 +77,7 @@ def host_of_slice(obj: Obj) -> str:
 
 def _owners(obj: Obj) -> list[str]:
     owner = controller_of(obj)
-    return [owner["uid"]] if owner else []
+    return [namespaced(obj["metadata"]["namespace"], owner["uid"])] if owner else []
 
 
 def _labelled(label: str) -> IndexKeys:

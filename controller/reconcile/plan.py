@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from controller.reconcile.indexes import OWNER_INDEX
+from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from controller.reconcile.triggers import Reads, Trigger, all_but_status
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
 from kube.client import Client, Obj
@@ -86,9 +86,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         found = self.get(resource, key)
         return None if found is None else next(iter(decode_stored(self.store, resource, [found], struct)), None)
 
-    def children(self, resource: Resource, owner_uid: str) -> Sequence[Obj]:
-        """Return the objects whose controlling owner has this uid."""
-        return self.store.by_index(resource, OWNER_INDEX, owner_uid)
+    def children(self, resource: Resource, namespace: str, owner_uid: str) -> Sequence[Obj]:
+        """Return the objects of a namespace whose controlling owner has this uid."""
+        return self.store.by_index(resource, OWNER_INDEX, namespaced(namespace, owner_uid))
 
 
 class Reconciler(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ def observe_pods(
     snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
 ) -> Replicas:
     """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down."""
-    observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.uid)), None)
+    observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
     if wanted and served is not None and accelerator is not None and VENDORS[accelerator].in_pods:
         stated = service.spec.resources.memory

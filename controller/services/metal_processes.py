@@ -34,7 +34,7 @@ BINDING_SECONDS: Final = 2.0
 
 def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
     """Return replicas on hosts, and the next steps. Without `served` none is created."""
-    children = snapshot.children(METAL_PROCESSES, service.metadata.uid)
+    children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
     memory = preconditions.memory_bytes(service, served) if served is not None else None
     spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):

@@ -76,7 +76,8 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
         view = build_view(snapshot, key, service, limits)
         question = view.question
         answer = prober.answer(key, question, view.proof)
-        serves = any(snapshot.children(resource, service.metadata.uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
+        uid = service.metadata.uid
+        serves = any(snapshot.children(resource, key.namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation)
@@ -111,7 +112,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, limits: TenantLimits = UN
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
-    observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, service.metadata.uid)]
+    observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, key.namespace, service.metadata.uid)]
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
@@ -165,7 +166,8 @@ def build_view(
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
-    names = {each["spec"].get("hostName") for each in snapshot.children(METAL_PROCESSES, service.metadata.uid)}
+    children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
+    names = {each["spec"].get("hostName") for each in children}
     hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
     return replica_addresses(pods, (host for host in hosts if host is not None))
 

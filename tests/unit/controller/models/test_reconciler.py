@@ -18,7 +18,7 @@ from controller.reconcile.plan import Snapshot
 from crds.meta import SecretReference, Toleration
 from crds.model import GGUF, Cache, ModelHardware
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PVCS, ObjectKey
 from kube.store import Store
 from tests.support.simulated_model import HTTP, INSPECTED, SHA, START, SimulatedModel, make_cached, make_inspected, pod
 
@@ -424,3 +424,21 @@ def _happen(simulated: SimulatedModel, action: str, argument: str, number: int) 
         simulated.lose_claim()
     elif action == "update":
         simulated.forget_inspection()
+
+
+def test_jobs_and_claims_of_another_namespace_are_no_children_whatever_owner_they_name() -> None:
+    """Whoever knows the uid of a foreign Model could else state the revision and the digest of its weights."""
+    store, forged = Store(), {"name": "tiny", "namespace": "thieves", "uid": "a", "resourceVersion": "1"}
+    declare_indexes(store)
+    for resource in (JOBS, PVCS):
+        owner = {
+            "apiVersion": MODELS.api_version,
+            "kind": "Model",
+            "name": "tiny",
+            "uid": "model-uid",
+            "controller": True,
+        }
+        store.put(resource, {"metadata": forged | {"ownerReferences": [owner]}})
+    model = SimulatedModel().model
+    observed = observe_model(Snapshot(store, START), ObjectKey("team", "tiny"), model)
+    assert (list(observed.jobs), observed.claim) == ([], None)

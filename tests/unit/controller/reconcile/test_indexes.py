@@ -59,7 +59,7 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         labels, spec, namespace = metadata.get("labels", {}), obj.get("spec", {}), metadata["namespace"]
         if index == OWNER_INDEX:
             owner = controller_of(obj)
-            return owner is not None and owner["uid"] == value
+            return owner is not None and f"{namespace}/{owner['uid']}" == value
         if index == SERVICE_INDEX:
             label = LABEL_SERVICE if resource == PODS else LABEL_SERVICE_NAME
             return label in labels and f"{namespace}/{labels[label]}" == value
@@ -85,7 +85,8 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
         else:
             store.put(resource, obj)
     names = ["one", "two", "three"]
-    values = ["", *names, *(f"team/{name}" for name in names), *(f"uid-{name}" for name in names), "uid-chat"]
+    owners = [f"team/uid-{name}" for name in (*names, "chat")]
+    values = ["", *names, *(f"team/{name}" for name in names), *owners]
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:

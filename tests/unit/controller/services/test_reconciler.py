@@ -400,3 +400,12 @@ async def test_service_beyond_the_limits_keeps_its_pods_and_says_why() -> None:
     new = decide_service(Snapshot(store(*there), NOW, inputs), key, limits)
     assert list_applied(new, DEPLOYMENTS) == []
     assert list_applied(decide_service(Snapshot(store(*there), NOW, inputs), key), DEPLOYMENTS)
+
+
+def test_deployment_of_another_namespace_is_no_child_whatever_owner_it_names() -> None:
+    """Whoever knows the uid of a foreign service could else state how many replicas it has."""
+    forged = chat_deployment(chat_service(), (MODELS, model()))
+    forged["metadata"]["namespace"] = "thieves"
+    plan = decide_chat(chat_service(suspend=True), (MODELS, model()), (DEPLOYMENTS, forged))
+    assert plan.status is not None
+    assert (plan.delete, plan.status["replicas"]) == ((), 0)
