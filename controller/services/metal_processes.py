@@ -18,7 +18,7 @@ from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
-from crds.meta import PROCESS_FINALIZER, ApiStruct, ObjectMeta
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
 from crds.model import Model
@@ -149,7 +149,7 @@ class ReleasableProcess(ApiStruct, frozen=True):
 
 
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
-    """Return the reconciler of MetalProcesses, which removes a finalizer once no host can be running the process.
+    """Return the reconciler of MetalProcesses: it releases each once no host can be running it, and deletes orphans.
 
     `wait_seconds` returns the time for which the named host must still be gone before that; None: it has not expired.
     """
@@ -183,9 +183,21 @@ def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     process = snapshot.read(METAL_PROCESSES, key, ReleasableProcess)
     if process is None:
         return Plan()
+    if _is_orphan(process.metadata):
+        return Plan(delete=(process_ref(process.metadata),))
     host = process.spec.host_name
     host_exists = host is not None and snapshot.get(METAL_HOSTS, ObjectKey("", host)) is not None
     return release(process, host_exists=host_exists, wait_seconds=snapshot.inputs)
+
+
+def _is_orphan(metadata: ObjectMeta) -> bool:
+    """Return whether a process of ours lost its service by a deletion that orphans what the service owns.
+
+    Nobody else may delete it, and it would keep memory of its host for ever.
+    """
+    is_ours = metadata.labels.get(LABEL_MANAGED_BY) == MANAGED_BY
+    has_owner = any(each.controller for each in metadata.owner_references)
+    return is_ours and not has_owner and metadata.deletion_timestamp is None
 
 
 def release(process: ReleasableProcess | MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:

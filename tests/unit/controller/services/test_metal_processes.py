@@ -408,6 +408,18 @@ def test_process_without_a_registered_host_is_released() -> None:
     assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "gone")) == Plan()
 
 
+def test_process_that_was_orphaned_is_deleted() -> None:
+    ((_, made),) = steps(1).create
+    made["metadata"] |= {"uid": "a", "resourceVersion": "1"}
+    key = ObjectKey(made["metadata"]["namespace"], made["metadata"]["name"])
+    assert decide_release(Snapshot(store((METAL_PROCESSES, made)), NOW), key) == Plan()
+    del made["metadata"]["ownerReferences"]
+    (orphan,) = decide_release(Snapshot(store((METAL_PROCESSES, made)), NOW), key).delete
+    assert (orphan.name, orphan.uid) == (key.name, "a")
+    made["metadata"]["labels"] = {}
+    assert decide_release(Snapshot(store((METAL_PROCESSES, made)), NOW), key) == Plan(), "an administrator made it"
+
+
 def test_spec_is_valid_for_the_schema() -> None:
     ((_, obj),) = steps(1).create
     assert msgspec.convert(obj, MetalProcess).spec == SPEC
