@@ -1,6 +1,6 @@
 """Server-side apply, sent only when it would change something: a needless request costs the server almost as much.
 
-kube/comparison.py decides; this module reads the observed object and sends the request.
+kube/comparison.py decides by the object as it was observed. A status is sent from here, other objects by their writers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from kube.client import Client, Obj
 from kube.comparison import Comparison, owned_fields
 from kube.errors import Conflict, NotFound
 from kube.resources import Resource
-from kube.store import Store
 from kube.time import rfc3339
 
 _STATUS_TRIES = 3
@@ -26,19 +25,6 @@ def is_applied(
     """
     owned = owned_fields(observed, field_manager, subresource)
     return owned is not None and Comparison(zero_is_absent=not resource.custom).covers(observed, desired, owned)
-
-
-async def apply_if_changed(
-    client: Client, store: Store, resource: Resource, obj: Mapping[str, Any], field_manager: str
-) -> Obj:
-    """Apply unless the store shows that it would change nothing; put the answer into the store. Raises as `Client`."""
-    metadata = obj["metadata"]
-    observed = store.get(resource, metadata["name"], metadata.get("namespace"))
-    if observed and is_applied(resource, obj, observed, field_manager):
-        return observed
-    answer = await client.apply(resource, obj, field_manager=field_manager)
-    store.put(resource, answer)
-    return answer
 
 
 async def apply_status(

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -41,13 +41,6 @@ class Row:
     memory: str = ""
     tokens_per_second: str = ""
     requests: str = ""
-
-
-class Replica(Protocol):
-    """A process with a status, such as a runner."""
-
-    def status(self, port: int | None) -> MetalProcessStatus:
-        """Return its status."""
 
 
 def build_row(

@@ -89,20 +89,13 @@ class Binding(NamedTuple):
     host: str
 
 
-def host_capacities(hosts: Iterable[MetalHost], processes: Iterable[Obj]) -> list[HostCapacity]:
-    """Return the capacity that each host has left; a host whose free memory is not known has none.
+def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
+    """Return the capacity that a host has left; a host whose free memory is not known has none.
 
     `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
     are bound to the host are subtracted here, also one that is being deleted or is not `readable`: until the host
     reports it as Stopped or Rejected, it may hold its memory.
     """
-    bound: dict[str, list[Obj]] = {}
-    for process in processes:
-        bound.setdefault(process["spec"].get("hostName"), []).append(process)
-    return [_host_capacity(host, bound.get(host.metadata.name, ())) for host in hosts]
-
-
-def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     listed = {process.uid for process in host.status.processes}
     promised_bytes = sum(
         process["spec"]["memoryBytes"]

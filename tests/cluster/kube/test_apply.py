@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kube.apply import apply_if_changed, apply_status, is_applied
+from kube.apply import apply_status, is_applied
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
@@ -19,7 +19,6 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
-from kube.store import Store
 from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import FaultyTransport
 
@@ -102,20 +101,14 @@ def kinds(namespace: str) -> list[tuple[Resource, Obj]]:
     ]
 
 
-async def test_an_applied_object_is_recognized_after_the_server_defaulted_it(
-    faulty: Client, transport: FaultyTransport, namespace: str
-) -> None:
-    store = Store()
+async def test_an_applied_object_is_recognized_after_the_server_defaulted_it(client: Client, namespace: str) -> None:
     for resource, desired in kinds(namespace):
-        await apply_if_changed(faulty, store, resource, desired, MANAGER)
-        name = desired["metadata"]["name"]
+        await client.apply(resource, desired, field_manager=MANAGER)
         # Read it back: the answer to the write may differ from the stored object.
-        store.put(resource, await faulty.get(resource, name, namespace))
-        transport.sent.clear()
-        await apply_if_changed(faulty, store, resource, desired, MANAGER)
-        assert transport.sent == [], f"{resource} would be written at each reconcile"
+        observed = await client.get(resource, desired["metadata"]["name"], namespace)
+        assert is_applied(resource, desired, observed, MANAGER), f"{resource} would be written at each reconcile"
     leftover = [{"op": "remove", "path": "/metadata/finalizers"}]
-    await faulty.patch_json(SECRETS, "one", namespace, leftover)
+    await client.patch_json(SECRETS, "one", namespace, leftover)
 
 
 def edit(desired: Any, path: str, value: Any = None) -> Any:
@@ -165,21 +158,20 @@ CONTAINER = "spec.template.spec.containers.0"
 async def test_an_edit_or_removal_is_detected_and_applied(
     client: Client, namespace: str, path: str, value: Any
 ) -> None:
-    store = Store()
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
     first = deployment(namespace, tolerations=[toleration], nodeSelector={"gpu": "yes", "zone": "a"})
-    before = await apply_if_changed(client, store, DEPLOYMENTS, first, MANAGER)
+    before = await client.apply(DEPLOYMENTS, first, field_manager=MANAGER)
     second = edit(first, path, value)
-    after = await apply_if_changed(client, store, DEPLOYMENTS, second, MANAGER)
+    assert not is_applied(DEPLOYMENTS, second, before, MANAGER)
+    after = await client.apply(DEPLOYMENTS, second, field_manager=MANAGER)
     assert after["metadata"]["generation"] > before["metadata"]["generation"] or path.startswith("metadata")
     assert after["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]
     assert is_applied(DEPLOYMENTS, second, after, MANAGER)
 
 
 async def test_fields_of_other_managers_are_no_difference(client: Client, namespace: str) -> None:
-    store = Store()
     desired = deployment(namespace)
-    await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)
+    await client.apply(DEPLOYMENTS, desired, field_manager=MANAGER)
     sidecar = {"name": "sidecar", "image": "example.com/sidecar:1"}
     injected = [
         {"op": "add", "path": "/metadata/annotations", "value": {"injected": "true"}},
@@ -195,12 +187,12 @@ async def test_fields_of_other_managers_are_no_difference(client: Client, namesp
 
 
 async def test_a_significant_order_is_applied(client: Client, namespace: str) -> None:
-    store = Store()
     desired = deployment(namespace)
-    await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)
+    before = await client.apply(DEPLOYMENTS, desired, field_manager=MANAGER)
     container = desired["spec"]["template"]["spec"]["containers"][0]
     container["env"] = container["env"][::-1]
-    after = await apply_if_changed(client, store, DEPLOYMENTS, desired, MANAGER)
+    assert not is_applied(DEPLOYMENTS, desired, before, MANAGER)
+    after = await client.apply(DEPLOYMENTS, desired, field_manager=MANAGER)
     env = after["spec"]["template"]["spec"]["containers"][0]["env"]
     assert [variable["name"] for variable in env] == ["TOKEN", "ADDRESS", "EMPTY"]
     assert is_applied(DEPLOYMENTS, desired, after, MANAGER)

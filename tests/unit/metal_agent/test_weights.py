@@ -110,17 +110,22 @@ async def test_fetched_weights_state_their_layout(weights: HostWeights, server: 
     held.release()
 
 
-@pytest.mark.parametrize(("name", "keys"), CODE)
-async def test_folder_that_names_code_is_refused_by_inspection_and_by_the_host(
-    weights: HostWeights, server: FileServer, name: str, keys: dict[str, Any], tmp_path: Path
-) -> None:
+def _write_folder(server: FileServer, name: str, keys: dict[str, Any]) -> Path:
+    """Write acme/mlx, with more keys in the file of this name."""
     folder = server.root / "acme" / "mlx"
     folder.parent.mkdir()
     tiny_mlx.write(folder)
     path = folder / name
     known = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(known | keys))
-    local = f"file://{folder}/"
+    return folder
+
+
+@pytest.mark.parametrize(("name", "keys"), CODE)
+async def test_folder_that_names_code_is_refused_by_inspection_and_by_the_host(
+    weights: HostWeights, server: FileServer, name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    local = f"file://{_write_folder(server, name, keys)}/"
     for source, endpoint, root in (("hf://acme/mlx", server.url, None), (local, server.url, tmp_path)):
         with pytest.raises(ArtifactError) as caught:
             await _inspect(source, endpoint, root)
@@ -133,11 +138,7 @@ async def test_folder_that_names_code_is_refused_by_inspection_and_by_the_host(
 async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_without_them(
     weights: HostWeights, server: FileServer, name: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = server.root / "acme" / "mlx"
-    folder.parent.mkdir()
-    tiny_mlx.write(folder)
-    path = folder / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    folder = _write_folder(server, name, keys)
     (folder / "modeling_evil.py").write_text("raise SystemExit\n")
     assert (await _inspect("hf://acme/mlx", server.url)).size_bytes
     (await _fetch(weights, Artifact(source="hf://acme/mlx"))).release()

@@ -56,9 +56,10 @@ def steps(
     unexposed: Collection[str] = (),
 ) -> MetalProcessSteps:
     """Return the steps for the processes of service `chat`, with one large host unless others are given."""
-    kept = store(*((METAL_PROCESSES, each) for each in observed)).list(METAL_PROCESSES)
-    structs = [as_process(each) for each in kept]
-    by_name = {each.metadata.name: each for each in map(as_host, hosts or [host("studio-1")])}
+    known_hosts = ((METAL_HOSTS, each) for each in hosts or [host("studio-1")])
+    kept = store(*known_hosts, *((METAL_PROCESSES, each) for each in observed))
+    structs = [as_process(each) for each in kept.list(METAL_PROCESSES)]
+    by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
     standing = sort_processes(NAME if known else None, wanted, structs, by_name)
     alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
     return plan_steps(
@@ -68,7 +69,7 @@ def steps(
         standing,
         exposed=by_name.keys() - set(unexposed),
         taken={each.metadata.name for each in structs},
-        capacities=binder.host_capacities(alive, observed),
+        capacities=binder.stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )
 
