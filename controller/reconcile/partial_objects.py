@@ -37,6 +37,7 @@ _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
+_REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
@@ -154,7 +155,8 @@ def _of_deployment(obj: Obj) -> Obj:
             "template": {"spec": {"containers": [_pick(each, fields) for each in containers]}},
         },
         "status": {
-            **_pick(status, ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")),
+            # Until a pod is ready, nothing follows from the numbers.
+            **(_pick(status, _REPLICA_COUNTS) if status.get("readyReplicas") else {}),
             "conditions": _conditions(status, _DEPLOYMENT_CONDITIONS),
         },
     }

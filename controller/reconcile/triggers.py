@@ -13,7 +13,7 @@ from kube.resources import ObjectKey, Resource
 from kube.store import Store
 
 Reads = Callable[[Obj], object]
-"""Returns what a decision reads of an object."""
+"""Returns what a decision reads of an object; None: no more than if the object did not exist."""
 
 _NOT_READ: Final = ("resourceVersion", "managedFields")
 _MEASURED: Final = (
@@ -40,7 +40,7 @@ class Trigger(NamedTuple):
 
     def concerns(self, old: Obj | None, new: Obj | None) -> bool:
         """Return whether a change from `old` to `new` matters; None: the object did not exist, or is gone."""
-        return old is None or new is None or self.reads(old) != self.reads(new)
+        return (old and self.reads(old)) != (new and self.reads(new))
 
 
 def everything(obj: Obj) -> object:
@@ -58,6 +58,21 @@ def steady_facts(host: Obj) -> object:
     """Return what does not change all the time of a MetalHost."""
     status = {name: value for name, value in host.get("status", {}).items() if name not in _MEASURED}
     return everything({**host, "status": status})
+
+
+def is_scheduled(pod: Obj) -> bool:
+    """Return whether a scheduler has looked at a pod, whatever it found."""
+    return any(each["type"] == "PodScheduled" for each in pod.get("status", {}).get("conditions") or ())
+
+
+def scheduled_pod(pod: Obj) -> object:
+    """Return a pod at which a scheduler has looked: until then it is no replica, and has no problem either."""
+    return everything(pod) if is_scheduled(pod) else None
+
+
+def offered_endpoints(endpoint_slice: Obj) -> object:
+    """Return an EndpointSlice that has endpoints: Kubernetes makes an empty one with each Service."""
+    return everything(endpoint_slice) if endpoint_slice.get("endpoints") else None
 
 
 def existence(obj: Obj) -> object:

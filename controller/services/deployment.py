@@ -16,6 +16,7 @@ from controller.models.volume import MODELS_PATH
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, child, ref
 from controller.reconcile.stamp import is_desired, stamp
+from controller.reconcile.triggers import is_scheduled
 from controller.services import diagnosis, preconditions
 from controller.services.replicas import Replicas
 from controller.services.tokens import TOKEN_KEY, token_name
@@ -33,6 +34,7 @@ PORT_NAME: Final = "http"
 TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
 _LOADING_SECONDS: Final = 3600
 """Time for loading weights, after which the kubelet restarts the container."""
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 
@@ -77,7 +79,8 @@ def observe_pods(
         *(diagnosis.diagnose_pod(pod) for pod in pods if not _is_ready(pod)),
     ]
     return Replicas(
-        total=observed.get("status", {}).get("replicas", 0),
+        # Counted by the pods: the Deployment's own number follows seconds later when its controller has much to do.
+        total=sum(is_scheduled(pod) and pod["status"].get("phase") not in _ENDED for pod in pods),
         ready=tuple(ready[-current:] if current else ()),
         problem=diagnosis.most_severe(problems) if desired else None,
         apply=desired,

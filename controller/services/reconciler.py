@@ -13,7 +13,14 @@ import msgspec
 from controller.models.served import Served, read_companions
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
-from controller.reconcile.triggers import Trigger, everything, owned, steady_facts
+from controller.reconcile.triggers import (
+    Trigger,
+    everything,
+    offered_endpoints,
+    owned,
+    scheduled_pod,
+    steady_facts,
+)
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
 from controller.services.metal_processes import observe_hosts
@@ -89,8 +96,8 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
             *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
             Trigger(MODELS, _services_of_model, everything),
             Trigger(METAL_HOSTS, _services_of_host, steady_facts),
-            Trigger(PODS, _service_by_label(LABEL_SERVICE), everything),
-            Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), everything),
+            Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
+            Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
         ),
         observe=observe,
         written=tokens.remember,

@@ -70,7 +70,11 @@ def chat_pod(name: str = "chat-1", *, ready: bool = True, **status: Any) -> Obj:
             "resourceVersion": "1",
             "labels": {"inference.pomona.dev/service": "chat"},
         },
-        "status": {"conditions": [{"type": "Ready", "status": str(ready)}], "podIPs": [{"ip": ADDRESS}], **status},
+        "status": {
+            "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": str(ready)}],
+            "podIPs": [{"ip": ADDRESS}],
+            **status,
+        },
     }
 
 

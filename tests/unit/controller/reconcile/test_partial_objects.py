@@ -47,10 +47,11 @@ def changed(deployment: Obj, *, stamped: bool, **spec: Any) -> Obj:
     return found
 
 
+@pytest.mark.parametrize("ready", [0, 1])
 @pytest.mark.parametrize("stamped", [True, False])
 @pytest.mark.parametrize("spec", [{}, {"replicas": 3}, {"template": {"spec": {"containers": []}}}], ids=str)
-def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bool) -> None:
-    deployment = changed(chat_deployment(*BASE), stamped=stamped, **spec)
+def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bool, ready: int) -> None:
+    deployment = changed(chat_deployment(*BASE, ready=ready), stamped=stamped, **spec)
     whole, _ = decide(deployment, partial=False)
     part, known = decide(deployment, partial=True)
     assert part == whole

@@ -74,10 +74,18 @@ def pod(**status: Any) -> Obj:
     return {"metadata": metadata, "spec": {"containers": []}, "status": status}
 
 
-def enqueued(controller: Controller, resource: Resource, old: Obj, new: Obj) -> set[Item]:
+def slice_of_pods(endpoints: list[Obj]) -> Obj:
+    labels = {"kubernetes.io/service-name": "chat"}
+    metadata = {"name": "chat-x7k2p", "namespace": "team", "uid": "e", "labels": labels}
+    return {"metadata": metadata, "ports": [], "endpoints": endpoints}
+
+
+def enqueued(controller: Controller, resource: Resource, old: Obj | None, new: Obj) -> set[Item]:
     """Return what a change from `old` to `new` enqueues."""
-    old["metadata"]["resourceVersion"], new["metadata"]["resourceVersion"] = "1", "2"
-    controller.store.put(resource, old)
+    new["metadata"]["resourceVersion"] = "2"
+    if old is not None:
+        old["metadata"]["resourceVersion"] = "1"
+        controller.store.put(resource, old)
     controller._queue = queue = Enqueued()
     controller.store.put(resource, new)
     return queue.items
@@ -97,16 +105,30 @@ QUIET = {
         stamped_deployment(replicas=1),
         stamped_deployment(replicas=1, conditions=[condition("Progressing", "True")]),
     ),
+    "a Deployment counts pods of which none is ready": (
+        DEPLOYMENTS,
+        stamped_deployment(),
+        stamped_deployment(observedGeneration=1, replicas=1, updatedReplicas=1, unavailableReplicas=1),
+    ),
+    "a pod is created": (PODS, None, pod(phase="Pending")),
+    "an EndpointSlice has no endpoint yet": (ENDPOINT_SLICES, None, slice_of_pods([])),
 }
 NEWS = {
     "the spec of a service": (INFERENCE_SERVICES, service(), service(replicas=2), {CHAT, TINY}),
     "the status of a Model": (MODELS, model(cached=False), model(), {CHAT}),
     "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
     "a pod that fits nowhere": (PODS, pod(), pod(conditions=[condition("PodScheduled", "False")]), {CHAT}),
+    "a pod that is scheduled": (PODS, pod(), pod(conditions=[condition("PodScheduled", "True")]), {CHAT}),
     "a pod that is ready": (
         PODS,
-        pod(conditions=[condition("Ready", "False")]),
-        pod(conditions=[condition("Ready", "True")]),
+        pod(conditions=[condition("PodScheduled", "True"), condition("Ready", "False")]),
+        pod(conditions=[condition("PodScheduled", "True"), condition("Ready", "True")]),
+        {CHAT},
+    ),
+    "a Deployment's ready pods": (
+        DEPLOYMENTS,
+        stamped_deployment(replicas=2, readyReplicas=1),
+        stamped_deployment(replicas=2, readyReplicas=2),
         {CHAT},
     ),
     "a quota that no pod fits into": (
@@ -134,6 +156,7 @@ NEWS = {
         host(conditions=[condition("MemoryPressure", "True")]),
         {CHAT, STUDIO},
     ),
+    "the first endpoint": (ENDPOINT_SLICES, slice_of_pods([]), slice_of_pods([{"addresses": ["10.0.0.1"]}]), {CHAT}),
     "an endpoint": (
         ENDPOINT_SLICES,
         slice_of("chat", "studio-1", ready=False),

@@ -163,6 +163,23 @@ def test_service_is_ready_only_after_a_generated_token() -> None:
     assert ready_outcome(decide_chat(*offered, answer=refused)) == ("Progressing", "False", "Unauthorized")
 
 
+def test_replicas_are_the_pods_at_which_a_scheduler_has_looked() -> None:
+    base = (chat_service(), (MODELS, model()))
+    deployment = (DEPLOYMENTS, chat_deployment(*base, replicas=0, ready=0))
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+
+    def counted(**status: Any) -> int:
+        plan = decide_chat(*base, deployment, (PODS, chat_pod(ready=False, **status)))
+        assert plan.status is not None
+        found: int = plan.status["replicas"]
+        return found
+
+    assert counted(conditions=[]) == 0
+    assert counted(conditions=[unschedulable]) == 1
+    assert counted(phase="Running") == 1
+    assert counted(phase="Failed") == 0
+
+
 def test_fewer_replicas_that_answer_are_degraded_with_the_cause() -> None:
     base = (chat_service(replicas=2), (MODELS, model()))
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
