@@ -6,6 +6,7 @@
 import asyncio
 import os
 import secrets
+import time
 from typing import Final
 
 import pytest
@@ -48,7 +49,10 @@ def choose(points: list[tuple[str, Fault]]) -> list[tuple[str, Fault]]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_crash_at_any_write_does_not_change_the_result(make_world: MakeWorld, scenario: str) -> None:
+async def test_crash_at_any_write_does_not_change_the_result(
+    make_world: MakeWorld, scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
     async with make_world(None) as undisturbed, undisturbed.running():
         await SCENARIOS[scenario](undisturbed)
     writes = undisturbed.writes()
@@ -70,4 +74,8 @@ async def test_crash_at_any_write_does_not_change_the_result(make_world: MakeWor
     chosen = choose(points)
     async with asyncio.TaskGroup() as group:
         crashes = [group.create_task(crash(*point)) for point in chosen]
-    assert sum(each.result() for each in crashes) >= len(chosen) / 2, "most of these writes are made in every run"
+    crashed, seconds = sum(each.result() for each in crashes), time.monotonic() - began
+    if EVERYTHING:
+        with capsys.disabled():
+            print(f"{scenario}: {len(writes)} writes, {crashed} crashes at {len(chosen)} points, {seconds:.0f} s")
+    assert crashed >= len(chosen) / 2, "most of these writes are made in every run"
