@@ -140,7 +140,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         str,
         described(
             "Digest of the generation, replicas and endpoints that have generated a token. A controller that becomes "
-            "leader probes the service again only if it differs."
+            "leader probes the service at once only if it differs. Pods are probed every 10 minutes in any case."
         ),
     ] = ""
     token_rotation: Annotated[

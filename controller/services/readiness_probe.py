@@ -2,7 +2,9 @@
 
 A question is a generation of the service with its current replicas and endpoints; the prober repeats it until a token
 is generated. A model may take long for that, so the prober has separate workers; a reconcile reads the last answer. A
-service that does not answer soon is probed again by other workers, so that services that hang delay no other.
+service that does not answer soon is probed again by other workers, so that services that hang delay no other. Replicas
+in pods are asked again every ten minutes, because the kubelet sees only that an engine's process lives; those on hosts
+are watched by their proxy.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import base64
 import hashlib
 import random
 import ssl
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
@@ -19,8 +22,8 @@ import structlog
 
 from controller.reconcile.plan import Leading
 from controller.services.deployment import PORT_NAME
-from controller.services.tokens import TOKEN_KEY, is_token_secret, token_name
-from crds.meta import HTTPS, ROTATE_TOKEN, split_slice_name
+from controller.services.tokens import TOKEN_KEY, is_edited, is_token_secret, token_name
+from crds.meta import HTTPS, split_slice_name
 from crds.serving import Mode
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
@@ -39,6 +42,17 @@ MOST_ASKED: Final = 4
 """Most endpoints of one service that are probed in one try."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
+REPEAT_SECONDS: Final = 600.0
+"""Pause between two questions to a service in pods that answers: at 1,000 services, 1.7 tokens a second."""
+DOUBT_SECONDS: Final = 10.0
+"""Time for which a service that has answered must fail until it is not ready: a new token takes seconds to arrive."""
+SILENT_SECONDS: Final = 300.0
+"""Time for which a service that has answered must be silent before its message says so: it may be busy."""
+TOKEN_EDITED: Final = "TokenEdited"  # noqa: S105 - a reason
+TOKEN_NOT_FOUND: Final = "TokenNotFound"  # noqa: S105 - a reason
+TOKEN_NOT_READ: Final = "TokenNotRead"  # noqa: S105 - a reason
+UNKNOWN: Final = frozenset({TIMED_OUT, TOKEN_EDITED, TOKEN_NOT_READ})
+"""Reasons of probes that prove nothing about a service that has answered before."""
 
 log = structlog.get_logger()
 
@@ -71,6 +85,11 @@ class Question(NamedTuple):
     mode: Mode = "chat"
 
     @property
+    def in_pods(self) -> bool:
+        """True if a pod is among the endpoints."""
+        return any(not each.host for each in self.endpoints)
+
+    @property
     def digest(self) -> str:
         """A digest by which a later leader recognises the question."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
@@ -99,6 +118,37 @@ def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
     return addresses | {each.get("status", {}).get("address", "") for each in hosts}
 
 
+def judge_probe(
+    result: ProbeResult, last: ProbeResult | None, failing_seconds: float, *, has_answered: bool
+) -> ProbeResult | None:
+    """Return the answer that follows from a probe, or None if it is the last one still.
+
+    Args:
+        result: the result of the probe.
+        last: the last answer to the same question.
+        failing_seconds: time since the first of the probes that failed in a row.
+        has_answered: an endpoint of the service has generated a token.
+    """
+    if result.ok and last is not None and last.ok and "; " not in last.message + result.message:
+        return None  # another endpoint answered than before: that is no news
+    if result.ok or not has_answered:
+        return result
+    if result.reason not in UNKNOWN:
+        return result if failing_seconds >= DOUBT_SECONDS else None
+    is_news = result.reason == TIMED_OUT and last is not None and last.ok and "; " not in last.message
+    if last is None or not is_news or failing_seconds < SILENT_SECONDS:
+        return None
+    return msgspec.structs.replace(
+        last, message=f"{last.message}; {result.message}: it is busy, or it hangs and must be restarted"
+    )
+
+
+def seconds_to_repeat(service_uid: str, now: float) -> float:
+    """Return the seconds from `now` to the moment of each `REPEAT_SECONDS` that is the service's."""
+    share = zlib.crc32(service_uid.encode()) / 2**32
+    return (share * REPEAT_SECONDS - now) % REPEAT_SECONDS
+
+
 class Probe(NamedTuple):
     """One probe of a service: its result, the endpoint that the result is of, and one that failed beside it."""
 
@@ -123,6 +173,10 @@ class Prober:
         self._failures: dict[ObjectKey, int] = {}
         self._answered: dict[ObjectKey, frozenset[Endpoint]] = {}
         """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
+        self._failing_since: dict[ObjectKey, float] = {}
+        """When the first of the probes that failed in a row did, by the loop's clock."""
+        self._stale_tokens: set[ObjectKey] = set()
+        """Services whose Secret has not the token that replicas know."""
         self._failed: dict[ObjectKey, Endpoint] = {}
         """An endpoint that failed while another one answered: it is probed until it answers, too."""
         self._quick: WorkQueue[ObjectKey] = WorkQueue()
@@ -134,25 +188,36 @@ class Prober:
         If `question` is None, the service is forgotten. `proof` is the answer that an earlier leader got.
         """
         if question is None:
-            for memory in (self._questions, self._answers, self._failures, self._answered, self._failed):
+            for memory in (self._questions, self._answers, self._answered):
                 memory.pop(key, None)
+            self._stale_tokens.discard(key)
+            self._forget_failures(key)
             return None
         if self._questions.get(key) != question:
             self._questions[key] = question
-            self._failures.pop(key, None)
-            self._failed.pop(key, None)
+            self._forget_failures(key)
             if proof is None:
                 self._quick.add(key)
             else:
                 self._answers[key] = question, proof
                 self._answered[key] = frozenset(question.endpoints)
-        asked, answer = self._answers.get(key, (None, None))
-        return answer if asked == question else None
+                self._repeat_later(key, question)
+        return self._last_answer(key, question)
+
+    def take_stale_token(self, key: ObjectKey) -> bool:
+        """Return whether a probe since the last call found that the Secret of a service has to be read again."""
+        is_stale = key in self._stale_tokens
+        self._stale_tokens.discard(key)
+        return is_stale
 
     async def run(self, leading: Leading) -> None:
         """Probe for ever."""
-        for key in self._questions:  # an earlier run may have been cancelled before their answers came
-            self._quick.add(key)
+        for key, question in self._questions.items():
+            answer = self._last_answer(key, question)
+            if answer is not None and answer.ok and key not in self._failures:
+                self._repeat_later(key, question)
+            else:  # an earlier run may have been cancelled before the answer came
+                self._quick.add(key)
         connector = aiohttp.TCPConnector(ssl=self._trust or True, limit=0)
         async with (
             aiohttp.ClientSession(connector=connector, trust_env=False) as session,
@@ -173,8 +238,10 @@ class Prober:
     ) -> None:
         """Probe once; enqueue the next probe unless none is needed."""
         question = self._questions.get(key)
-        asked, last = self._answers.get(key, (None, None))
-        if question is None or (asked == question and last is not None and last.ok and key not in self._failed):
+        if question is None:
+            return
+        last = self._last_answer(key, question)
+        if last is not None and last.ok and key not in self._failures and not question.in_pods:
             return
         result, endpoint, failed = await _probe(
             session, leading.client, key, question, timeout_seconds, first=self._failed.get(key)
@@ -182,32 +249,57 @@ class Prober:
         self._on_probe(result.reason)
         if self._questions.get(key) != question:
             return  # the service is gone, or another question is queued already
-        silent = result.reason == TIMED_OUT
-        if silent and timeout_seconds < TOKEN_SECONDS:
+        if result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return
+        if result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
+            self._stale_tokens.add(key)
+            leading.enqueue(INFERENCE_SERVICES, key)
         answered = self._answered.get(key, frozenset()).intersection(question.endpoints)
         if result.ok and endpoint is not None:
             self._answered[key] = answered | {endpoint}
-        if silent and answered:
-            log.info("probe_unanswered", service=str(key), message=result.message)
-        else:
-            self._answers[key] = question, result
-            if result != last or asked != question:
-                log.info("service_probed", service=str(key), ok=result.ok, reason=result.reason, message=result.message)
-                leading.enqueue(INFERENCE_SERVICES, key)
-        self._probe_again(key, failed if result.ok else None, result)
+        judged = judge_probe(result, last, self._failing_seconds(key, result), has_answered=bool(answered))
+        if judged is None and not result.ok:
+            log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
+        elif judged is not None and judged != last:
+            self._answers[key] = question, judged
+            log.info("service_probed", service=str(key), ok=judged.ok, reason=judged.reason, message=judged.message)
+            leading.enqueue(INFERENCE_SERVICES, key)
+        self._probe_again(key, question, failed if result.ok else None, result)
 
-    def _probe_again(self, key: ObjectKey, failed: Endpoint | None, result: ProbeResult) -> None:
-        """Enqueue the next probe, unless the service answers and no endpoint of it is known to fail."""
+    def _failing_seconds(self, key: ObjectKey, result: ProbeResult) -> float:
+        """Return the time since the first of the failures of which this result is the last, or 0."""
+        if result.ok:
+            self._failing_since.pop(key, None)
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        return now - self._failing_since.setdefault(key, now)
+
+    def _probe_again(self, key: ObjectKey, question: Question, failed: Endpoint | None, result: ProbeResult) -> None:
+        """Enqueue the next probe: soon, unless the service answers and no endpoint of it is known to fail."""
+        if result.ok and failed is None:
+            self._forget_failures(key)
+            self._repeat_later(key, question)
+            return
         self._failed.pop(key, None)
         if failed is not None:
             self._failed[key] = failed
-        elif result.ok:
-            return
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
         (self._patient if result.reason == TIMED_OUT else self._quick).add_after(key, pause)
+
+    def _repeat_later(self, key: ObjectKey, question: Question) -> None:
+        """Enqueue the next probe of a service that answers, if it is in pods."""
+        if question.in_pods:
+            self._quick.add_after(key, seconds_to_repeat(question.service_uid, asyncio.get_running_loop().time()))
+
+    def _forget_failures(self, key: ObjectKey) -> None:
+        for memory in (self._failures, self._failed, self._failing_since):
+            memory.pop(key, None)
+
+    def _last_answer(self, key: ObjectKey, question: Question) -> ProbeResult | None:
+        asked, answer = self._answers.get(key, (None, None))
+        return answer if asked == question else None
 
 
 async def _probe(
@@ -258,18 +350,18 @@ async def _read_token(client: Client, key: ObjectKey, service_uid: str) -> str |
     try:
         secret = await client.get(SECRETS, name, key.namespace)
         if is_token_secret(secret, service_uid):
+            if is_edited(secret, service_uid):
+                message = f"Secret {name} was edited: waiting until all replicas know the new token"
+                return ProbeResult(ok=False, reason=TOKEN_EDITED, message=message)
             return base64.b64decode(secret["data"][TOKEN_KEY]).decode().strip()
         message = f"Secret {name} belongs to another owner: delete it, so that the controller can create it"
     except NotFound:
         message = f"Secret {name} does not exist: waiting for the controller to create it"
     except (KeyError, UnicodeDecodeError):
-        message = (
-            f"Secret {name} has no text under key {TOKEN_KEY}: the controller makes a new token within ten minutes, or "
-            f"at once if the InferenceService gets a new value of the annotation {ROTATE_TOKEN}"
-        )
+        message = f"Secret {name} has no text under key {TOKEN_KEY}: waiting for the controller to make a new token"
     except (ApiError, Unreachable) as error:
-        return ProbeResult(ok=False, reason="TokenNotRead", message=str(error))
-    return ProbeResult(ok=False, reason="TokenNotFound", message=message)
+        return ProbeResult(ok=False, reason=TOKEN_NOT_READ, message=str(error))
+    return ProbeResult(ok=False, reason=TOKEN_NOT_FOUND, message=message)
 
 
 def _explained(probe: ProbeResult, endpoint: Endpoint) -> ProbeResult:

@@ -85,6 +85,8 @@ def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
         answer = prober.answer(key, question, view.proof)
         uid = service.metadata.uid
         serves = any(snapshot.children(resource, key.namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
+        if prober.take_stale_token(key):
+            tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation)

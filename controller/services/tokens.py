@@ -98,11 +98,11 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
         wanted: the result of `wanted_rotation`.
     """
     annotations = secret["metadata"].get("annotations") or {}
-    token = _usable(base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip())
+    token = _read_token(secret)
     noted = annotations.get(TOKEN_DIGEST)
     # An earlier version noted nothing but the identifier, by the annotation that now asks for a new token.
     rotation = annotations.get(ROTATE_TOKEN if noted is None else TOKEN_ROTATION, "")
-    edited = noted not in {None, _token_digest(service_uid, token)}
+    edited = is_edited(secret, service_uid)
     asked = noted is not None and ROTATE_TOKEN in annotations
     is_new = is_new_rotation(wanted, rotation)
     if noted is not None and token and not (edited or asked or is_new):
@@ -117,8 +117,15 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     return _patch_secret(secret, service_uid, rotation, token, replace=False)
 
 
-def _usable(token: bytes) -> bytes:
+def is_edited(secret: Obj, service_uid: str) -> bool:
+    """Return whether the token of a Secret is another than the one that was followed last, which replicas know."""
+    noted = (secret["metadata"].get("annotations") or {}).get(TOKEN_DIGEST)
+    return noted not in {None, _token_digest(service_uid, _read_token(secret))}
+
+
+def _read_token(secret: Obj) -> bytes:
     """Return the token, or nothing if no client could send it: it is replaced like an empty one."""
+    token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip()
     return token if _TOKEN.fullmatch(token) else b""
 
 
@@ -200,6 +207,11 @@ class KnownTokens:
         if resource == SECRETS and owner is not None and TOKEN_DIGEST in (secret["metadata"].get("annotations") or {}):
             key = ObjectKey(secret["metadata"]["namespace"], owner["name"])
             self._seen[key] = _Sighting(owner["uid"], _rotation_of(secret), _due(owner["uid"], self._now()))
+
+    def read_again(self, key: ObjectKey) -> None:
+        """Read the Secret of a service at its next reconcile."""
+        if (seen := self._seen.get(key)) is not None:
+            self._seen[key] = seen._replace(due=datetime.min.replace(tzinfo=UTC))
 
     def restart(self) -> None:
         """Forget all Secrets: another leader may have written since."""

@@ -91,6 +91,31 @@ async def test_token_edited_in_its_secret_is_followed_while_the_old_one_is_never
     assert [each.gaps for each in observers] == [0, 0]
 
 
+@pytest.mark.usefixtures("host")
+async def test_edited_token_is_followed_at_once_if_a_probe_meets_it(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
+    await cluster.ready("by-pod", "by-host")
+    ready_since = {service: await last_transition(cluster, service) for service in ("by-pod", "by-host")}
+    edit = json.dumps({"stringData": {"token": "of-my-own-choice"}})
+    for service in ready_since:
+        await cluster.kubectl("patch", "secret", f"{service}-token", f"--patch={edit}")
+        await cluster.edit(service, runtime="llama.cpp")  # an edit that replaces nothing, but is probed
+
+    async def answers_to_new_token(service: str) -> bool:
+        assert (await cluster.get(service)).status.token_rotation, "without an annotation, and not after ten minutes"
+        return (await cluster.ask(service, token="of-my-own-choice")).status == 200
+
+    for service, since in ready_since.items():
+        await eventually(functools.partial(answers_to_new_token, service), READY_SECONDS)
+        await cluster.ready(service)
+        assert await last_transition(cluster, service) == since, "it was never called not ready"
+
+
+async def last_transition(cluster: Cluster, service: str) -> str:
+    """Return when Ready changed last."""
+    return condition(await cluster.get(service)).last_transition_time
+
+
 async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
     cluster: Cluster, host: MetalHost
 ) -> None:

@@ -3,21 +3,34 @@
 import asyncio
 import base64
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from controller.reconcile.plan import Leading
 from controller.services import readiness_probe
-from controller.services.readiness_probe import Endpoint, Prober, Question, ready_endpoints
+from controller.services.readiness_probe import (
+    DOUBT_SECONDS,
+    REPEAT_SECONDS,
+    SILENT_SECONDS,
+    Endpoint,
+    Prober,
+    Question,
+    judge_probe,
+    ready_endpoints,
+    seconds_to_repeat,
+)
+from controller.services.tokens import token_secret
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
 from runtimes.probe import ProbeResult
-from tests.support.api_objects import slice_of
+from tests.support.api_objects import as_service, service, slice_of
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -31,6 +44,7 @@ class Secrets(Client):
     def __init__(self, token: str | None = TOKEN, owner: str = "uid-chat") -> None:
         self.token = token
         self.owner = owner
+        self.annotations: dict[str, str] = {}
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert resource.plural == "secrets"
@@ -38,7 +52,11 @@ class Secrets(Client):
         if self.token is None:
             raise NotFound("get secrets", status=404)
         return {
-            "metadata": {"name": name, "ownerReferences": [{"uid": self.owner_in(namespace), "controller": True}]},
+            "metadata": {
+                "name": name,
+                "ownerReferences": [{"uid": self.owner_in(namespace), "controller": True}],
+                "annotations": self.annotations,
+            },
             "data": {"token": base64.b64encode(self.token.encode()).decode()} if self.token else {},
         }
 
@@ -52,6 +70,7 @@ class Engine:
     def __init__(self) -> None:
         self.asked = 0
         self.well = True
+        self.broken = False
         self.busy = asyncio.Event()
 
     async def complete(self, request: web.Request) -> web.Response:
@@ -60,6 +79,8 @@ class Engine:
             await asyncio.Event().wait()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if self.broken:
+            return web.json_response({"error": {"message": "Compute error"}}, status=500)
         if not self.well:
             return web.json_response({"error": {"message": "Loading model"}}, status=503)
         return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
@@ -291,6 +312,116 @@ async def test_answer_that_an_earlier_leader_got_is_not_requested_again(engine: 
         assert prober.answer(KEY, scaled) is None, "its endpoints have answered the earlier leader"
     assert question.digest == question._replace().digest
     assert question.digest != scaled.digest
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness_probe, "REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr(readiness_probe, "DOUBT_SECONDS", 0.3)
+    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(readiness_probe, "LAST_RETRY_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("inherited", [False, True], ids=["same leader", "new leader"])
+async def test_pod_that_fails_after_its_first_answer_is_found(
+    engine: tuple[Engine, Endpoint], *, inherited: bool
+) -> None:
+    """The kubelet asks for /health only, which says nothing about the model."""
+    served, endpoint = engine
+    prober, told = Prober(), list[ObjectKey]()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    proof = ProbeResult(ok=True, reason="Generated", message="generated a token") if inherited else None
+    async with running(prober.run(leading(Secrets(), told))):
+        prober.answer(KEY, question, proof)
+        await settled(prober, question)
+        await eventually(lambda: served.asked > 3)
+        assert told == ([] if inherited else [KEY]), "the same answer is no news"
+        served.broken = True
+        failed = await settled(prober, question, ok=False)
+        assert (failed.reason, failed.message) == ("BadAnswer", f"{endpoint.url} answered 500: Compute error")
+        served.broken = False
+        await settled(prober, question)
+
+
+@pytest.mark.usefixtures("often")
+async def test_service_on_hosts_is_asked_once(engine: tuple[Engine, Endpoint]) -> None:
+    """Its proxy sees each answer of the engine."""
+    served, endpoint = engine
+    prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint._replace(host="studio-1"),))
+    async with silent_endpoint() as (silent, connections), running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
+        in_pods = Question("uid-1", 1, ("b",), (silent,))
+        proof = ProbeResult(ok=True, reason="Generated", message="generated a token")
+        prober.answer(ObjectKey("team-1", "hung"), in_pods, proof)
+        await eventually(lambda: connections)
+    assert served.asked == 1
+
+
+FINE = ProbeResult(ok=True, reason="Generated", message="http://10.0.0.1:8080 generated a token")
+ERROR = ProbeResult(ok=False, reason="BadAnswer", message="http://10.0.0.1:8080 answered 500: Compute error")
+SILENCE = ProbeResult(ok=False, reason="TimedOut", message="no answer from http://10.0.0.1:8080")
+UNREAD = ProbeResult(ok=False, reason="TokenNotRead", message="503")
+NOTED = f"{FINE.message}; {SILENCE.message}: it is busy, or it hangs and must be restarted"
+
+
+@pytest.mark.parametrize(
+    ("result", "last", "seconds", "expected"),
+    [
+        (ERROR, FINE, 0.0, None),
+        (ERROR, FINE, DOUBT_SECONDS, ERROR),
+        (ERROR, None, 0.0, None),
+        (SILENCE, FINE, SILENT_SECONDS - 1, None),
+        (SILENCE, FINE, SILENT_SECONDS, msgspec.structs.replace(FINE, message=NOTED)),
+        (SILENCE, msgspec.structs.replace(FINE, message=NOTED), 2 * SILENT_SECONDS, None),
+        (SILENCE, None, SILENT_SECONDS, None),
+        (SILENCE, ERROR, SILENT_SECONDS, None),
+        (UNREAD, FINE, 2 * SILENT_SECONDS, None),
+        (msgspec.structs.replace(FINE, message="http://10.0.0.2:8080 generated a token"), FINE, 0.0, None),
+        (FINE, msgspec.structs.replace(FINE, message=NOTED), 0.0, FINE),
+        (FINE, ERROR, 0.0, FINE),
+    ],
+)
+def test_service_that_has_answered_is_believed(
+    result: ProbeResult, last: ProbeResult | None, seconds: float, expected: ProbeResult | None
+) -> None:
+    assert judge_probe(result, last, seconds, has_answered=True) == expected
+
+
+@pytest.mark.parametrize("result", [FINE, ERROR, SILENCE, UNREAD], ids=lambda each: each.reason)
+def test_service_that_has_never_answered_is_as_its_probe_says(result: ProbeResult) -> None:
+    assert judge_probe(result, None, 0.0, has_answered=False) == result
+
+
+def test_repeated_questions_are_spread() -> None:
+    now, uids = 12_345.0, [str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))) for number in range(1000)]
+    pauses = [seconds_to_repeat(uid, now) for uid in uids]
+    a_tenth = REPEAT_SECONDS / 10
+    counts = [sum(a_tenth * part <= pause < a_tenth * (part + 1) for pause in pauses) for part in range(10)]
+    assert sum(counts) == 1000
+    assert all(70 <= count <= 130 for count in counts), counts
+    again = seconds_to_repeat(uids[1], now + pauses[1] + 1.0)
+    assert again == pytest.approx(REPEAT_SECONDS - 1.0)
+
+
+@pytest.mark.usefixtures("often")
+async def test_edited_token_is_not_sent_before_the_edit_is_followed(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, told, api = Prober(), list[ObjectKey](), Secrets()
+    first, scaled = [Question("uid-chat", number, ("a",), (endpoint,)) for number in (1, 2)]
+    _, made = token_secret(as_service(service()), TOKEN)
+    async with running(prober.run(leading(api, told))):
+        api.annotations = made["metadata"]["annotations"]
+        await settled(prober, first)
+        assert not prober.take_stale_token(KEY)
+        api.token, told[:] = "edited", []
+        asked = served.asked
+        assert prober.answer(KEY, scaled) is None
+        await eventually(lambda: prober.take_stale_token(KEY))
+        assert KEY in told, "it is reconciled, and the edit followed, at once"
+        assert (served.asked, prober.answer(KEY, scaled)) == (asked, None), "it is not called not ready"
+        api.token = TOKEN
+        await settled(prober, scaled)
 
 
 def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:

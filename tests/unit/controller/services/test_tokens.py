@@ -6,12 +6,14 @@ from datetime import timedelta
 import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.readiness_probe import Prober
+from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
+from controller.tenant_limits import UNLIMITED
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import NotFound
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
 
@@ -159,6 +161,24 @@ async def test_edit_is_found_within_ten_minutes_without_an_event() -> None:
     assert (early.rotation.patch, api.reads) == (None, 1)
     late = await find_step(api, served(None), tokens, after=timedelta(seconds=step.rotation.again_seconds))
     assert (late.rotation.patch is not None, api.reads) == (True, 2)
+
+
+class FoundAnEdit(Prober):
+    """A prober whose last probe found that the Secret of each service was edited."""
+
+    def take_stale_token(self, key: ObjectKey) -> bool:
+        assert key == KEY
+        return True
+
+
+@pytest.mark.parametrize(("prober", "reads"), [(Prober(), 1), (FoundAnEdit(), 2)], ids=["no edit", "edit"])
+async def test_secret_is_read_at_once_if_a_probe_found_an_edit(prober: Prober, reads: int) -> None:
+    observe = service_reconciler(prober, UNLIMITED).observe
+    assert observe is not None
+    api = OneSecret(stored_secret())
+    for _ in range(2):
+        await observe(api, Snapshot(store((INFERENCE_SERVICES, served(None))), NOW), KEY)
+    assert api.reads == reads
 
 
 async def test_secrets_that_a_new_leader_reads_at_once_are_read_again_one_after_the_other() -> None:
