@@ -3,19 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from crds.meta import (
-    HOSTS_NAMESPACE,
-    LABEL_HOST,
-    LABEL_MANAGED_BY,
-    LABEL_SERVICE_NAME,
-    LABEL_SLICE_MANAGED_BY,
-    MANAGED_BY,
-    SLICE_MANAGED_BY,
-    slice_name,
-)
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, EVENTS, LEASES, Resource
 from kube.time import micro_time
+from tests.support.agent_objects import lease_of_host, slice_of_process
 
 ADDRESSES = {"studio-1": "10.77.150.1", "studio-2": "10.77.150.2"}
 """The hosts and the address that each is granted."""
@@ -37,37 +28,16 @@ def build_process(namespace: str, name: str, host: str | None) -> Obj:
 
 def build_slice(process: Obj, **changes: Any) -> Written:
     """Return the slice of a process, with which its host publishes it; `changes` replace parts of it."""
-    service, host = process["spec"]["serviceName"], process["spec"]["hostName"]
-    metadata = {
-        "namespace": process["metadata"]["namespace"],
-        "name": slice_name(service, host),
-        "labels": {
-            LABEL_SERVICE_NAME: service,
-            LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
-            LABEL_MANAGED_BY: MANAGED_BY,
-            LABEL_HOST: host,
-        },
-        "ownerReferences": [
-            {"apiVersion": process["apiVersion"], "kind": process["kind"]}
-            | {key: process["metadata"][key] for key in ("name", "uid")}
-        ],
-    }
-    conditions = {"ready": True, "serving": True, "terminating": False}
-    body = {
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": 18000, "protocol": "TCP"}],
-        "endpoints": [{"addresses": [ADDRESSES[host]], "conditions": conditions}],
-    }
-    of_metadata = {key: value for key, value in changes.items() if key in {*metadata, "finalizers"}}
+    made = slice_of_process(process, ADDRESSES[process["spec"]["hostName"]], 18000)
+    of_metadata = {key: value for key, value in changes.items() if key in {*made["metadata"], "finalizers"}}
     of_body = {key: value for key, value in changes.items() if key not in of_metadata}
-    return ENDPOINT_SLICES, {"metadata": metadata | of_metadata, **body, **of_body}
+    return ENDPOINT_SLICES, {**made, **of_body, "metadata": made["metadata"] | of_metadata}
 
 
 def build_lease(process: Obj, **changes: Any) -> Written:
-    """Return the Lease of the host of a process."""
-    host = process["spec"]["hostName"]
-    spec = {"holderIdentity": host, "leaseDurationSeconds": 40, "renewTime": micro_time(datetime.now(UTC))}
-    return LEASES, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": host, **changes}, "spec": spec}
+    """Return the Lease of the host of a process; `changes` replace parts of its metadata."""
+    made = lease_of_host(process["spec"]["hostName"])
+    return LEASES, {**made, "metadata": made["metadata"] | changes}
 
 
 def build_event(regarding: Obj, host: str, **changes: Any) -> Written:
