@@ -61,10 +61,10 @@ durations: setup binaries ## Write the table by which `make test` starts long te
 
 .PHONY: benchmarks
 benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of them
-	@for path in benchmarks/$(or $(NAME),*).py; do \
-	  name=$$(basename $$path .py); test $$name = __init__ && continue; \
-	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name; \
-	done
+	@failed=0; for path in $(if $(NAME),benchmarks/$(NAME).py,$$(grep -l __main__ benchmarks/*.py)); do \
+	  name=$$(basename $$path .py); \
+	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name || failed=1; \
+	done; exit $$failed
 
 .PHONY: chaos
 chaos: setup binaries ## Break hosts and API server at random while clients ask, for 90 s; SECONDS=... and SEED=... to repeat a run
