@@ -24,7 +24,7 @@ CHECKED: Final = (
 _CODE: Final = frozenset({"model_file", "custom_generate"})
 """Keys with which a loader imports Python: mlx_lm's own (CVE-2026-5843), and one of transformers."""
 _CLASSES: Final = "auto_map"
-"""Key that names classes in Python files beside the weights, for a loader that was told to trust them."""
+"""Key that names classes in Python files beside the weights, for a loader that is set to trust them."""
 _CLASS_BESIDE: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 """A class of a file of the same folder; `REPO--FILE.CLASS` names another repository, and a slash another folder."""
 _KERNEL_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")

@@ -26,7 +26,7 @@ from kube.kubeconfig import CredentialsError
 INHERITED_VARIABLES = ("HF_ENDPOINT",)
 """Environment variables that the Jobs inherit from the controller."""
 GC_THRESHOLD = 10_000
-"""New objects after which garbage is collected: by Python's default, 700, it is a tenth of the time of a burst."""
+"""New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
 
 
 def _read_address(_context: click.Context, parameter: click.Parameter, text: str) -> BindAddress | None:

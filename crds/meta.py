@@ -40,7 +40,7 @@ ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
 TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
 """Annotation with the last replacement of a token: on its Secret, and on pods, which read it when they start."""
 TOKEN_DIGEST: Final = f"{GROUP}/token-digest"
-"""Annotation of a service's Secret with a digest of the token that was followed last: another token was edited."""
+"""Annotation of a service's Secret: a digest of the token that was followed last, by which an edit is recognised."""
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """Condition of a MetalProcess that needs another host; Pods have a condition of the same name."""

@@ -22,7 +22,7 @@ from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 log = structlog.get_logger()
 
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
-"""Age of a user's Secret after which it is read again, also one that did not exist: once for all hosts that need it."""
+"""Age after which a user's Secret, or its absence, is read again: once for all hosts that need it."""
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
 MOST_TOKENS_BYTES: Final = 384 << 10
 """Most bytes of all base64 values in a host's Secret: with those that they replaced they fit into one object."""

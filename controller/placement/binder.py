@@ -275,12 +275,12 @@ def _largest_free(capacities: Iterable[HostCapacity]) -> dict[tuple[str, str], i
 
 
 def _memory_pool(process: Obj) -> tuple[str, str]:
-    """Return the runtime and the namespace of a process, which decide about the hosts that it may use."""
+    """Return the runtime and the namespace of a process, which decide on which hosts it may run."""
     return process["spec"]["runtime"], process["metadata"]["namespace"]
 
 
 def _largest_for(largest: Mapping[tuple[str, str], int], runtime: str, namespace: str) -> int:
-    """Return the most memory that a host has left which a process may use; less than nothing if there is none."""
+    """Return the most memory that one of the hosts has left which a process may use; -1 if there is no such host."""
     return max(largest.get((runtime, namespace), -1), largest.get((runtime, _ANY_NAMESPACE), -1))
 
 

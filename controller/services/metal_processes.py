@@ -61,7 +61,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     # A displaced process counts while it answers.
     answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
     if any(each is not None and each.reason == "Binding" for each in problems):
-        # It is bound in a moment, or others take the memory that it was told of, which enqueues nothing here.
+        # It is bound in a moment, or other processes take that memory, which enqueues nothing here.
         steps = steps._replace(again_seconds=BINDING_SECONDS)
     elif standing.superseded and any(each.spec.host_name is None for each in standing.kept):
         # The memory that others free may make room for the replacement once its predecessor goes, and enqueues nothing.

@@ -46,7 +46,7 @@ class _ModelMemory(NamedTuple):
     measured_bytes: int | None
     """Computed from its header."""
     least_bytes: int | None
-    """As far as its header or at least its size is known."""
+    """The lower bound by the header or, if that has no layout, by the size of the file; None if neither is known."""
 
     @property
     def size_bytes(self) -> int | None:
@@ -203,7 +203,7 @@ def _contradiction(
 
 
 def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
-    """Return why the memory of a replica is not known, or must not be believed, or None."""
+    """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
     if service.spec.resources.memory is not None:
         return None
     sizes = _measure_memory(service, served)
