@@ -126,7 +126,7 @@ def judge_probe(
     Args:
         result: the result of the probe.
         last: the last answer to the same question.
-        failing_seconds: time since the first of the probes that failed in a row.
+        failing_seconds: time since the first failure of this sort (an error, or nothing proved) after the last answer.
         has_answered: an endpoint of the service has generated a token.
     """
     if result.ok and last is not None and last.ok and "; " not in last.message + result.message:
@@ -174,7 +174,9 @@ class Prober:
         self._answered: dict[ObjectKey, frozenset[Endpoint]] = {}
         """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
         self._failing_since: dict[ObjectKey, float] = {}
-        """When the first of the probes that failed in a row did, by the loop's clock."""
+        """When the first error came since the last answer, by the loop's clock."""
+        self._unknown_since: dict[ObjectKey, float] = {}
+        """When the first probe since the last answer proved nothing."""
         self._stale_tokens: set[ObjectKey] = set()
         """Services whose Secret has not the token that replicas know."""
         self._failed: dict[ObjectKey, Endpoint] = {}
@@ -268,12 +270,14 @@ class Prober:
         self._probe_again(key, question, failed if result.ok else None, result)
 
     def _failing_seconds(self, key: ObjectKey, result: ProbeResult) -> float:
-        """Return the time since the first of the failures of which this result is the last, or 0."""
+        """Return the time since the first failure of this sort after the last answer; 0 for an answer."""
         if result.ok:
             self._failing_since.pop(key, None)
+            self._unknown_since.pop(key, None)
             return 0.0
         now = asyncio.get_running_loop().time()
-        return now - self._failing_since.setdefault(key, now)
+        since = self._unknown_since if result.reason in UNKNOWN else self._failing_since
+        return now - since.setdefault(key, now)
 
     def _probe_again(self, key: ObjectKey, question: Question, failed: Endpoint | None, result: ProbeResult) -> None:
         """Enqueue the next probe: soon, unless the service answers and no endpoint of it is known to fail."""
@@ -294,7 +298,7 @@ class Prober:
             self._quick.add_after(key, seconds_to_repeat(question.service_uid, asyncio.get_running_loop().time()))
 
     def _forget_failures(self, key: ObjectKey) -> None:
-        for memory in (self._failures, self._failed, self._failing_since):
+        for memory in (self._failures, self._failed, self._failing_since, self._unknown_since):
             memory.pop(key, None)
 
     def _last_answer(self, key: ObjectKey, question: Question) -> ProbeResult | None:

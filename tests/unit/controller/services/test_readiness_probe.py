@@ -71,6 +71,7 @@ class Engine:
         self.asked = 0
         self.well = True
         self.broken = False
+        self.broken_once = False
         self.busy = asyncio.Event()
 
     async def complete(self, request: web.Request) -> web.Response:
@@ -79,7 +80,8 @@ class Engine:
             await asyncio.Event().wait()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
-        if self.broken:
+        if self.broken or self.broken_once:
+            self.broken_once = False
             return web.json_response({"error": {"message": "Compute error"}}, status=500)
         if not self.well:
             return web.json_response({"error": {"message": "Loading model"}}, status=503)
@@ -356,6 +358,25 @@ async def test_service_on_hosts_is_asked_once(engine: tuple[Engine, Endpoint]) -
         prober.answer(ObjectKey("team-1", "hung"), in_pods, proof)
         await eventually(lambda: connections)
     assert served.asked == 1
+
+
+@pytest.mark.usefixtures("often", "impatient")
+async def test_one_error_after_a_long_silence_does_not_end_readiness(engine: tuple[Engine, Endpoint]) -> None:
+    served, endpoint = engine
+    prober, told = Prober(), list[ObjectKey]()
+    question = Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), told))):
+        await settled(prober, question)
+        served.busy.set()
+        loop = asyncio.get_running_loop()
+        asked, since = served.asked, loop.time()
+        await eventually(lambda: served.asked > asked + 3 and loop.time() > since + readiness_probe.DOUBT_SECONDS)
+        served.broken_once = True
+        served.busy.clear()
+        await eventually(lambda: not served.broken_once)
+        asked = served.asked
+        await eventually(lambda: served.asked > asked + 1)
+    assert told == [KEY], "it was never called not ready"
 
 
 FINE = ProbeResult(ok=True, reason="Generated", message="http://10.0.0.1:8080 generated a token")
