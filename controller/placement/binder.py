@@ -1,23 +1,29 @@
 """The binder: gives each waiting MetalProcess a host.
 
-One loop on the leader binds one process after the other, so that no two can be promised the same memory. The free
-memory of a host is computed from the objects alone, each time anew: the memory that its agent reports, less that of
-the bound processes that are not in that report yet. So nothing is lost when the loop dies between any two lines.
+One loop on the leader binds one process after the other, so that no two can be promised the same memory. All that it
+decides by is in the objects, so nothing is lost when it dies between any two lines.
 """
 
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import structlog
 
+from controller.placement.capacity import (
+    HostCapacity,
+    eligible_hosts,
+    largest_for,
+    largest_free,
+    stored_capacities,
+)
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX, OWNER_INDEX, UNBOUND, controller_of, namespaced
 from controller.reconcile.plan import Leading, decode_stored
-from crds.meta import ADDRESS_ACCEPTED, DISRUPTION_TARGET, ENQUEUED_AT, MEMORY_PRESSURE, PRIORITY_RANK, Priority
+from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, PRIORITY_RANK, Priority
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from kube.backoff import backoff_seconds
@@ -30,34 +36,8 @@ FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest pause before a binding that failed is tried again; other processes are bound meanwhile."""
 READ_AGAIN_SECONDS: Final = 1.0
-_HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 log = structlog.get_logger()
-
-
-class HostCapacity(NamedTuple):
-    """The capacity that one host has left."""
-
-    host: str
-    runtimes: frozenset[str]
-    free_bytes: int
-    short_of_memory: bool = False
-    """The host accepts no process, whatever its budget: other programs use its memory."""
-    budget_bytes: int = 0
-    """Memory for models in all, which does not change all the time."""
-    namespaces: frozenset[str] = frozenset()
-    """Namespaces that the host is given to; none: all."""
-    address_problem: str = ""
-    """The reason why no endpoint of the host is accepted; empty if they are, or if that is not decided yet."""
-
-    @property
-    def is_open(self) -> bool:
-        """True if the host takes any process at all, provided that it fits."""
-        return not self.short_of_memory and not self.address_problem
-
-    def accepts(self, namespace: str) -> bool:
-        """Return whether the host is given to this namespace."""
-        return not self.namespaces or namespace in self.namespaces
 
 
 class WaitingProcess(NamedTuple):
@@ -87,68 +67,6 @@ class Binding(NamedTuple):
 
     process: WaitingProcess
     host: str
-
-
-def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
-    """Return the capacity that a host has left; a host whose free memory is not known has none.
-
-    `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
-    are bound to the host are subtracted here, also one that is being deleted or is not `readable`: until the host
-    reports it as Stopped or Rejected, it may hold its memory.
-    """
-    listed = {process.uid for process in host.status.processes}
-    promised_bytes = sum(
-        process["spec"]["memoryBytes"]
-        for process in bound
-        if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
-    )
-    free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
-    pressure = find(host.status.conditions, MEMORY_PRESSURE)
-    short = pressure is not None and pressure.status == "True"
-    budget_bytes = host.status.budget_bytes or host.status.available_bytes or 0
-    runtimes, namespaces = frozenset(host.status.runtimes), frozenset(host.spec.namespaces)
-    accepted = find(host.status.conditions, ADDRESS_ACCEPTED)
-    problem = accepted.message if accepted is not None and accepted.status == "False" else ""
-    return HostCapacity(host.metadata.name, runtimes, free_bytes, short, budget_bytes, namespaces, problem)
-
-
-def _stored(store: Store, host: str) -> Obj:
-    found = store.get(METAL_HOSTS, host)
-    if found is None:
-        raise KeyError(host)
-    return found
-
-
-def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
-    """Return the capacity of hosts of the store; each is computed once until the host or a process bound to it changes.
-
-    Raises KeyError for a host that is not in the store.
-    """
-    found = []
-    for host in hosts:
-        name = host.metadata.name
-        bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
-        compute = functools.partial(_host_capacity, host, bound)
-        found.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
-    return found
-
-
-def eligible_hosts(
-    runtime: str, namespace: str, avoid: Collection[str | None], among: Iterable[HostCapacity]
-) -> list[HostCapacity]:
-    """Return the hosts that can take this engine, are given to the namespace, can be reached and are not to be avoided.
-
-    The host with most free memory comes first, ties are in the order of names.
-    """
-    found = [
-        capacity
-        for capacity in among
-        if runtime in capacity.runtimes
-        and capacity.is_open
-        and capacity.host not in avoid
-        and capacity.accepts(namespace)
-    ]
-    return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
 def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> list[Binding]:
@@ -247,9 +165,9 @@ def decide_bindings(
         return []
     hosts = decode_stored(store, METAL_HOSTS, store.list(METAL_HOSTS), MetalHost)
     capacities = stored_capacities(store, filter_live(hosts, bindable))
-    largest = _largest_free(capacities)
+    largest = largest_free(capacities)
     # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
-    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= _largest_for(largest, *_memory_pool(obj))]
+    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, *_memory_pool(obj))]
     waits = []
     for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)
@@ -260,28 +178,9 @@ def decide_bindings(
     return bind(waits, capacities)
 
 
-_ANY_NAMESPACE: Final = ""
-
-
-def _largest_free(capacities: Iterable[HostCapacity]) -> dict[tuple[str, str], int]:
-    """Return the most memory that one host has left, by runtime and namespace that it is given to."""
-    largest: dict[tuple[str, str], int] = {}
-    for capacity in capacities:
-        for runtime in capacity.runtimes if capacity.is_open else ():
-            for namespace in capacity.namespaces or (_ANY_NAMESPACE,):
-                pool = runtime, namespace
-                largest[pool] = max(capacity.free_bytes, largest.get(pool, 0))
-    return largest
-
-
 def _memory_pool(process: Obj) -> tuple[str, str]:
     """Return the runtime and the namespace of a process, which decide on which hosts it may run."""
     return process["spec"]["runtime"], process["metadata"]["namespace"]
-
-
-def _largest_for(largest: Mapping[tuple[str, str], int], runtime: str, namespace: str) -> int:
-    """Return the most memory that one of the hosts has left which a process may use; -1 if there is no such host."""
-    return max(largest.get((runtime, namespace), -1), largest.get((runtime, _ANY_NAMESPACE), -1))
 
 
 def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
@@ -397,8 +296,8 @@ class Binder:
                 least[pool] = min(needed_bytes, least.get(pool, needed_bytes))
             self._least_bytes = unbound, least
         _, least = self._least_bytes
-        largest = _largest_free(stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost)))
-        return any(needed_bytes <= _largest_for(largest, *pool) for pool, needed_bytes in least.items())
+        largest = largest_free(stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost)))
+        return any(needed_bytes <= largest_for(largest, *pool) for pool, needed_bytes in least.items())
 
 
 async def _write_binding(leading: Leading, binding: Binding) -> None:

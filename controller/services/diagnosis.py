@@ -6,7 +6,7 @@ Only the first of the most severe problems is reported: one cause with its remed
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from controller.placement.binder import HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.services.preconditions import Advice, Phase, ServiceProblem
 from controller.services.rollout import SortedProcesses
 from crds.meta import MEMORY_PRESSURE

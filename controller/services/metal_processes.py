@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from controller.models.served import Served, runtime_of
-from controller.placement import binder
+from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
@@ -44,7 +44,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     waits = len(processes) < wanted or any(each.spec.host_name is None for each in processes)
     hosts = _registered_hosts(snapshot, None if waits else {each.spec.host_name for each in processes})
     alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)] if waits else []
-    capacities = binder.stored_capacities(snapshot.store, alive)
+    capacities = stored_capacities(snapshot.store, alive)
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not preconditions.is_memory_stated(served) else None
     standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)

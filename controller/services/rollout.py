@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.placement import binder
+from controller.placement.binder import enqueued_at, is_displaced
+from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
@@ -128,7 +129,7 @@ def sort_processes(
             standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
-        elif current and not lost and not binder.is_displaced(process):
+        elif current and not lost and not is_displaced(process):
             usable.append(process)
         else:
             standing.superseded.append(process)
@@ -170,7 +171,7 @@ def plan_steps(
     *,
     exposed: Collection[str | None],
     taken: Collection[str],
-    capacities: Sequence[binder.HostCapacity],
+    capacities: Sequence[HostCapacity],
     now: datetime,
 ) -> MetalProcessSteps:
     """Return the next steps towards `wanted` processes of `spec`; none when they exist or are on their way.
@@ -206,17 +207,17 @@ def plan_steps(
 
 
 def _blocking_processes(
-    standing: SortedProcesses, superseded: Sequence[MetalProcess], capacities: Sequence[binder.HostCapacity]
+    standing: SortedProcesses, superseded: Sequence[MetalProcess], capacities: Sequence[HostCapacity]
 ) -> list[MetalProcess]:
     """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
     waiting = next((process for process in standing.kept if process.spec.host_name is None), None)
     if waiting is None or standing.terminating:
         return []
     avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
-    eligible_hosts = binder.eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities)
-    if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible_hosts):
+    eligible = eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities)
+    if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
-    for capacity in eligible_hosts:
+    for capacity in eligible:
         free, there = capacity.free_bytes, []
         for process in reversed(superseded):
             if process.spec.host_name == capacity.host and free < waiting.spec.memory_bytes:
@@ -233,7 +234,7 @@ def _inheritable_places(standing: SortedProcesses) -> list[str]:
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
     """
     replaced = (*standing.superseded, *standing.rejected, *standing.finished, *standing.terminating)
-    left = Counter(map(binder.enqueued_at, replaced)) - Counter(map(binder.enqueued_at, standing.kept))
+    left = Counter(map(enqueued_at, replaced)) - Counter(map(enqueued_at, standing.kept))
     return sorted(left.elements())
 
 

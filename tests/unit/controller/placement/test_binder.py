@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement import binder
-from controller.placement.binder import (
-    Binder,
-    HostCapacity,
-    WaitingProcess,
-    bind,
-    decide_bindings,
-    list_waiting,
-    stored_capacities,
-)
+from controller.placement.binder import Binder, WaitingProcess, bind, decide_bindings, list_waiting
+from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.reconcile.plan import Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
@@ -48,12 +41,6 @@ def placed(among: list[WaitingProcess], hosts: list[HostCapacity]) -> dict[str, 
     return {each.process.uid: each.host for each in bind(among, hosts)}
 
 
-def capacity_of(observed: Obj, *processes: Obj) -> HostCapacity:
-    known = store((METAL_HOSTS, observed), *((METAL_PROCESSES, each) for each in processes))
-    (found,) = stored_capacities(known, [as_host(observed)])
-    return found
-
-
 def test_host_with_most_free_memory_is_picked() -> None:
     assert placed([wants("a", 4)], [capacity("small", 8), capacity("large", 16)]) == {"a": "large"}
 
@@ -63,18 +50,13 @@ def test_host_is_given_to_namespaces() -> None:
     assert placed([wants("a", 4)], [capacity("small", 8), large]) == {"a": "small"}
     assert placed([wants("a", 4)], [large]) == {}
     assert placed([wants("a", 4)], [large._replace(namespaces=frozenset({"other", "team"}))]) == {"a": "large"}
-    stated = host("large") | {"spec": {"namespaces": ["other"]}}
-    assert capacity_of(stated).namespaces == {"other"}
 
 
-def test_host_whose_address_is_refused_gets_no_process() -> None:
-    refused = host("large", conditions=[condition("AddressAccepted", "False", message="it is that of a node")])
-    large = capacity_of(refused)
-    assert large.address_problem == "it is that of a node"
+@pytest.mark.parametrize("closed", [{"address_problem": "it is that of a node"}, {"short_of_memory": True}])
+def test_host_that_takes_no_process_gets_none(closed: dict[str, Any]) -> None:
+    large = capacity("large", 16)._replace(**closed)
     assert placed([wants("a", 1)], [large]) == {}
     assert placed([wants("a", 1)], [large, capacity("small", 2)]) == {"a": "small"}
-    undecided = host("large", conditions=[condition("AddressAccepted", "Unknown")])
-    assert placed([wants("a", 1)], [capacity_of(undecided)]) == {"a": "large"}
 
 
 def test_each_binding_counts_for_the_next() -> None:
@@ -132,30 +114,6 @@ def test_bindings_are_ordered_complete_and_never_over_committed(
     assert bind(waits, hosts) == bindings, "the order of what is observed decides nothing"
 
 
-def free(host_name: str, *processes: Obj, listed: tuple[str, ...] = ()) -> int:
-    observed = host(host_name, 10 * GIB, processes=[{"uid": uid} for uid in listed])
-    return capacity_of(observed, *processes).free_bytes // GIB
-
-
-def test_capacity_is_reported_memory_less_bindings_the_host_has_not_seen() -> None:
-    assert free("one") == 10
-    assert free("one", process("a", host="one", gib=3)) == 7
-    assert free("one", process("a", host="one", gib=3), listed=("uid-a",)) == 10
-    assert free("one", process("a", host="two", gib=3), process("b", gib=3)) == 10
-    assert free("one", process("a", host="one", gib=99)) == 0
-
-
-def test_deleted_process_holds_memory_until_its_host_reports_stopped() -> None:
-    leaving = {"host": "one", "gib": 4, "deletionTimestamp": "2026-11-21T12:00:00Z"}
-    assert free("one", process("a", phase="Stopping", **leaving)) == 6  # type: ignore[arg-type] # fields of one object
-    assert free("one", process("a", phase="Stopped", **leaving)) == 10  # type: ignore[arg-type] # fields of one object
-    assert free("one", process("a", host="one", gib=4, phase="Rejected")) == 10
-
-
-def test_host_with_unknown_memory_is_not_bound() -> None:
-    assert capacity_of(host("one", None)).free_bytes == 0
-
-
 def test_waiting_processes_have_no_host_and_are_not_deleted() -> None:
     objects = [
         process("chat-1234abcd-0"),
@@ -180,12 +138,6 @@ def test_displacing_host_is_avoided_before_its_pressure_is_known() -> None:
     asks["status"]["conditions"] = [condition("DisruptionTarget", "True", "MemoryPressure")]
     (waits,) = list_waiting(readable([asks, process("chat-2")], MetalProcess))
     assert waits.avoid == {"studio-1"}
-
-
-@pytest.mark.parametrize(("status", "placed_on"), [("True", {}), ("False", {"a": "one"}), ("Unknown", {"a": "one"})])
-def test_host_under_memory_pressure_is_not_bound(status: str, placed_on: dict[str, str]) -> None:
-    short = host("one", conditions=[condition("Ready", "True"), condition("MemoryPressure", status)])
-    assert placed([wants("a", 1)], [capacity_of(short)]) == placed_on
 
 
 def test_expired_host_is_not_bound_even_if_its_status_is_ready() -> None:
@@ -448,10 +400,7 @@ def test_decision_by_indexes_is_that_of_a_look_at_everything(
         *((METAL_HOSTS, host(name, gib * GIB) | {"spec": {"namespaces": to}}) for name, (gib, to) in hosts.items()),
         *((METAL_PROCESSES, each) for each in objects),
     )
-    bound = {name: [each for each in objects if each["spec"].get("hostName") == name] for name in hosts}
-    capacities = [
-        binder._host_capacity(as_host(each), bound[each["metadata"]["name"]]) for each in known.list(METAL_HOSTS)
-    ]
+    capacities = stored_capacities(known, map(as_host, known.list(METAL_HOSTS)))
     assert decide_bindings(known, lambda _: True) == bind(list_waiting([*map(as_process, objects)]), capacities)
 
 

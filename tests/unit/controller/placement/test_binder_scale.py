@@ -5,15 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import pytest
 
 from controller.placement import binder
-from controller.placement.binder import (
-    Binding,
-    HostCapacity,
-    WaitingProcess,
-    bind,
-    decide_bindings,
-    eligible_hosts,
-    list_waiting,
-)
+from controller.placement.binder import Binding, WaitingProcess, bind, decide_bindings, list_waiting
+from controller.placement.capacity import HostCapacity, eligible_hosts
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey

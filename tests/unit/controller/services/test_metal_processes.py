@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controller.models.served import Served
 from controller.placement import binder
-from controller.placement.binder import HostCapacity
+from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.metal_processes import decide_release, desired_spec, release
 from controller.services.rollout import (
@@ -69,7 +69,7 @@ def steps(
         standing,
         exposed=by_name.keys() - set(unexposed),
         taken={each.metadata.name for each in structs},
-        capacities=binder.stored_capacities(kept, alive),
+        capacities=stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )
 
