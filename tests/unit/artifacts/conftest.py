@@ -8,6 +8,7 @@ import pytest
 
 from artifacts.weights_store import WeightsStore
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
+from tests.unit.artifacts.fetch_call import FetchCall
 from tests.unit.artifacts.stored_weights import HURRIED
 
 SIZE_BYTES = 5 << 20
@@ -47,3 +48,8 @@ def store(tmp_path: Path, server: FileServer) -> WeightsStore:
         allowed_networks=ALLOWED_NETWORKS,
         patience=HURRIED,
     )
+
+
+@pytest.fixture
+def call(tmp_path: Path, server: FileServer) -> FetchCall:
+    return FetchCall(tmp_path / "cache", server.url)
