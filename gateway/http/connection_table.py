@@ -92,6 +92,7 @@ class ConnectionTable:
     def mark_idle(self, connection: SweptConnection) -> None:
         """Note that a connection has no request."""
         if connection in self._connections:
+            self.mark_busy(connection)  # it is the last to become idle
             self._idle[connection] = self._peers[connection.peer].idle[connection] = None
 
     def mark_busy(self, connection: SweptConnection) -> None:

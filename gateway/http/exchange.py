@@ -69,10 +69,15 @@ class ClientConnection(Protocol):
 class Exchange:
     """A request, and the state of its response."""
 
-    __slots__ = ("_chunked", "_connection", "body_complete", "ended", "head", "keep_alive", "receiver", "started")
+    __slots__ = (
+        *("_chunked", "_connection", "body_complete", "content_length", "ended", "head", "keep_alive", "receiver"),
+        "started",
+    )
 
-    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
+    def __init__(self, head: RequestHead, content_length: int | None, connection: ClientConnection) -> None:
         self.head = head
+        self.content_length = content_length
+        """The size of the body in bytes; None: it is chunked."""
         self.receiver: RequestReceiver | None = None
         """Gets the body; None: the response was sent at once."""
         self.body_complete = False

@@ -37,30 +37,19 @@ class RequestTarget(NamedTuple):
 
 
 class RequestHead:
-    """The method, target and header fields of a request, and the framing of its body."""
+    """The method, target and header fields of a request; equal ones of several requests may be one object.
 
-    __slots__ = ("content_length", "headers", "is_http_1_0", "keep_alive", "method", "path", "query")
+    So the length of the body is not in here, and the field Content-Length of such a head is not to be read.
+    """
 
-    def __init__(
-        self, method: str, target: RequestTarget, headers: Headers, content_length: int | None, *, is_http_1_0: bool
-    ) -> None:
+    __slots__ = ("headers", "is_http_1_0", "keep_alive", "method", "path", "query")
+
+    def __init__(self, method: str, target: RequestTarget, headers: Headers, *, is_http_1_0: bool) -> None:
         self.method = method
         self.path, self.query = target
         self.headers = headers
         self.is_http_1_0 = is_http_1_0
-        self.content_length = content_length
-        """The size of the body in bytes; None: it is chunked."""
         self.keep_alive = not is_http_1_0 and b"close" not in headers.connection_options()
-
-    def resize(self, content_length: int) -> "RequestHead":
-        """Return the same head of another body; their header fields are one object, whose Content-Length is not it."""
-        resized = RequestHead.__new__(RequestHead)
-        resized.method, resized.path, resized.query = self.method, self.path, self.query
-        resized.headers = self.headers
-        resized.is_http_1_0 = self.is_http_1_0
-        resized.content_length = content_length
-        resized.keep_alive = self.keep_alive
-        return resized
 
     @property
     def expects_continue(self) -> bool:
@@ -68,8 +57,8 @@ class RequestHead:
         return not self.is_http_1_0 and (self.headers.value(b"expect") or b"").lower() == b"100-continue"
 
 
-def read_known_head(head: bytes) -> RequestHead | None:
-    """Return a head that is short and, but for the digits of its Content-Length, may be known; else None.
+def read_known_head(head: bytes) -> tuple[RequestHead, int] | None:
+    """Return a head that is short and, but for the digits of its Content-Length, may be known, and that length.
 
     The clients of one library send one head again and again. It was parsed in full with other digits, and no digit
     has a meaning elsewhere. Raises InvalidRequestError.
@@ -84,13 +73,13 @@ def read_known_head(head: bytes) -> RequestHead | None:
     digits = head[start:end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return None
-    return _parse_sized(head[:start], head[end:]).resize(int(digits))
+    return _parse_sized(head[:start], head[end:]), int(digits)
 
 
 @functools.lru_cache(maxsize=256)
 def _parse_sized(begin: bytes, end: bytes) -> RequestHead:
     """Return the head between whose parts the length is missing. Raises InvalidRequestError."""
-    return RequestParser().parse_head(b"%b0%b" % (begin, end))
+    return RequestParser().parse_head(b"%b0%b" % (begin, end))[0]
 
 
 class RequestParser:
@@ -109,8 +98,11 @@ class RequestParser:
         self._fields: list[Field] = []
         self._pieces: list[bytes] = []
 
-    def parse_head(self, head: bytes) -> RequestHead:
-        """Parse a head, which ends with an empty line. Raises InvalidRequestError."""
+    def parse_head(self, head: bytes) -> tuple[RequestHead, int | None]:
+        """Parse a head, which ends with an empty line; return it with the size of its body, None if that is chunked.
+
+        Raises InvalidRequestError.
+        """
         line = _REQUEST_LINE.match(head)
         if line is None:
             raise InvalidRequestError("its first line is no request line of HTTP/1.0 or HTTP/1.1")
@@ -134,7 +126,7 @@ class RequestParser:
             # It refers to this object, which must not wait for the garbage collector: so only while it is needed.
             self._parser = parser
         method = line[1].decode()
-        return RequestHead(method, _parse_target(method, self._url), headers, length, is_http_1_0=is_http_1_0)
+        return RequestHead(method, _parse_target(method, self._url), headers, is_http_1_0=is_http_1_0), length
 
     def parse_chunks(self, data: bytes) -> bytes:
         """Return the content of the chunks in `data`; `complete` is set at their end. Raises InvalidRequestError."""

@@ -115,12 +115,14 @@ class ServerConnection(asyncio.Protocol):
         """Take data, for the body that is read or the next request."""
         if self._ended:
             return  # it lingers, until the client has read the last response
-        if self.is_idle:
-            self.is_idle = False
-            self._table.mark_busy(self)
-            self.deadline = self._loop.time() + self._times.head_seconds
+        was_idle, self.is_idle = self.is_idle, False
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
+        # Afterwards, so that a request that came whole is on its way first.
+        if was_idle and not self.is_idle:
+            self._table.mark_busy(self)
+            if self._exchange is None and not self._ended:
+                self.deadline = self._loop.time() + self._times.head_seconds
 
     def pause_writing(self) -> None:
         """Begin to wait until the client reads."""
@@ -232,7 +234,11 @@ class ServerConnection(asyncio.Protocol):
     def _advance(self) -> None:
         """Take from the buffer what is needed now: more of a body, or the next requests."""
         self._advancing = True
-        self._guard(self._take_buffer)
+        try:
+            while self._take_body(self._exchange) if self._exchange else self._take_head():
+                pass
+        except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
+            self._fail_request()
         self._advancing = False
         exchange = self._exchange
         if exchange is None or self._ended:
@@ -241,10 +247,6 @@ class ServerConnection(asyncio.Protocol):
             self._set_deadline()
         elif len(self._buffer) > _PIPELINED_BYTES:
             self._pause_reading()
-
-    def _take_buffer(self) -> None:
-        while self._take_body(self._exchange) if self._exchange else self._take_head():
-            pass
 
     def _take_head(self) -> bool:
         """Begin the next request; return False if its head is not complete, or there is none."""
@@ -261,27 +263,30 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
             return False
         parser = None
+        content_length: int | None
         try:
-            head = read_known_head(buffer[:end])
-            if head is None:
+            known = read_known_head(buffer[:end])
+            if known is None:
                 parser = RequestParser()
-                head = parser.parse_head(buffer[:end])
+                head, content_length = parser.parse_head(buffer[:end])
+            else:
+                head, content_length = known
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False
-        exchange = self._exchange = Exchange(head, self)
+        exchange = self._exchange = Exchange(head, content_length, self)
         if self._draining:
             exchange.keep_alive = False
         self.deadline = math.inf
         body = b""
-        if head.content_length is None:
+        if content_length is None:
             self._parser = parser
-        elif len(buffer) >= end + head.content_length:
-            body_end = end + head.content_length
+        elif len(buffer) >= end + content_length:
+            body_end = end + content_length
             body, end = buffer[end:body_end], body_end
             exchange.body_complete = True
         else:
-            self._body_left_bytes = head.content_length
+            self._body_left_bytes = content_length
         self._buffer = buffer[end:]
         receiver = exchange.receiver = self._handling.begin(exchange)
         if receiver and exchange.body_complete:
@@ -347,8 +352,8 @@ class ServerConnection(asyncio.Protocol):
     def _refuse(self, status: int, reason: str) -> None:
         """Answer bytes that are no request, and close the connection."""
         self._log_refusal(reason)
-        head = RequestHead("", RequestTarget("", ""), Headers(), 0, is_http_1_0=False)
-        exchange = self._exchange = Exchange(head, self)
+        head = RequestHead("", RequestTarget("", ""), Headers(), is_http_1_0=False)
+        exchange = self._exchange = Exchange(head, 0, self)
         exchange.respond(status, *self._handling.render_error(status, reason))
 
     def _log_refusal(self, reason: str) -> None:

@@ -48,8 +48,8 @@ class UpstreamBrokeOffError(Exception):
 class ResponseReceiver(Protocol):
     """The reader of one response; nothing is called after `end`, `fail`, or the end of the call by `abort`."""
 
-    def take_head(self, status: int, headers: Headers) -> None:
-        """Take the head; `take_response` is called next, also if nothing of the body came with it."""
+    def take_head(self, status: int, headers: Headers, piece: bytes) -> None:
+        """Take the head, and what came with it of the body."""
 
     def take_response(self, piece: bytes) -> None:
         """Take what one read of the socket brought of the body."""
@@ -65,9 +65,9 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection; `on_free` is called when it is ready for another request, `on_end` when it is closed."""
 
     __slots__ = (
-        *("_answered", "_fields", "_has_length", "_head_bytes", "_in_head", "_keeps", "_message_ended", "_on_end"),
-        *("_incoming", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at", "_transport"),
-        *("_until_close", "_was_used", "idle_since", "origin"),
+        *("_answered", "_fields", "_has_length", "_head", "_head_bytes", "_in_head", "_incoming", "_keeps"),
+        *("_message_ended", "_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
+        *("_transport", "_until_close", "_was_used", "idle_since", "origin"),
     )
 
     def __init__(
@@ -87,8 +87,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[Field] = []
+        self._head: tuple[int, Headers] | None = None
+        """The status and the header fields, until the receiver has got them."""
         self._pieces: list[bytes] = []
-        """The body that the receiver has not got yet; after the head, it begins with b""."""
+        """The body that the receiver has not got yet."""
         self._head_bytes = 0
         self._sent_at = 0.0
         self._in_head = True
@@ -102,15 +104,15 @@ class UpstreamConnection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
-        return self._transport is not None and not self._transport.is_closing() and not self._incoming.poll(0)
+        return self._transport is not None and not self._incoming.poll(0)
 
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver) -> None:
         """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response."""
         self._receiver = receiver
-        self._sent_at = time.monotonic()
         if self._transport is None:
             self._fail("it closed the connection")
             return
+        self._head = None
         self._pieces = []
         self._head_bytes = 0
         self._in_head = True
@@ -119,6 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.write(b"".join([head, *body]))  # several times as fast as two buffers
         else:
             self._transport.writelines([head, *body])
+        self._sent_at = time.monotonic()
 
     def abort(self) -> None:
         """End the call: close the connection at once, so that the upstream stops its work."""
@@ -173,10 +176,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-            pieces = self._pieces
-            if pieces and self._receiver is receiver:
-                self._pieces = []
-                receiver.take_response(b"".join(pieces))
+            if self._receiver is receiver:
+                self._give_response(receiver)
         except httptools.HttpParserCallbackError:
             self._fail_relay()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -221,8 +222,7 @@ class UpstreamConnection(asyncio.Protocol):
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
         if self._receiver:
-            self._pieces.append(b"")
-            self._receiver.take_head(status, headers)
+            self._head = status, headers
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
@@ -240,6 +240,17 @@ class UpstreamConnection(asyncio.Protocol):
             # An upstream that answered before it had the whole request may not read the rest.
             is_sent = not self._transport.get_write_buffer_size()
             self._keeps = is_sent and self._parser.should_keep_alive()
+
+    def _give_response(self, receiver: ResponseReceiver) -> None:
+        """Give the receiver what one read has brought, in one call: each write of the receiver wakes a client."""
+        head, pieces = self._head, self._pieces
+        if pieces:
+            self._pieces = []
+        if head:
+            self._head = None
+            receiver.take_head(*head, b"".join(pieces))
+        elif pieces:
+            receiver.take_response(b"".join(pieces))
 
     def _end_response(self) -> None:
         """Free the connection for another request, or close it, and tell the receiver."""

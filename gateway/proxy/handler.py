@@ -9,6 +9,7 @@ from gateway.http.server_connection import RequestHandling
 from gateway.proxy import errors, paths
 from gateway.proxy.authorization import authorize
 from gateway.proxy.errors import RequestError
+from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
 from gateway.proxy.router import Router
 
@@ -36,16 +37,17 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
 
 def _dispatch(exchange: Exchange, router: Router, shared: SharedResources) -> InferenceRequest | None:
     """Authorize the request and answer it by its path. Raises RequestError."""
-    path, method = exchange.head.path, exchange.head.method
+    head = exchange.head
+    path, method = head.path, head.method
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)
         return None
     try:
-        authorize(exchange.head.headers, router.tokens)
         if path in paths.INFERENCE and method == "POST":
-            return InferenceRequest(exchange, router, shared)
+            return InferenceRequest(exchange, read_inference_head(head, router.tokens), router, shared)
+        authorize(head.headers, router.tokens)
     except RequestError as error:
-        log_refusal(router, path, error)
+        log_refusal(router, paths.route_name(path), error)
         raise
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")

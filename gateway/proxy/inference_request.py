@@ -10,32 +10,30 @@ one.
 import asyncio
 import itertools
 import os
-import re
 import time
 from typing import Final, NamedTuple
 
 from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange
-from gateway.http.headers import Headers
 from gateway.http.request_head import InvalidRequestError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
-from gateway.proxy import errors, paths
+from gateway.proxy import errors
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
+from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import NO_BODY, BodyScans, RequestBody, count_copied_bytes, read_short_body
 from gateway.proxy.request_queue import QueueFullError
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.router import Router
 from gateway.proxy.service import Service
-from gateway.proxy.upstream_request import REQUEST_ID, UpstreamRequest
+from gateway.proxy.upstream_request import UpstreamRequest
 
 BODY_LIMIT_BYTES: Final = 64 << 20
 CLIENT_GONE: Final = 499
 """Status in log and metrics of a request whose client hung up; no response has it."""
-_VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 _process_id: Final = os.urandom(4).hex()
 _numbers = itertools.count()
@@ -56,20 +54,16 @@ class InferenceRequest:
 
     __slots__ = (
         *("_content", "_exchange", "_held_bytes", "_router", "_service", "_shared", "_since", "_task", "_tried"),
-        *("_upstream", "arrived", "body", "error", "first_token_seconds", "path", "queued_seconds", "request_id"),
-        *("route", "status"),
+        *("_upstream", "arrived", "body", "error", "first_token_seconds", "head", "queued_seconds", "request_id"),
+        "status",
     )
 
-    def __init__(self, exchange: Exchange, router: Router, shared: SharedResources) -> None:
-        head = exchange.head
-        if (head.content_length or 0) > BODY_LIMIT_BYTES:
+    def __init__(self, exchange: Exchange, head: InferenceHead, router: Router, shared: SharedResources) -> None:
+        if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
-        if encoding := head.headers.get("Content-Encoding"):
-            raise errors.unsupported_encoding(encoding)
         self.arrived = time.monotonic()
-        self.path = head.path
-        self.route = paths.INFERENCE[head.path]
-        self.request_id = _request_id(head.headers)
+        self.head = head
+        self.request_id = head.request_id or f"{_process_id}{next(_numbers):08x}"
         self.status = CLIENT_GONE
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
@@ -89,6 +83,11 @@ class InferenceRequest:
         """Holds the slot of a backend."""
         self._tried: list[str] = []
         exchange.send_continue()
+
+    @property
+    def route(self) -> str:
+        """The name of the path."""
+        return self.head.route
 
     @property
     def tokens(self) -> TokenCount:
@@ -195,8 +194,7 @@ class InferenceRequest:
     # The backend
 
     def _send_to(self, backend: Backend, service: Service) -> None:
-        observer = self._shared.health.begin(backend.uid, self.body.content)
-        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, observer)
+        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, self._shared.health)
         upstream.send(self._shared.pool)
 
     def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
@@ -238,7 +236,7 @@ class InferenceRequest:
             self.status = error.status
             error.headers[REQUEST_ID] = self.request_id
         else:
-            log_refusal(self._router, self.path, error)
+            log_refusal(self._router, self.route, error)
         self.end()
         self._exchange.respond(error.status, error.fields(), error.body)
 
@@ -269,14 +267,6 @@ class InferenceRequest:
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 
 
-def log_refusal(router: Router, path: str, error: RequestError) -> None:
+def log_refusal(router: Router, route: str, error: RequestError) -> None:
     """Log a request that is refused before it reaches a service."""
-    log.info("request_refused", listener=router.name, route=paths.route_name(path), status=error.status)
-
-
-def _request_id(headers: Headers) -> str:
-    """Return the client's request id if it is harmless in a log, else a new one."""
-    given = headers.get(REQUEST_ID)
-    if given and _VALID_REQUEST_ID.fullmatch(given):
-        return given
-    return f"{_process_id}{next(_numbers):08x}"
+    log.info("request_refused", listener=router.name, route=route, status=error.status)

@@ -4,6 +4,7 @@ Streams are handled line by line, and a chunk that needs no change is passed on 
 JSON string is always escaped, so the bytes `"model":` occur only where they are a key.
 """
 
+import functools
 import re
 from typing import Final, NamedTuple, Protocol
 
@@ -111,15 +112,20 @@ class ResponseBody(Protocol):
 
 
 class TokenStream:
-    """A stream of server-sent events, rewritten for a client whose name for the model is `model`."""
+    """A stream of server-sent events, rewritten for a client whose name for the model is `model`.
+
+    Args:
+        model: the client's name.
+        engine_model: the engine's name if that is known.
+    """
 
     failed = False
 
-    def __init__(self, model: str) -> None:
-        self._name = msgspec.json.encode(model)
-        self._right_field = b'"model":' + self._name
-        self._engine_field = b""
-        """The field as the engine sends it, when it has sent one."""
+    def __init__(self, model: str, engine_model: str | None = None) -> None:
+        self._model = model
+        self._right_field = _model_field(model)
+        self._engine_field = _model_field(engine_model) if engine_model else b""
+        """The field as the engine sends it, or most likely will."""
         self._held: list[bytes] = []
         """The incomplete line, in pieces; the beginning of a long one has been passed on."""
         self._held_bytes = 0
@@ -187,9 +193,16 @@ class TokenStream:
             lines = lines.replace(self._engine_field, self._right_field)
         if lines.count(b'"model"') == lines.count(self._right_field):
             return lines
+        name = msgspec.json.encode(self._model)
         if found := _MODEL.search(lines):
-            self._engine_field, self._right_field = found[0], found[1] + self._name
-        return _rename_model(lines, self._name)
+            self._engine_field, self._right_field = found[0], found[1] + name
+        return _rename_model(lines, name)
+
+
+@functools.lru_cache(maxsize=256)
+def _model_field(name: str) -> bytes:
+    """Return the field of a model as most engines send it."""
+    return b'"model":' + msgspec.json.encode(name)
 
 
 class LongJsonResponse:

@@ -32,12 +32,15 @@ class ServedRequest(Protocol):
 
     arrived: float
     """Like all times here, of the monotonic clock, in seconds."""
-    route: str
     request_id: str
     status: int
     queued_seconds: float
     first_token_seconds: float | None
     error: str
+
+    @property
+    def route(self) -> str:
+        """The name of the path."""
 
     @property
     def tokens(self) -> TokenCount:

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import time
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.event_log import log
 from gateway.http.exchange import Exchange
@@ -19,7 +19,8 @@ from gateway.proxy import errors
 from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
-from gateway.proxy.health_monitor import AnswerObserver
+from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
+from gateway.proxy.inference_head import InferenceHead
 from gateway.proxy.request_body import RequestBody
 from gateway.proxy.response_body import (
     ErrorResponse,
@@ -31,7 +32,6 @@ from gateway.proxy.response_body import (
 )
 from gateway.proxy.service import Service
 
-REQUEST_ID: Final = "X-Request-Id"
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
     for name in (
@@ -43,11 +43,6 @@ _FOR_WEB_PAGES: Final = frozenset(
 _NOT_TO_CLIENT: Final = (
     HOP_BY_HOP | _FOR_WEB_PAGES | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
 )
-# The token is the proxy's, not the engine's; a compressed response could not be rewritten; the others belong to the
-# connection with the client.
-_NOT_TO_ENGINE: Final = HOP_BY_HOP | {
-    *(b"content-length", b"authorization", b"x-api-key", b"host", b"expect", b"accept-encoding", b"x-request-id"),
-}
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -58,7 +53,7 @@ class RelayedRequest(Protocol):
     """The client's request, which goes to one backend after the other until one accepts it."""
 
     arrived: float
-    path: str
+    head: InferenceHead
     request_id: str
     body: RequestBody
     status: int
@@ -85,8 +80,8 @@ class UpstreamRequest:
     """A client's request on its way to a backend of `service`, and the receiver of the backend's response."""
 
     __slots__ = (
-        *("_connection", "_exchange", "_fields", "_last_token_at", "_pool", "_repeated", "_request", "_response"),
-        *("_service", "_starts_at_once", "_streams", "_task", "_text_events", "backend", "observer"),
+        *("_connection", "_exchange", "_fields", "_health", "_last_token_at", "_observer", "_pool", "_repeated"),
+        *("_request", "_response", "_service", "_starts_at_once", "_streams", "_task", "_text_events", "backend"),
     )
 
     def __init__(
@@ -95,10 +90,11 @@ class UpstreamRequest:
         exchange: Exchange,
         service: Service,
         backend: Backend,
-        observer: AnswerObserver,
+        health: HealthMonitor,
     ) -> None:
         self.backend = backend
-        self.observer = observer
+        self._health = health
+        self._observer: AnswerObserver | None = None
         self._request = request
         self._exchange = exchange
         self._service = service
@@ -117,6 +113,13 @@ class UpstreamRequest:
         self._last_token_at = 0.0
 
     @property
+    def observer(self) -> AnswerObserver:
+        """The observer of the answer, which begins when it is first needed: mostly after the request is sent."""
+        if self._observer is None:
+            self._observer = self._health.begin(self.backend.uid, self._request.body.content)
+        return self._observer
+
+    @property
     def tokens(self) -> TokenCount:
         """The engine's report so far."""
         return self._response.tokens
@@ -131,6 +134,7 @@ class UpstreamRequest:
                 self._send_over(connection)
             else:
                 self._connect(pool)
+            self._observer = self.observer
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self._request.fail()
 
@@ -173,10 +177,9 @@ class UpstreamRequest:
     def _send_over(self, connection: UpstreamConnection) -> None:
         request = self._request
         body = request.body.replace_model(self.backend.model)
-        head = b"POST %b HTTP/1.1\r\n%b%bContent-Length: %d\r\nX-Request-Id: %b\r\n\r\n" % (
-            request.path.encode(),
-            self._exchange.head.headers.encode_forwarded(_NOT_TO_ENGINE),
-            _backend_fields(self.backend),
+        head = b"%b%bContent-Length: %d\r\nX-Request-Id: %b\r\n\r\n" % (
+            request.head.forwarded,
+            _backend_fields(self.backend.url, self.backend.api_key),
             len(body[0]) if len(body) == 1 else sum(map(len, body)),
             request.request_id.encode(),
         )
@@ -185,33 +188,38 @@ class UpstreamRequest:
 
     # The response
 
-    def take_head(self, status: int, headers: Headers) -> None:
-        """Prepare the response to the client by the kind of the backend's."""
-        request = self._request
-        request.status = status
-        request.free_body()
-        fields = headers.encode_forwarded(_NOT_TO_CLIENT)
-        self._fields = b"%bX-Request-Id: %b\r\n" % (fields, request.request_id.encode())
+    def take_head(self, status: int, headers: Headers, piece: bytes) -> None:
+        """Choose the response to the client by the kind of the backend's, and send its begin; then note it."""
+        fields = _read_fields(headers)
+        self._request.status = status
+        self._fields = b"%bX-Request-Id: %b\r\n" % (fields.forwarded, self._request.request_id.encode())
+        if status >= _FIRST_ERROR_STATUS:
+            self._response = ErrorResponse(fields.retry_after)
+        elif fields.kind == b"application/json":
+            self._response = JsonResponse(self._service.config.model)
+        else:
+            self._starts_at_once = True
+            if fields.kind == b"text/event-stream":
+                self._response = TokenStream(self._service.config.model, self.backend.model)
+                self._streams = True
+            else:
+                self._response = UnchangedResponse()
+        self._pass_on(piece)
+        self._request.free_body()
         if is_failure(status):
             self.observer.fail(str(status))
-        if status >= _FIRST_ERROR_STATUS:
-            self._response = ErrorResponse(headers.get("Retry-After", "1"))
-            return
-        self.observer.note_begin()
-        kind = b"" if headers.value(b"content-encoding") else _media_type(headers.value(b"content-type") or b"")
-        if kind == b"application/json":
-            self._response = JsonResponse(self._service.config.model)
-            return
-        self._starts_at_once = True
-        if kind == b"text/event-stream":
-            self._response = TokenStream(self._service.config.model)
-            self._streams = True
-        else:
-            self._response = UnchangedResponse()
+        if status < _FIRST_ERROR_STATUS:
+            self.observer.note_begin()
+        self._note_piece()
 
     def take_response(self, piece: bytes) -> None:
-        """Pass a piece of the response on, then measure it; stop the backend while the client does not read."""
-        data = self._response.feed(piece)
+        """Pass a piece of the response on, then note it."""
+        self._pass_on(piece)
+        self._note_piece()
+
+    def _pass_on(self, piece: bytes) -> None:
+        """Send what the client gets of a piece; stop the backend while the client does not read."""
+        data = self._response.feed(piece) if piece else b""
         exchange = self._exchange
         if exchange.started:
             exchange.write(data)
@@ -219,6 +227,8 @@ class UpstreamRequest:
             exchange.start(self._request.status, self._fields, data)
         if exchange.is_blocked and self._connection:
             self._connection.pause_reading()
+
+    def _note_piece(self) -> None:
         if self._streams:
             self._measure_stream()
         elif self._response.failed and self._connection:  # an error that is long enough
@@ -304,14 +314,26 @@ class UpstreamRequest:
             self._request.refuse(errors.upstream_failed(name))
 
 
-@functools.lru_cache(maxsize=64)
-def _media_type(content_type: bytes) -> bytes:
-    """Return the media type of a Content-Type in lower case, without parameters."""
-    return content_type.partition(b";")[0].strip().lower()
+class _ResponseFields(NamedTuple):
+    """The header fields of a response."""
+
+    forwarded: bytes
+    """The lines that the client gets."""
+    kind: bytes
+    """The media type in lower case, without parameters; empty if the body is compressed."""
+    retry_after: str
+
+
+@functools.lru_cache(maxsize=256)
+def _read_fields(headers: Headers) -> _ResponseFields:
+    """Return the fields that matter; responses of one form share one `headers`."""
+    content_type = b"" if headers.value(b"content-encoding") else headers.value(b"content-type") or b""
+    kind = content_type.partition(b";")[0].strip().lower()
+    return _ResponseFields(headers.encode_forwarded(_NOT_TO_CLIENT), kind, headers.get("Retry-After", "1"))
 
 
 @functools.lru_cache(maxsize=1024)
-def _backend_fields(backend: Backend) -> bytes:
+def _backend_fields(url: str, api_key: str | None) -> bytes:
     """Return the lines of the header fields that depend on the backend only."""
-    host = b"Host: %b\r\n" % backend.url.removeprefix("http://").encode()
-    return host + b"Authorization: Bearer %b\r\n" % backend.api_key.encode() if backend.api_key else host
+    host = b"Host: %b\r\n" % url.removeprefix("http://").encode()
+    return host + b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else host
