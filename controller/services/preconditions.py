@@ -50,8 +50,15 @@ class _ModelMemory(NamedTuple):
 
     @property
     def size_bytes(self) -> int | None:
-        """Return the bytes to reserve; None if they are not known."""
+        """The bytes to reserve; None if they are not known."""
         return self.measured_bytes if self.stated_bytes is None else self.stated_bytes
+
+    @property
+    def is_understated(self) -> bool:
+        """True if less is stated than is known to be needed."""
+        if not self.stated_bytes or not self.least_bytes:
+            return False
+        return is_understated(self.stated_bytes, self.least_bytes)
 
 
 class CheckedService(NamedTuple):
@@ -207,14 +214,9 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
     if service.spec.resources.memory is not None:
         return None
     sizes = _measure_memory(service, served)
-    for each in sizes:
-        if each.stated_bytes and each.least_bytes and is_understated(each.stated_bytes, each.least_bytes):
-            message = (
-                f"by its header, serving it takes at least {size_text(each.least_bytes)}: raise spec.memoryBytes of "
-                f"Model {each.name}, which is {size_text(each.stated_bytes)}, to {each.least_bytes}, or remove it, or "
-                "lower contextLength or parallel"
-            )
-            return ServiceProblem("MemoryUnderstated", message, "Failed")
+    understated = next((each for each in sizes if each.is_understated), None)
+    if understated is not None:
+        return ServiceProblem("MemoryUnderstated", _explain_understated(understated), "Failed")
     unknown = next((each.name for each in sizes if each.size_bytes is None), None)
     if unknown is None:
         return None
@@ -223,6 +225,19 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
         return ServiceProblem("ModelNotReady", f"waiting for Model {unknown} to be inspected again", "Pending")
     message = f"the memory of Model {unknown} cannot be computed from its header: set its spec.memoryBytes"
     return ServiceProblem("MemoryUnknown", message, "Failed")
+
+
+def _explain_understated(memory: _ModelMemory) -> str:
+    least, stated = memory.least_bytes or 0, size_text(memory.stated_bytes or 0)
+    if memory.measured_bytes is None:
+        return (
+            f"the file alone has {size_text(least)}: raise spec.memoryBytes of Model {memory.name}, which is {stated}, "
+            f"above {least}"
+        )
+    return (
+        f"by its header, serving it takes at least {size_text(least)}: raise spec.memoryBytes of Model {memory.name}, "
+        f"which is {stated}, to {least}, or remove it, or lower contextLength or parallel"
+    )
 
 
 def memory_bytes(service: InferenceService, served: Served) -> int | None:

@@ -22,18 +22,26 @@ from tests.support.service_decisions import (
 
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia", "metal"])
 @pytest.mark.parametrize(
-    ("stated", "layout", "least"),
-    [(1, True, "1.3 GiB"), (GIB, True, "1.3 GiB"), (GIB // 2, False, "1.0 GiB")],
+    ("stated", "layout", "says"),
+    [
+        (1, True, "by its header, serving it takes at least 1.3 GiB"),
+        (GIB, True, "or remove it, or lower contextLength or parallel"),
+        (
+            GIB // 2,
+            False,
+            f"the file alone has 1.0 GiB: raise spec.memoryBytes of Model tiny, which is 512.0 MiB, above {GIB}",
+        ),
+    ],
 )
 def test_memory_that_is_understated_for_an_inspected_model_is_refused(
-    accelerator: str, stated: int, least: str, *, layout: bool
+    accelerator: str, stated: int, says: str, *, layout: bool
 ) -> None:
     understated = model(memoryBytes=stated, status=None if layout else {"layout": None})
     made = chat_service(hardware={"accelerator": accelerator}, contextLength=131072)
     plan = decide_chat(made, (MODELS, understated), (METAL_HOSTS, host()))
     assert ready_outcome(plan) == ("Failed", "False", "MemoryUnderstated")
     message = planned_condition(plan, "Ready")["message"]
-    assert f"takes at least {least}" in message
+    assert says in message
     assert "raise spec.memoryBytes of Model tiny" in message
     assert list_applied(plan, DEPLOYMENTS) == []
     assert METAL_PROCESSES not in [resource for resource, _ in plan.create]
