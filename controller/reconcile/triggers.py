@@ -61,8 +61,10 @@ def steady_facts(host: Obj) -> object:
 
 
 def is_scheduled(pod: Obj) -> bool:
-    """Return whether a scheduler has looked at a pod, whatever it found."""
-    return any(each["type"] == "PodScheduled" for each in pod.get("status", {}).get("conditions") or ())
+    """Return whether a scheduler has looked at a pod, whatever it found, or a node runs it, whoever placed it there."""
+    status = pod.get("status", {})
+    is_placed = status.get("phase", "Pending") != "Pending"
+    return is_placed or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
 
 
 def scheduled_pod(pod: Obj) -> object:

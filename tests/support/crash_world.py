@@ -51,6 +51,8 @@ NODE: Final = "crash-node"
 LOOK_SECONDS: Final = 0.4
 """Pause of the agents: many worlds run at once."""
 CHECKPOINT_SECONDS: Final = 60.0
+POD_CONDITIONS: Final = ("PodScheduled", "ContainersReady", "Ready")
+"""Conditions that are True of a pod that runs."""
 MIRROR: Final = "mirror.example/"
 """The prefix that a policy may put before images: it is left out of a state."""
 COMPARED: Final = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, DEPLOYMENTS, SERVICES, SECRETS, JOBS, PVCS)
@@ -276,7 +278,7 @@ class CrashWorld:
                 "phase": "Running",
                 "podIP": ADDRESS,
                 "podIPs": [{"ip": ADDRESS}],
-                "conditions": [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")],
+                "conditions": [{"type": kind, "status": "True"} for kind in POD_CONDITIONS],
                 "containerStatuses": [_container(container, {"running": since}, ready=True)],
             }
         operations = [{"op": "replace", "path": "/status", "value": status}]

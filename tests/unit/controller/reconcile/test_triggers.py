@@ -119,6 +119,7 @@ NEWS = {
     "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
     "a pod that fits nowhere": (PODS, pod(), pod(conditions=[condition("PodScheduled", "False")]), {CHAT}),
     "a pod that is scheduled": (PODS, pod(), pod(conditions=[condition("PodScheduled", "True")]), {CHAT}),
+    "a pod that a node runs": (PODS, pod(), pod(phase="Running"), {CHAT}),
     "a pod that is ready": (
         PODS,
         pod(conditions=[condition("PodScheduled", "True"), condition("Ready", "False")]),

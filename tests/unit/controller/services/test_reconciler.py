@@ -177,6 +177,7 @@ def test_replicas_are_the_pods_at_which_a_scheduler_has_looked() -> None:
     assert counted(conditions=[]) == 0
     assert counted(conditions=[unschedulable]) == 1
     assert counted(phase="Running") == 1
+    assert counted(phase="Running", conditions=[]) == 1, "whoever placed it there"
     assert counted(phase="Failed") == 0
 
 
