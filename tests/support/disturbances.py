@@ -1,7 +1,7 @@
 """Random disturbances between a controller and the API server, which follow from a seed.
 
-Writes are refused, lost, repeated or answered to nobody; watches end, lag, and bring an event twice or after its
-successor. Nothing of it is more than an API server, its proxies and its load balancers may do.
+Writes are refused, lost, repeated or answered to nobody; watches end, expire, lag, and bring an event twice or after
+its successor. Nothing of it is more than an API server, its proxies and its load balancers may do.
 """
 
 import asyncio
@@ -19,6 +19,12 @@ from tests.support.api_faults import WRITES, Fault
 
 REFUSALS: Final = {400: "BadRequest", 409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}
 LONGEST_LAG_SECONDS: Final = 0.3
+EXPIRED: Final = msgspec.json.encode(
+    {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "expired by the test"}}
+)
+"""The event by which an API server ends a watch whose version is too old."""
+KINDS: Final = 5
+"""Number of ways to disturb an event."""
 
 
 def refusal(status: int) -> Response:
@@ -47,7 +53,7 @@ class RandomFaults:
 
 
 class DisturbedWatches:
-    """The transport `inner`, whose watches end now and then, lag, and repeat or swap their events."""
+    """The transport `inner`, whose watches end or expire now and then, lag, and repeat or swap their events."""
 
     def __init__(self, inner: Transport, seed: int, one_in: int) -> None:
         self.injected = 0
@@ -74,8 +80,8 @@ class DisturbedWatches:
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                chosen = self._chance.randrange(4 * self._one_in)
-                if chosen < 4:
+                chosen = self._chance.randrange(KINDS * self._one_in)
+                if chosen < KINDS:
                     self.injected += 1
                 if chosen == 0:
                     raise Unreachable("watch cut by the test")
@@ -85,5 +91,8 @@ class DisturbedWatches:
                     yield line + b"\n"
                 elif chosen == 3 and last:
                     yield line + b"\n" + last + b"\n"
+                elif chosen == 4:
+                    yield EXPIRED + b"\n"
+                    return
                 yield line + b"\n"
                 last = line
