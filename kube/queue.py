@@ -23,6 +23,8 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 300.0
+LOST_SECONDS = 1.0
+"""Pause of a worker that leads no more: the election cancels it, and all keys that wait would fail like this one."""
 
 
 class WorkQueue(Generic[K]):
@@ -141,6 +143,8 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         except (ApiError, LeadershipLost, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
             log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
+            if isinstance(error, LeadershipLost):
+                await asyncio.sleep(LOST_SECONDS)
         except Exception:  # a defect in one reconcile must not stop all the others
             log.exception("reconcile_crashed", key=key, retry_seconds=round(queue.retry(key), 1))
         else:

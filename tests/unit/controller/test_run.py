@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from controller import run
-from controller.reconcile.plan import Leading, Plan, Reconciler
+from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
 from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
 from kube.client import Client, Obj, ObjectList
 from kube.errors import LeadershipLost, NotFound, Unreachable
 from kube.queue import WorkQueue
-from kube.resources import JOBS, MODELS, Resource
+from kube.resources import JOBS, MODELS, ObjectKey, Resource
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -78,35 +78,64 @@ async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch:
         assert done[0] == "restart"
 
 
+class SuspendedAtJob(World):
+    """An API with these Models, at whose first Job the controller is suspended for longer than its lease."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *models: str) -> None:
+        super().__init__()
+        self._monkeypatch = monkeypatch
+        self._models = models
+
+    async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        return ObjectList([model(name) for name in self._models] if resource == MODELS else [], "1")
+
+    async def get(self, resource: Resource, *_: Any, **__: Any) -> Obj:
+        raise NotFound(f"get {resource}", status=404)
+
+    async def create(self, resource: Resource, obj: Any) -> Obj:
+        if resource == JOBS:
+            resumed = asyncio.get_running_loop().time() + 100
+            self._monkeypatch.setattr("kube.lease._now", lambda: resumed)
+        self.calls.append(("create", resource, obj["metadata"]["name"]))
+        return {**obj, "metadata": obj["metadata"] | {"resourceVersion": "1"}}
+
+    async def patch_json(self, *_: Any, **__: Any) -> Obj:
+        raise Unreachable("patch: the lease is not renewed any more")
+
+
 async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """It resumes between two writes of a plan, before the election notices that the lease has expired."""
-
-    class Suspending(World):
-        async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
-            return ObjectList([model("chat")] if resource == MODELS else [], "1")
-
-        async def get(self, resource: Resource, *_: Any, **__: Any) -> Obj:
-            raise NotFound(f"get {resource}", status=404)
-
-        async def create(self, resource: Resource, obj: Any) -> Obj:
-            if resource == JOBS:
-                resumed = asyncio.get_running_loop().time() + 100
-                monkeypatch.setattr("kube.lease._now", lambda: resumed)
-            self.calls.append(("create", resource, obj["metadata"]["name"]))
-            return {**obj, "metadata": obj["metadata"] | {"resourceVersion": "1"}}
-
-        async def patch_json(self, *_: Any, **__: Any) -> Obj:
-            raise Unreachable("patch: the lease is not renewed any more")
 
     jobs = tuple((JOBS, {"metadata": {"name": name, "namespace": "team"}}) for name in ("first", "second"))
     kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
     monkeypatch.setattr(run, "registrations", lambda *_: ((kind,), ()))
-    world = Suspending()
+    world = SuspendedAtJob(monkeypatch, "chat")
     controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}))
     assert controller._elector is not None
     with pytest.raises(LeadershipLost):
         await controller._elector.run(controller._lead)
     assert [name for _, resource, name in world.calls if resource == JOBS] == ["first"]
+
+
+async def test_controller_that_was_suspended_beyond_its_lease_tries_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would fail at each object that waits, until the election looks at the clock again."""
+
+    decided: list[ObjectKey] = []
+
+    def decide(_: Snapshot, key: ObjectKey) -> Plan:
+        decided.append(key)
+        return Plan(create=((JOBS, {"metadata": {"name": key.name, "namespace": key.namespace}}),))
+
+    monkeypatch.setattr(run, "registrations", lambda *_: ((Reconciler(resource=MODELS, decide=decide),), ()))
+    controller = Controller(
+        SuspendedAtJob(monkeypatch, *map(str, range(100))), no_credentials, ControllerOptions("pomona:test", {})
+    )
+    assert controller._elector is not None
+    with pytest.raises(LeadershipLost):
+        await controller._elector.run(controller._lead)
+    assert 0 < len(decided) <= 3 * run.WORKERS, "and not all 100"
 
 
 async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
