@@ -23,6 +23,8 @@ from gateway.event_log import log
 from gateway.proxy.config import ProxyConfig
 
 HAND_OVER_SOCKET: Final = "handover.sock"
+UNNAMED_SUFFIX: Final = ".new"
+"""The suffix of a socket that has not taken its name yet."""
 LAST_SOCKET: Final = "last-{pid}.sock"
 LONGEST_NAME: Final = LAST_SOCKET.format(pid="9" * (5 if sys.platform == "darwin" else 7))
 """The longest name of a socket, with the largest pid of the system."""
@@ -56,7 +58,7 @@ class NamedSocket:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX)
-        new = path.with_suffix(".new")
+        new = path.with_suffix(UNNAMED_SUFFIX)
         self._bound: Path | None = new
         mask = os.umask(_SOCKET_MASK)
         try:
@@ -73,7 +75,7 @@ class NamedSocket:
     def take_name(self) -> None:
         """Put the socket at its path, in the place of any other. Raises SocketError."""
         try:
-            self.path.with_suffix(".new").rename(self.path)
+            self.path.with_suffix(UNNAMED_SUFFIX).rename(self.path)
         except OSError as error:
             raise self._explain(error) from error
         self._bound = self.path

@@ -17,7 +17,7 @@ from devices.sockets import unix_listener
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
-from gateway.proxy.control_socket import LAST_SOCKET, LONGEST_NAME
+from gateway.proxy.control_socket import LAST_SOCKET, LONGEST_NAME, UNNAMED_SUFFIX
 from kube.backoff import backoff_seconds
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
@@ -59,6 +59,7 @@ class Proxy:
         self.process: NativeProcess | None = None
         self._spawned: int | None = None
         self._answered = asyncio.Event()
+        self._is_handing_over = False
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
@@ -110,9 +111,14 @@ class Proxy:
             await process.end(GRACE_SECONDS)
 
     def pids(self) -> frozenset[int]:
-        """Return the pids of the proxy, and of those before it that still end their last requests."""
-        last = self._socket.parent.glob(LAST_SOCKET.format(pid="*"))
-        found = {self.process.pid if self.process else None, *(unix_listener(path) for path in last)}
+        """Return the pids of the proxy, of those before it that still end their last requests, and of a newer one.
+
+        An agent that was ended in the middle of a hand-over leaves a newer proxy behind, which takes over or ends.
+        """
+        # In this order: a newer proxy is found although it takes its name between the two looks.
+        newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
+        last = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
+        found = {self.process.pid if self.process else None, *newer, *last}
         return frozenset(pid for pid in found if pid is not None)
 
     async def _run_once(self) -> None:
@@ -123,17 +129,22 @@ class Proxy:
             ending = group.create_task(process.wait())
             replacing = group.create_task(self._replace_older(process))
             watching = group.create_task(self._watch_answers(process))
-            await asyncio.wait({ending, replacing}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (ending, replacing, watching):
+            tasks = {ending, replacing, watching}
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 task.cancel()
         if replacing.done() and not replacing.cancelled():
             self.process = replacing.result()
             log.info("proxy_replaced", pid=process.pid, by=self.process and self.process.pid)
             process.release()
-        else:
+        elif ending.done() and not ending.cancelled():
             ended = ending.result()
             log.warning("proxy_ended", pid=process.pid, code=ended.code, signal=ended.signal)
             self.process = None
+        else:
+            log.info("proxy_has_left", pid=process.pid)
+            self.process = None
+            process.release()
         if self.process is None:
             self.state = None
             self.answers = False
@@ -166,11 +177,17 @@ class Proxy:
 
     async def _hand_over(self) -> NativeProcess | None:
         """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""
+        self._is_handing_over = True
         try:
-            successor = self._spawn("--take-over")
+            return await self._await_successor(self._spawn("--take-over"))
         except OSError as error:
             log.warning("hand_over_failed", error=str(error))
             return None
+        finally:
+            self._is_handing_over = False
+
+    async def _await_successor(self, successor: NativeProcess) -> NativeProcess | None:
+        """Return the newer proxy when it answers, or None if it does not."""
         ending = asyncio.create_task(successor.wait())
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -188,7 +205,8 @@ class Proxy:
     async def _watch_answers(self, process: NativeProcess) -> None:
         """Check that the proxy answers, often while it starts and rarely later; end it after a long silence.
 
-        Its control API alone may be silent while its streams flow: then it has an hour.
+        Its control API alone may be silent while its streams flow: then it has an hour. Return if it has left to a
+        newer proxy that an earlier agent started.
         """
         loop = asyncio.get_running_loop()
         silent_since = None
@@ -199,13 +217,15 @@ class Proxy:
                     self.answers = True
                     self._answered.set()
                     self._on_change()
+            elif not self._is_handing_over and self._has_left(process):
+                return
             else:
                 silent_since = silent_since or loop.time()
                 silence = loop.time() - silent_since
                 if silence >= OLDER_PROXY_SECONDS or (silence >= PATIENCE_SECONDS and not await self._serves()):
                     log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
-                    return
+                    await asyncio.Future()  # its end is waited for elsewhere
             await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
 
     def _has_left(self, process: NativeProcess) -> bool:

@@ -166,6 +166,41 @@ async def test_another_proxy_is_started_if_the_newer_one_ends_right_after_it_too
                 assert await stream.read() == DONE_EVENT
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_hand_over_of_an_agent_that_was_ended_goes_on(folder: Path, crashes: bool) -> None:
+    """The next agent ends neither proxy; if the newer one does not serve, another does, and the older one ends."""
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend, aiohttp.ClientSession() as http:
+        async with agent(folder) as first:
+            older = await pid(first)
+            state = await first.client.configure(ProxyConfig((make_service(backend),)))
+        async with post_chat(http, f"http://127.0.0.1:{state.services[0].port}") as stream:
+            second = Proxy(folder, lambda: None)
+            second.adopt()
+            assert second.pids() == {older}
+            newer = Proxy(folder, lambda: None)._spawn("--take-over")
+            await eventually(lambda: second.pids() == {older, newer.pid})
+            assert await kill_strays(folder, second.pids()) == []
+
+            async def has_taken_over() -> bool:
+                return (await second.client.state()).pid == newer.pid
+
+            await eventually(has_taken_over)
+            if crashes:
+                os.kill(newer.pid, signal.SIGKILL)
+                await newer.wait()
+            running = asyncio.create_task(second.run())
+            await eventually(lambda: second.answers and second.process and second.process.pid != older)
+            assert second.process
+            assert (second.process.pid == newer.pid) == (not crashes)
+            assert second.pids() == {older, second.process.pid}
+            gated.end()
+            assert await stream.read() == DONE_EVENT
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
 async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
