@@ -64,7 +64,8 @@ def read_address(text: str) -> IpAddress | AddressUse:
     except ValueError:
         return AddressUse("AddressNotUsable", "is not an IP address")
     unusable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
-    if unusable or getattr(address, "ipv4_mapped", None) is not None:
+    # An IPv6 address that stands for an IPv4 address would be searched for in vain.
+    if unusable or (isinstance(address, ipaddress.IPv6Address) and (address.is_reserved or address.sixtofour)):
         return AddressUse("AddressNotUsable", "is an address that a cluster does not route to")
     if str(address) != text:
         return AddressUse("AddressNotUsable", f"is not in its shortest form, {address}")

@@ -1,5 +1,6 @@
 """The controller grants a host its own address, and none that something else in the cluster has."""
 
+import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -73,6 +74,10 @@ async def test_addresses_of_the_cluster_are_refused(
             ("thief-6", ADDRESS, "AddressOfApiServer", "API server"),
             ("thief-7", "169.254.169.254", "AddressNotUsable", "does not route to"),
             ("thief-8", "10.77.152.3,metadata.name=a", "AddressNotUsable", "not an IP address"),
+            ("thief-9", "::ffff:10.77.152.1", "AddressNotUsable", "does not route to"),
+            ("thief-10", "64:ff9b::a4d:9801", "AddressNotUsable", "does not route to"),
+            ("thief-11", "2002:a4d:9801::1", "AddressNotUsable", "does not route to"),
+            ("thief-12", "thief.example", "AddressNotUsable", "not an IP address"),
         ):
             await register(host, address)
             assert owner in await reaches(client, host, reason)
@@ -92,6 +97,25 @@ async def test_address_of_another_host_is_refused_until_that_host_is_gone(
     # The owner moves away: the address is free for the next report of the other.
     await register("studio-1", "10.77.151.2")
     await reaches(client, "thief-1", "AddressFree")
+
+
+async def test_one_of_two_hosts_that_claim_an_address_at_once_has_it(
+    client: Client, controller: Process, register: Register
+) -> None:
+    del controller
+    names = ("twin-1", "twin-2")
+    await asyncio.gather(*(register(name, FREE) for name in names))
+
+    async def decided() -> bool:
+        reasons = []
+        for name in names:
+            conditions = (await client.get(METAL_HOSTS, name))["status"]["conditions"]
+            reasons.append(next(each["reason"] for each in conditions if each["type"] == "AddressAccepted"))
+            role = await client.get(ROLES, grants_name(name), HOSTS_NAMESPACE)
+            assert granted_addresses(role) == ({FREE} if reasons[-1] == "AddressFree" else set())
+        return sorted(reasons) == ["AddressFree", "AddressOfHost"]
+
+    await eventually(decided)
 
 
 async def test_grants_follow_what_is_bound(
