@@ -4,12 +4,14 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from kube.client import Client, Obj
 from kube.errors import ApiError, Invalid
 from kube.resources import (
     ENDPOINT_SLICES,
+    EVENTS,
     INFERENCE_SERVICES,
     LEASES,
     METAL_HOSTS,
@@ -18,14 +20,16 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
+from kube.transport import Request
 from tests.cluster.policy.conftest import Hosts
-from tests.cluster.policy.objects import ADDRESSES, build_lease, build_slice
+from tests.cluster.policy.objects import ADDRESSES, build_event, build_lease, build_slice
 from tests.cluster.policy.test_stolen_host_token import apply, own_slice
 from tests.support.refused_manifests import make_manifest
 
 Attempt = Callable[[Hosts], Awaitable[object]]
 OWN, OTHERS = ADDRESSES["studio-1"], ADDRESSES["studio-2"]
 ENDPOINTS = Resource("", "v1", "endpoints", "Endpoints")
+CORE_EVENTS = Resource("", "v1", "events", "Event")
 
 
 def at(address: str, **changes: Any) -> Attempt:
@@ -39,6 +43,49 @@ def create_slice(**metadata: Any) -> Attempt:
         await hosts.own.create(resource, {**obj, "metadata": obj["metadata"] | metadata})
 
     return attempt
+
+
+def generate(resource: Resource, prefix: str) -> Attempt:
+    """Create an object whose name the API server makes of a prefix."""
+
+    async def attempt(hosts: Hosts) -> None:
+        process = hosts.processes["chat-1"]
+        bodies: dict[Resource, Obj] = {
+            ENDPOINT_SLICES: build_slice(process)[1],
+            LEASES: build_lease(process)[1],
+            METAL_HOSTS: {"metadata": {}, "spec": {}},
+        }
+        metadata = {key: each for key, each in bodies[resource]["metadata"].items() if key != "name"}
+        namespace = metadata.get("namespace")
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, **bodies[resource]}
+        request = Request(
+            "POST",
+            resource.path(namespace),
+            {},
+            msgspec.json.encode(body | {"metadata": metadata | {"generateName": prefix}}),
+        )
+        await hosts.own._call("create", resource, namespace, None, request)
+
+    return attempt
+
+
+def event_about_host(namespace: str = "default", note: str = "", **metadata: Any) -> tuple[Resource, Obj]:
+    host = {"apiVersion": METAL_HOSTS.api_version, "kind": "MetalHost", "metadata": {"name": "studio-1"}}
+    resource, obj = build_event(host, "studio-1", note=note)
+    regarding = obj["regarding"] | {"namespace": namespace}
+    return resource, {**obj, "metadata": obj["metadata"] | {"namespace": namespace} | metadata, "regarding": regarding}
+
+
+async def take_event(hosts: Hosts) -> None:
+    """Rewrite an Event of the older form, as kubelets write it."""
+    about = {"apiVersion": METAL_HOSTS.api_version, "kind": "MetalHost", "name": "studio-1"}
+    body = {"reason": "Stolen", "message": "the host was seen elsewhere", "source": {"component": "watchman"}}
+    metadata = {"namespace": "default", "name": f"seen-{hosts.namespace}"}
+    old = {"metadata": metadata, "involvedObject": {**about, "namespace": "default"}, **body}
+    await hosts.admin.create(CORE_EVENTS, old)
+    fields = {"reportingController": "pomona.dev/metal-agent", "reportingInstance": "studio-1", "note": "all is well"}
+    operations = [put(f"/{field}", value) for field, value in fields.items()]
+    await hosts.own.patch_json(EVENTS, metadata["name"], "default", operations)
 
 
 def patch(resource: Resource, name: str, *operations: Obj, namespace: str | None = None, sub: str = "") -> Attempt:
@@ -138,6 +185,31 @@ BY_HOST: dict[str, tuple[str, Attempt]] = {
             sub="status",
         ),
     ),
+    "slice of a generated name": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.studio-1")),
+    "slice of a generated host": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.x")),
+    "host of a generated name": ("writes only its own MetalHost", generate(METAL_HOSTS, "studio-1")),
+    "Lease of a generated name": ("cannot create", generate(LEASES, "studio-1")),
+    "Event about itself in a system's namespace": (
+        "about itself, in namespace default",
+        lambda hosts: hosts.own.create(*event_about_host(namespace="kube-system")),
+    ),
+    "Event about itself in a tenant's namespace": (
+        "about itself, in namespace default",
+        lambda hosts: hosts.own.create(*event_about_host(namespace=hosts.namespace)),
+    ),
+    "Event that cannot be deleted": (
+        "no labels, annotations, finalizers and owners",
+        lambda hosts: hosts.own.create(*event_about_host(finalizers=["thief.example/stay"])),
+    ),
+    "Event that is much larger than others": (
+        "no labels, annotations, finalizers and owners",
+        lambda hosts: hosts.own.create(*event_about_host(annotations={"a": "a" * 200_000})),
+    ),
+    "Event with a long note": (
+        "can have at most 1024 characters",
+        lambda hosts: hosts.own.create(*event_about_host(note="a" * 200_000)),
+    ),
+    "Event that another has reported": ("field is immutable", take_event),
     "Lease of another host, renewed": (
         "cannot patch|not those of",
         lambda hosts: apply(hosts, build_lease(hosts.processes["other-1"])),

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_SERVICE, LABEL_SERVICE_NAME, MANAGED_BY
+from crds.meta import (
+    HOSTS_NAMESPACE,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE,
+    LABEL_SERVICE_NAME,
+    MANAGED_BY,
+    PROCESS_FINALIZER,
+)
 from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.errors import ApiError, Forbidden
@@ -21,6 +28,7 @@ from kube.resources import (
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
+    METAL_PROCESSES,
     MODELS,
     NODES,
     PODS,
@@ -31,12 +39,13 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
+from tests.cluster.policy.objects import build_event, build_process
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.refused_manifests import make_manifest
 
 MANAGER = "pomona-controller"
-METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences"}
+METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 HOST = "policy-1"
 
 
@@ -142,6 +151,29 @@ def binding(thief: Thief, role: str = f"grants:{HOST}", **subject: str) -> tuple
     return thief.owned("MetalHost", ROLE_BINDINGS, f"grants:{HOST}", roleRef=reference, subjects=[who])
 
 
+def metal_process(thief: Thief, owner: str = "InferenceService", **metadata: Any) -> tuple[Resource, Obj]:
+    spec = build_process(thief.namespace, "one-1", None)["spec"]
+    resource, obj = thief.owned(owner, METAL_PROCESSES, "one-1", spec=spec)
+    return resource, {**obj, "metadata": {**obj["metadata"], "finalizers": [PROCESS_FINALIZER], **metadata}}
+
+
+def event(thief: Thief, **metadata: Any) -> tuple[Resource, Obj]:
+    resource, obj = build_event(thief.owners["InferenceService"], "controller-0")
+    return resource, {**obj, "metadata": {**obj["metadata"], **metadata}}
+
+
+def held(build: Callable[..., tuple[Resource, Obj]]) -> Attempt:
+    """Create an object, and hold the end of a foreign one by it: the owner of a blocking dependent waits for it."""
+
+    async def attempt(thief: Thief) -> None:
+        resource, obj = build(thief)
+        node = {"apiVersion": "v1", "kind": "Node", "name": "cpu-1", "uid": "a", "blockOwnerDeletion": True}
+        obj["metadata"]["ownerReferences"] = [*obj["metadata"].get("ownerReferences", []), node]
+        await thief.api.create(resource, obj)
+
+    return attempt
+
+
 def claim(thief: Thief) -> Obj:
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
     return {"metadata": {"namespace": thief.namespace, "name": "a"}, "spec": spec}
@@ -224,7 +256,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "Deployment of a foreign name": (
         "has not the name",
         lambda thief: thief.api.create(
-            *thief.owned("InferenceService", DEPLOYMENTS, "two", spec=deployment(thief)[1]["spec"])
+            *thief.owned("InferenceService", DEPLOYMENTS, "two", spec=deployment(thief, volumes=[])[1]["spec"])
         ),
     ),
     "Deployment of a Model": (
@@ -329,6 +361,16 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         "cannot create",
         lambda thief: thief.api.create(METAL_HOSTS, {"metadata": {"name": "mine"}, "spec": {}}),
     ),
+    "process of no service": ("of an InferenceService only", create(metal_process, ownerReferences=[])),
+    "process of a Model": ("of an InferenceService only", create(metal_process, "Model")),
+    "process that cannot be deleted": ("adds no finalizer", create(metal_process, finalizers=["thief.example/stay"])),
+    "Secret that cannot be deleted": ("adds no finalizer", create(secret, finalizers=["thief.example/stay"])),
+    "Event that cannot be deleted": ("adds no finalizer", create(event, finalizers=["thief.example/stay"])),
+    "Event that holds its service": ("no other owner", held(event)),
+    "Secret that holds a node": ("no other owner", held(secret)),
+    "process that holds a node": ("no other owner", held(metal_process)),
+    "Deployment that holds a node": ("no other owner", held(deployment)),
+    "grant that holds a node": ("no other owner", held(lambda thief: role(thief, rule(), name="grants:policy-3"))),
     "end of a node": ("cannot delete", lambda thief: thief.api.delete(NODES, "cpu-1")),
 }
 BY_KUBECTL = {
@@ -369,8 +411,11 @@ async def test_stolen_controller_token_is_no_way_around(
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
-    for build in (secret, deployment, service):
+    for build in (secret, deployment, service, metal_process, event):
         await thief.api.create(*build(thief))
+    finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
+    await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
+    await thief.api.delete(METAL_PROCESSES, "one-1", thief.namespace)
     await thief.api.create(*job(thief))
     host_copy = thief.owned("MetalHost", SECRETS, HOST, type="Opaque", data={})
     for written in (host_copy, role(thief, rule()), binding(thief)):

@@ -221,11 +221,11 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
         ),
     ),
     "Event about another host's process": (
-        "Events about itself and the MetalProcesses that are bound to it, only",
+        "Events about itself, in namespace default, and about the MetalProcesses that are bound to it, only",
         lambda hosts: hosts.own.create(*build_event(hosts.processes["other-1"], "studio-1")),
     ),
     "Event about another kind": (
-        "about itself and the MetalProcesses",
+        "and about the MetalProcesses",
         lambda hosts: hosts.own.create(
             *build_event({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cpu-1"}}, "studio-1")
         ),
