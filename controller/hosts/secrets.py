@@ -16,7 +16,7 @@ from controller.services.tokens import TOKEN_KEY, is_token_secret
 from crds.meta import HOSTS_NAMESPACE, PREVIOUS_TOKENS_KEY, PreviousToken, host_secret_key
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
 log = structlog.get_logger()
@@ -92,7 +92,7 @@ class HostSecrets:
         for needed in needs:
             last = known.get(needed) if needed.service_uid else self._sources.get(needed)
             if last is None or last.is_due(now):
-                last = await _read_token(client, needed, now)
+                last = await _read_token(client, needed, last, now)
                 if not needed.service_uid:
                     self._keep_source(needed, last, now)
             readings[needed] = last
@@ -140,8 +140,13 @@ class HostSecrets:
         self._sources[needed] = reading
 
 
-async def _read_token(client: Client, needed: NeededSecret, now: datetime) -> _Reading:
-    secret = await read_secret(client, needed.namespace, needed.name)
+async def _read_token(client: Client, needed: NeededSecret, last: _Reading | None, now: datetime) -> _Reading:
+    """Read a token; one that the controller may not read, in a namespace that it is not bound to, stays as it was."""
+    try:
+        secret = await read_secret(client, needed.namespace, needed.name)
+    except Forbidden as error:
+        log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
+        return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
     token = _token(secret, needed.service_uid) if secret else None
     if token is not None and needed.service_uid:
         return _Reading(token, None)

@@ -10,7 +10,7 @@ from controller.reconcile.conditions import condition, find
 from crds.meta import GROUP
 from crds.model import Model
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import SECRETS
 
 TYPE: Final = f"{GROUP}/source"
@@ -77,6 +77,9 @@ async def read_verdict(client: Client, model: Model) -> SecretVerdict | None:
         return None
     try:
         secret: Obj | None = await client.get(SECRETS, reference.name, metadata.namespace)
+    except Forbidden as error:
+        message = f"spec.sourceSecretRef {reference.name}: the controller may not read it: {error.message}"
+        return SecretVerdict(accepted=False, reason="SecretForbidden", message=message)
     except NotFound:
         secret = None
     return judge_secret(metadata.namespace, reference.name, secret)

@@ -21,7 +21,7 @@ from controller.reconcile.plan import Patch, child, ref
 from crds.inferenceservice import InferenceService
 from crds.meta import ROTATE_TOKEN, TOKEN_DIGEST, TOKEN_ROTATION
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
@@ -188,6 +188,9 @@ class KnownTokens:
                 return TokenStep(_make_token())
             try:
                 secret = await client.get(SECRETS, token_name(key.name), key.namespace)
+            except Forbidden:
+                # The controller is held to other namespaces: the creation is refused too, and that is reported.
+                return TokenStep(_make_token())
             except NotFound:
                 self.forget(key)
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.

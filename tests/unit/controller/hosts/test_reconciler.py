@@ -19,7 +19,7 @@ from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLES, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, host, planned_condition, process, slice_of, store
 from tests.support.background import running
@@ -247,11 +247,14 @@ class CountedSecrets(Client):
 
     def __init__(self, *, exist: bool = True) -> None:
         self.exist = exist
+        self.forbidden = ""
         self.reads: list[str] = []
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         del resource
         self.reads.append(f"{namespace}/{name}")
+        if namespace == self.forbidden:
+            raise Forbidden(name, status=403)
         if not self.exist:
             raise NotFound(name, status=404)
         owner = {"uid": "uid-chat", "controller": True}
@@ -298,6 +301,17 @@ async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> 
     api.exist = True
     later = NOW + timedelta(minutes=1)
     assert await secrets.read_tokens(api, "studio-1", [NeededSecret("team", "hub", "")], later)
+
+
+async def test_secret_that_may_not_be_read_any_more_stays_and_keeps_no_other_from_the_host() -> None:
+    api, secrets = CountedSecrets(), HostSecrets()
+    needs = [NeededSecret("closed", "hub", ""), NeededSecret("team", "hub", "")]
+    found = await secrets.read_tokens(api, "studio-1", needs, NOW)
+    assert found.keys() == {"closed_hub_token", "team_hub_token"}
+    api.forbidden = "closed"
+    assert await secrets.read_tokens(api, "studio-1", needs, NOW + timedelta(minutes=1)) == found
+    later = await secrets.read_tokens(api, "studio-2", [*needs, NeededSecret("closed", "new", "")], NOW)
+    assert later == found
 
 
 async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:

@@ -12,7 +12,7 @@ from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, to
 from controller.tenant_limits import UNLIMITED
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
@@ -140,8 +140,8 @@ async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> N
 
 @pytest.mark.parametrize(
     "data",
-    [{"data": {"token": each}} for each in ("", "Cg==", "//4AYmlu", "dHdvIHdvcmRz")] + [{"data": None}],
-    ids=["empty", "newline", "bytes", "two words", "none"],
+    [{"data": {"token": each}} for each in ("", "Cg==", "//4AYmlu", "dHdvIHdvcmRz", "QUFB" * 9000)] + [{"data": None}],
+    ids=["empty", "newline", "bytes", "two words", "longer than the head of a request", "none"],
 )
 async def test_token_that_no_client_can_send_is_replaced(data: Obj) -> None:
     secret = stored_secret() | data
@@ -221,6 +221,16 @@ async def test_secret_of_another_owner_is_not_changed() -> None:
     foreign = stored_secret()
     foreign["metadata"]["ownerReferences"][0]["uid"] = "uid-other"
     assert (await find_step(OneSecret(foreign), served("monday"))).rotation == TokenRotation()
+
+
+async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_is_reported() -> None:
+    class Closed(OneSecret):
+        async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+            raise Forbidden(f"get {resource} {namespace}/{name}", status=403)
+
+    step = await find_step(Closed(None), served(None))
+    assert step.new_token
+    assert step.rotation == TokenRotation()
 
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:

@@ -1,0 +1,80 @@
+"""A controller that writes, and reads Secrets, in some namespaces only, as docs/security.md describes it."""
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kube import credentials
+from kube.client import Client, connect
+from kube.errors import Forbidden
+from kube.resources import MODELS, ROLE_BINDINGS, SECRETS, SERVICES, Resource
+from tests.cluster.controller.test_services import METAL, ServiceNamespace
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.eventually import eventually
+
+RBAC = CHECKOUT / "deploy" / "rbac.yaml"
+ROLE = "pomona-controller-workloads"
+CLUSTER_ROLE_BINDINGS = Resource(
+    ROLE_BINDINGS.group, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+)
+COMMANDS = re.findall(r"^kubectl .*workloads.*$", (CHECKOUT / "docs" / "security.md").read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+async def bound(plane: ControlPlane, namespace: str) -> AsyncIterator[str]:
+    """Bind the controller to the namespace by the commands of the document."""
+    narrow, bind = COMMANDS
+    try:
+        for command in (narrow, bind.replace("NAMESPACE", namespace)):
+            await plane.kubectl(*command.split()[1:])
+        yield namespace
+    finally:
+        await plane.apply(RBAC)
+
+
+@pytest.fixture
+async def unbound(plane: ControlPlane) -> AsyncIterator[str]:
+    """Another namespace."""
+    name = f"test-{secrets.token_hex(4)}"
+    await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    await plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere(
+    plane: ControlPlane, client: Client, bound: str, unbound: str, controller: Process
+) -> None:
+    del controller
+    here, there = ServiceNamespace(client, bound), ServiceNamespace(client, unbound)
+    for each in (here, there):
+        await each.make_host_model()
+        await each.make_service(hardware=METAL)
+    await client.create(SECRETS, {"metadata": {"namespace": unbound, "name": "bank"}})
+    source = {"source": "http://models.example/tiny.gguf", "sourceSecretRef": {"name": "bank"}}
+    await there.make(MODELS, "gated", **source)
+
+    await here.reaches("Pending", reason="NoHost")
+    assert await here.exists(SECRETS, "chat-token")
+    refused = await there.reaches("Failed", reason="Forbidden")
+    assert f'cannot create resource "secrets" in API group "" in the namespace "{unbound}"' in str(refused.status)
+    assert not await there.exists(SERVICES, "chat")
+    await eventually(lambda: says_that_its_secret_is_not_read(there))
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    async with connect(credentials.load(kubeconfig)) as thief:
+        await thief.get(SECRETS, "chat-token", bound)
+        for name, namespace in (("bank", unbound), ("admin", "kube-system")):
+            with pytest.raises(Forbidden, match='cannot get resource "secrets"'):
+                await thief.get(SECRETS, name, namespace)
+
+    # It notices by itself that it is bound to another namespace.
+    await plane.kubectl(*COMMANDS[1].replace("NAMESPACE", unbound).split()[1:])
+    await there.reaches("Pending", reason="NoHost")
+
+
+async def says_that_its_secret_is_not_read(place: ServiceNamespace) -> bool:
+    conditions = (await place.client.get(MODELS, "gated", place.namespace)).get("status", {}).get("conditions", [])
+    return any(each["reason"] == "SecretForbidden" for each in conditions)
