@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,16 +12,15 @@ from metal_agent.assignments import Assignment
 from metal_agent.engine_health import Suspicion
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
-from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.process_events import Admitted, Evicted, Failed, Refused, Suspected
 from metal_agent.supervise import runner as module
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
-from metal_agent.supervise.records import Record, Records
+from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
-from metal_agent.weights import HostWeights
 from tests.support import virtual_time
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
+from tests.unit.metal_agent.supervise.runner_context import build_context
 
 MakeAssignment = Callable[..., Assignment]
 
@@ -92,18 +90,7 @@ class _Deaf(_Stubborn):
 
 
 def _host(folder: Path, ledger: Ledger, exposure: Exposure | None = None) -> RunnerContext:
-    session: Any = None
-    return RunnerContext(
-        folder=folder,
-        records=Records(folder / "processes"),
-        keys=EngineKeys(folder / "keys"),
-        weights=HostWeights(folder / "weights", folder),
-        ledger=ledger,
-        session=session,
-        exposure=exposure or _Unreached(),
-        secret=lambda _namespace, _name: None,
-        changed=lambda _runner: None,
-    )
+    return build_context(folder, ledger, exposure or _Unreached())
 
 
 async def test_memory_freed_before_the_refusal_arrives_is_not_missed(

@@ -9,33 +9,21 @@ from typing import Any
 import pytest
 
 from metal_agent.memory.ledger import Ledger
-from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.native.process import NativeProcess, identify_process, spawn_process
-from metal_agent.supervise.host_parts import RunnerContext
-from metal_agent.supervise.records import Records, UnreadableRecord
+from metal_agent.supervise.records import UnreadableRecord
 from metal_agent.supervise.unreadable_engines import UnreadableEngines
-from metal_agent.weights import HostWeights
 from tests.support.eventually import eventually
+from tests.unit.metal_agent.supervise.runner_context import build_context
 
 
 async def test_unassigned_engine_is_ended_once_however_many_lists_lack_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unused: Any = None
+    exposure: Any = None
     sleep = shutil.which("sleep")
     assert sleep
     ledger = Ledger(100)
-    host = RunnerContext(
-        folder=tmp_path,
-        records=Records(tmp_path / "processes"),
-        keys=EngineKeys(tmp_path / "keys"),
-        weights=HostWeights(tmp_path / "weights", tmp_path),
-        ledger=ledger,
-        session=unused,
-        exposure=unused,
-        secret=lambda _namespace, _name: None,
-        changed=lambda _runner: None,
-    )
+    host = build_context(tmp_path, ledger, exposure)
     engine = spawn_process([sleep, "600"], os.environ, tmp_path / "engine.log", tmp_path)
     ended, end = [], NativeProcess.end
 
