@@ -9,7 +9,7 @@ import functools
 import select
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 import httptools
 
@@ -23,13 +23,6 @@ _LONGEST_KNOWN_BYTES: Final = 4 << 10
 _NO_CONTENT: Final = frozenset({204, 304})
 _STALE_SECONDS: Final = 1.0
 """An upstream that closed a kept connection without an answer so soon had closed it before the request came."""
-
-
-class UpstreamOrigin(NamedTuple):
-    """The host and port of an upstream."""
-
-    host: str
-    port: int
 
 
 BodyPieces: TypeAlias = Sequence[bytes | bytearray | memoryview]
@@ -67,16 +60,16 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         *("_answered", "_fields", "_has_length", "_head", "_head_bytes", "_in_head", "_incoming", "_keeps"),
         *("_message_ended", "_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
-        *("_transport", "_until_close", "_was_used", "idle_since", "origin"),
+        *("_transport", "_until_close", "_was_used", "idle_since", "url"),
     )
 
     def __init__(
         self,
-        origin: UpstreamOrigin,
+        url: str,
         on_free: Callable[["UpstreamConnection"], None],
         on_end: Callable[["UpstreamConnection"], None],
     ) -> None:
-        self.origin = origin
+        self.url = url
         self.idle_since = 0.0
         self._was_used = False
         """It has carried a whole response, so the upstream may be closing it as idle while a request is sent."""

@@ -6,12 +6,11 @@ kept for a time that is shorter than the upstreams' own (llama-server and uvicor
 """
 
 import asyncio
-import functools
 import time
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gateway.http.upstream_connection import UpstreamConnection, UpstreamOrigin
+from gateway.http.upstream_connection import UpstreamConnection
 
 CONNECT_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 2.0
@@ -23,26 +22,19 @@ class NotAcceptedError(Exception):
     """The upstream accepted no connection; nothing of the request was sent."""
 
 
-@functools.lru_cache(maxsize=1024)
-def parse_origin(url: str) -> UpstreamOrigin:
-    """Return the origin of an http URL."""
-    parts = urlsplit(url)
-    return UpstreamOrigin(parts.hostname or "", parts.port or 80)
-
-
 class UpstreamPool:
-    """The connections to all upstreams, as a context that closes them."""
+    """The connections to all upstreams, by their http URLs without a path, as a context that closes them."""
 
     def __init__(self, *, connect_seconds: float = CONNECT_SECONDS, idle_seconds: float = IDLE_SECONDS) -> None:
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
-        self._idle: dict[UpstreamOrigin, list[UpstreamConnection]] = {}
+        self._idle: dict[str, list[UpstreamConnection]] = {}
         self._all: set[UpstreamConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
-    def take_idle(self, origin: UpstreamOrigin) -> UpstreamConnection | None:
+    def take_idle(self, url: str) -> UpstreamConnection | None:
         """Return a kept connection, which is the caller's until its response has ended; None if there is none."""
-        idle = self._idle.get(origin)
+        idle = self._idle.get(url)
         while idle:
             connection = idle.pop()
             # The loop may not have read yet that the upstream has closed it.
@@ -51,12 +43,13 @@ class UpstreamPool:
             connection.abort()
         return None
 
-    async def connect(self, origin: UpstreamOrigin) -> UpstreamConnection:
+    async def connect(self, url: str) -> UpstreamConnection:
         """Return a new connection, which is the caller's until its response has ended. Raises NotAcceptedError."""
+        parts = urlsplit(url)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(origin, self._keep, self._forget), origin.host, origin.port
+                    lambda: UpstreamConnection(url, self._keep, self._forget), parts.hostname or "", parts.port or 80
                 )
         except TimeoutError as error:
             raise NotAcceptedError(f"no connection within {self._connect_seconds:g} s") from error
@@ -75,9 +68,9 @@ class UpstreamPool:
             connection.abort()
 
     def _keep(self, connection: UpstreamConnection) -> None:
-        idle = self._idle.get(connection.origin)
+        idle = self._idle.get(connection.url)
         if idle is None:
-            idle = self._idle[connection.origin] = []
+            idle = self._idle[connection.url] = []
         elif len(idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return
@@ -88,7 +81,7 @@ class UpstreamPool:
 
     def _forget(self, connection: UpstreamConnection) -> None:
         self._all.discard(connection)
-        idle = self._idle.get(connection.origin)
+        idle = self._idle.get(connection.url)
         if idle and connection in idle:
             idle.remove(connection)
 
@@ -96,10 +89,10 @@ class UpstreamPool:
         """Close what was idle for too long; the oldest are at the front, because the youngest are used first."""
         self._sweep = None
         oldest = time.monotonic() - self._idle_seconds
-        for origin, idle in list(self._idle.items()):
+        for url, idle in list(self._idle.items()):
             while idle and idle[0].idle_since <= oldest:
                 idle.pop(0).abort()
             if not idle:
-                del self._idle[origin]
+                del self._idle[url]
         if self._idle:
             self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)

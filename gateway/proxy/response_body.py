@@ -123,9 +123,8 @@ class TokenStream:
 
     def __init__(self, model: str, engine_model: str | None = None) -> None:
         self._model = model
-        self._right_field = _model_field(model)
-        self._engine_field = _model_field(engine_model) if engine_model else b""
-        """The field as the engine sends it, or most likely will."""
+        self._right_field, self._engine_field = _model_fields(model, engine_model)
+        """The field as the engine sends it, or most likely will; empty if that is not known."""
         self._held: list[bytes] = []
         """The incomplete line, in pieces; the beginning of a long one has been passed on."""
         self._held_bytes = 0
@@ -200,9 +199,10 @@ class TokenStream:
 
 
 @functools.lru_cache(maxsize=256)
-def _model_field(name: str) -> bytes:
-    """Return the field of a model as most engines send it."""
-    return b'"model":' + msgspec.json.encode(name)
+def _model_fields(model: str, engine_model: str | None) -> tuple[bytes, bytes]:
+    """Return the field of the model in the form of most engines, with the client's and with the engine's name."""
+    right_field = b'"model":' + msgspec.json.encode(model)
+    return right_field, b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
 
 
 class LongJsonResponse:

@@ -14,7 +14,7 @@ from gateway.event_log import log
 from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
-from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool, parse_origin
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors
 from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
@@ -130,7 +130,7 @@ class UpstreamRequest:
         """Send the request over a kept connection, or a new one."""
         self._pool = pool
         try:
-            if connection := pool.take_idle(parse_origin(self.backend.url)):
+            if connection := pool.take_idle(self.backend.url):
                 self._send_over(connection)
             else:
                 self._connect(pool)
@@ -158,7 +158,7 @@ class UpstreamRequest:
     async def _send_over_new(self, pool: UpstreamPool) -> None:
         try:
             try:
-                connection = await pool.connect(parse_origin(self.backend.url))
+                connection = await pool.connect(self.backend.url)
             except NotAcceptedError as error:
                 self._note_not_accepted(error)
             else:
