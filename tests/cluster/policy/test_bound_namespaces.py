@@ -21,7 +21,8 @@ ROLE = "pomona-controller-workloads"
 CLUSTER_ROLE_BINDINGS = Resource(
     ROLE_BINDINGS.group, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
 )
-COMMANDS = re.findall(r"^kubectl .*workloads.*$", (CHECKOUT / "docs" / "security.md").read_text(), re.MULTILINE)
+DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text().replace("\\\n", "")
+COMMANDS = re.findall(r"^kubectl .*workloads.*$", DOCUMENT, re.MULTILINE)
 
 
 @pytest.fixture
