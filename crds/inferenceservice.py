@@ -131,7 +131,10 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "show the cause. Suspended: spec.suspend is true or spec.replicas is 0."
         ),
     ] = "Pending"
-    replicas: Annotated[int | None, described("Replicas that exist.", format="int32")] = None
+    replicas: Annotated[
+        int | None,
+        described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.", format="int32"),
+    ] = None
     ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
     selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
