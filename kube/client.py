@@ -109,7 +109,10 @@ class Client:
         return found
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
-        """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing."""
+        """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
+
+        The items are as they were sent, without apiVersion and kind.
+        """
         # With a limit, some API servers would read from etcd.
         query = _selectors("", field_selector) | {"resourceVersion": "0"}
         call = _describe("list", resource, None, None)

@@ -1,6 +1,6 @@
 """A reflector: keep a store equal to the server by list and watch, and list again when the server forgot our version.
 
-The agent uses it and not kopf: a relist here reports the objects that vanished, and no answer of the server ends it.
+A relist reports the objects that vanished, and no answer of the server ends a reflection; kopf does neither.
 """
 
 import asyncio
