@@ -29,13 +29,15 @@ from crds.metalprocess import MetalProcess
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource, object_key
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource, object_key
 from kube.store import Store
 
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest pause before a binding that failed is tried again; other processes are bound meanwhile."""
 READ_AGAIN_SECONDS: Final = 1.0
+REPORTED_TRIES: Final = 3
+"""Tries after which the owner of a service is told of a binding that fails: a server that restarts fails a few."""
 
 log = structlog.get_logger()
 
@@ -256,7 +258,8 @@ class Binder:
                 await _write_binding(leading, binding)
             except (ApiError, Unreachable) as error:
                 self._on_decision("failed")
-                self._back_off(binding, error)
+                if self._back_off(binding, error) == REPORTED_TRIES:
+                    await _report_failure(leading, binding, error)
                 await _refresh(leading, binding.process.key, binding.process.uid)
             else:
                 self._on_decision("bound")
@@ -264,7 +267,8 @@ class Binder:
             waiting = {each["metadata"]["uid"] for each in store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)}
             self._failures = {uid: failed for uid, failed in self._failures.items() if uid in waiting}
 
-    def _back_off(self, binding: Binding, error: ApiError | Unreachable) -> None:
+    def _back_off(self, binding: Binding, error: ApiError | Unreachable) -> int:
+        """Note a failure, and decide again after a pause; return the number of failures."""
         process, host = binding
         last = self._failures.get(process.uid, _NO_FAILURE)
         pause = backoff_seconds(last.tries + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
@@ -281,6 +285,7 @@ class Binder:
             error=str(error),
             retry_seconds=round(pause, 1),
         )
+        return last.tries + 1
 
     def _wake_on_change(self, store: Store, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
         if resource == METAL_PROCESSES or (resource == METAL_HOSTS and new is not None and self._may_take(store, new)):
@@ -311,6 +316,16 @@ async def _write_binding(leading: Leading, binding: Binding) -> None:
         METAL_PROCESSES, await client.patch_json(METAL_PROCESSES, process.key.name, process.key.namespace, operations)
     )
     log.info("process_bound", process=str(process.key), host=binding.host, memory_bytes=process.memory_bytes)
+
+
+async def _report_failure(leading: Leading, binding: Binding, error: ApiError | Unreachable) -> None:
+    """Send an Event about the service: its condition only says that the process waits to be bound."""
+    process = leading.store.get(METAL_PROCESSES, binding.process.key.name, binding.process.key.namespace)
+    owner = controller_of(process) if process is not None else None
+    service = owner and leading.store.get(INFERENCE_SERVICES, owner["name"], binding.process.key.namespace)
+    if service:
+        note = f"MetalProcess {binding.process.key} is not bound to host {binding.host}, and tried again: {error}"
+        await leading.recorder.event(service, "Warning", "BindingFailed", note, "Bind")
 
 
 async def _refresh(leading: Leading, key: ObjectKey, uid: str) -> None:

@@ -77,13 +77,13 @@ class Executor:
 
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
-        snapshot = Snapshot(self._store, self._now())
-        if reconciler.observe is not None:
-            inputs = await reconciler.observe(self._client, snapshot, key)
-            snapshot = Snapshot(self._store, self._now(), inputs)
-        plan = reconciler.decide(snapshot, key)
-        revision = self._store.revision
+        snapshot, plan = Snapshot(self._store, self._now()), Plan()
         try:
+            if reconciler.observe is not None:
+                inputs = await reconciler.observe(self._client, snapshot, key)
+                snapshot = Snapshot(self._store, self._now(), inputs)
+            plan = reconciler.decide(snapshot, key)
+            revision = self._store.revision
             await self._write_others(reconciler, key, plan)
         except (ApiError, NotOurs) as error:
             await self._report_refusal(reconciler.resource, key, plan, error)
@@ -97,7 +97,10 @@ class Executor:
         return plan.again_seconds
 
     async def _report_refusal(self, resource: Resource, key: ObjectKey, plan: Plan, error: ApiError | NotOurs) -> None:
-        """Report a lasting refusal: the status at most once in `REPORT_SECONDS`, the Event when its reason changes."""
+        """Report a lasting refusal: the status at most once in `REPORT_SECONDS`, the Event when its reason changes.
+
+        The plan is empty if a read was refused, on which it depends: then there is only the Event.
+        """
         observed = self._store.get(resource, key.name, key.namespace or None)
         if observed is None or _is_passing(error):
             return

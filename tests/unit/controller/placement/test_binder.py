@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement import binder
-from controller.placement.binder import Binder, WaitingProcess, bind, decide_bindings, list_waiting
+from controller.placement.binder import REPORTED_TRIES, Binder, WaitingProcess, bind, decide_bindings, list_waiting
 from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.reconcile.plan import Leading, readable
 from crds.meta import Priority
 from crds.metalprocess import MetalProcess
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
 from tests.support import virtual_time
-from tests.support.api_objects import GIB, as_host, as_process, condition, host, process, store
+from tests.support.api_objects import GIB, as_host, as_process, condition, host, process, service, store
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -228,8 +228,7 @@ class Api(Client):
         return host
 
 
-def leading(api: Api, known: Store) -> Leading:
-    recorder: Any = None
+def leading(api: Api, known: Store, recorder: Any = None) -> Leading:
     return Leading(api, known, recorder, lambda _resource, _key: None)
 
 
@@ -297,6 +296,25 @@ def test_a_refused_binding_is_retried_ever_more_rarely() -> None:
         return len(api.tries)
 
     assert 40 < virtual_time.run(main()) < 100, "an hour, with a change of the host every 36 s"
+
+
+async def test_owner_is_told_of_a_binding_that_fails_again_and_again() -> None:
+    notes: list[tuple[str, str]] = []
+
+    class Recorder:
+        async def event(self, regarding: Obj, _type: str, _reason: str, note: str, _action: str) -> None:
+            notes.append((regarding["kind"], note))
+
+    waiting = process("chat-1-0")
+    api = Api(waiting)
+    api.refuse = lambda _name, _host: ApiError("patch", status=400, message="a webhook denied it")
+    owner = service("chat") | {"kind": "InferenceService"}
+    known = store((METAL_HOSTS, host("one")), (METAL_PROCESSES, waiting), (INFERENCE_SERVICES, owner))
+    async with running(Binder(lambda _: True).run(leading(api, known, Recorder()))):
+        await eventually(lambda: len(api.tries) == REPORTED_TRIES + 1)
+    ((kind, note),) = notes
+    assert (kind, "team/chat-1-0" in note, "host one" in note) == ("InferenceService", True, True)
+    assert "a webhook denied it" in note
 
 
 async def test_process_that_one_host_refuses_is_bound_to_another() -> None:

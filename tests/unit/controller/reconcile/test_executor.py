@@ -220,6 +220,21 @@ async def test_any_refusal_is_reported(refusal: ApiError, reason: str) -> None:
     assert shell.told.reasons == [reason]
 
 
+async def test_refused_read_on_which_the_decision_depends_is_an_event() -> None:
+    shell = Shell(World(), Plan(status=PLANNED))
+
+    async def observe(_client: Client, _snapshot: Snapshot, _key: ObjectKey) -> None:
+        raise Forbidden("get secrets team/chat-token", status=403, reason="Forbidden", message="a role is missing")
+
+    kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: Plan(status=PLANNED), observe=observe)
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
+    for _ in range(2):
+        with pytest.raises(Forbidden):
+            await executor.reconcile(kind, KEY)
+    assert shell.told.reasons == ["Forbidden"]
+    assert shell.world.status == {}
+
+
 async def test_server_error_is_reported_when_it_lasts() -> None:
     refusal = ApiError("create", status=500, reason="InternalError", message="failed calling webhook")
     shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
