@@ -24,7 +24,7 @@ from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
-from controller.reconcile.executor import WRITING, Executor
+from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
 from controller.reconcile.partial_objects import declare_partial_objects
@@ -256,12 +256,14 @@ class Controller:
         """Enqueue all objects that a change concerns."""
         if self._queue is None:
             return
-        writer = WRITING.get()
         for enqueued, trigger in self._triggers[resource]:
             if trigger.concerns(old, new):
                 for obj in (each for each in (old, new) if each is not None):
+                    write = self._executor.writes.get((resource, object_key(obj)))
                     for key in trigger.keys(self.store, obj):
-                        if (enqueued, key) != writer:
+                        if write is not None and (enqueued, key) == write.writer:
+                            write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
+                        else:
                             self._enqueue(enqueued, key)
 
 

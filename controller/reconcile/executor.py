@@ -7,9 +7,10 @@ webhook, a name that is taken) becomes a condition of the object, because its ow
 controller's log.
 """
 
+import contextlib
 import re
-from collections.abc import Callable
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import PVCS, SECRETS, ObjectKey, Resource
+from kube.resources import PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
 
 FAILING_SECONDS: Final = 5.0
@@ -34,8 +35,6 @@ REPORT_SECONDS: Final = 60.0
 """A refusal whose words change is reported at most this often: each report enqueues the object again."""
 UNWATCHED: Final = frozenset({SECRETS})
 """Resources that are not watched: a copy of an answer in the store would never be corrected."""
-WRITING: Final[ContextVar[tuple[Resource, ObjectKey] | None]] = ContextVar("WRITING", default=None)
-"""The object for which this task writes others: their answers do not enqueue it, as it is decided again anyway."""
 
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 
@@ -49,6 +48,20 @@ class Refusal(NamedTuple):
     reason: str
     since: datetime
     reported_at: datetime | None
+
+
+@dataclass(slots=True)
+class Write:
+    """A write that is under way, whose answer and event of the watch come in any order.
+
+    Neither enqueues the object for which it is made, as that is decided again after its writes.
+    """
+
+    resource: Resource
+    writer: tuple[Resource, ObjectKey]
+    """The object for which this write is made."""
+    seen: set[str] = field(default_factory=set)
+    """The resourceVersions that came meanwhile and concern the writer; empty: the object is gone."""
 
 
 class Executor:
@@ -71,6 +84,8 @@ class Executor:
         self._now = now
         self._require_leadership = require_leadership
         self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
+        self.writes: dict[tuple[Resource, ObjectKey], Write] = {}
+        """The writes that are under way, by object."""
 
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
@@ -84,14 +99,14 @@ class Executor:
                 snapshot = Snapshot(self._store, self._now(), inputs)
             plan = reconciler.decide(snapshot, key)
             revision = self._store.revision
-            await self._write_others(reconciler, key, plan)
+            overtaken = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
             await self._report_refusal(reconciler.resource, key, plan, error)
             raise
         self._refusals.pop((reconciler.resource, key), None)
         if self._store.revision != revision:
             earlier, plan = plan, reconciler.decide(Snapshot(self._store, self._now(), snapshot.inputs), key)
-            if _has_more_writes(plan, earlier):
+            if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
         await self._report(reconciler.resource, key, plan)
         return plan.again_seconds
@@ -119,13 +134,6 @@ class Executor:
         self._refusals[resource, key] = last._replace(reported_at=now)
         await self._report(resource, key, refused)
 
-    async def _write_others(self, reconciler: Reconciler, key: ObjectKey, plan: Plan) -> None:
-        writing = WRITING.set((reconciler.resource, key))
-        try:
-            await self._write_each(plan, reconciler.written or _ignore)
-        finally:
-            WRITING.reset(writing)
-
     @property
     def _writer(self) -> Client:
         """The client for one write; raises LeadershipLost.
@@ -136,23 +144,42 @@ class Executor:
         self._require_leadership()
         return self._client
 
-    async def _write_each(self, plan: Plan, written: Callable[[Resource, Obj], None]) -> None:
-        def keep(resource: Resource, answer: Obj) -> None:
-            if resource in UNWATCHED:
-                written(resource, answer)
+    async def _write_others(
+        self, writer: tuple[Resource, ObjectKey], plan: Plan, written: Callable[[Resource, Obj], None]
+    ) -> bool:
+        """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
+        overtaken = False
+
+        def keep(write: Write, answer: Obj) -> None:
+            nonlocal overtaken
+            if write.resource in UNWATCHED:
+                written(write.resource, answer)
             else:
-                self._store.put(resource, answer)
+                self._store.put(write.resource, answer)
+                overtaken |= not write.seen <= {answer["metadata"]["resourceVersion"]}
 
         for resource, obj in plan.create:
-            keep(resource, await self._create(resource, obj))
+            with self._writing(resource, object_key(obj), writer) as write:
+                keep(write, await self._create(resource, obj))
         for resource, obj in plan.apply:
-            if (answer := await self._apply(resource, obj)) is not None:
-                keep(resource, answer)
+            with self._writing(resource, object_key(obj), writer) as write:
+                if (answer := await self._apply(resource, obj)) is not None:
+                    keep(write, answer)
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
-            keep(resource, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
+            with self._writing(resource, ObjectKey(namespace, name), writer) as write:
+                keep(write, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
         for ref in plan.delete:
             await self._delete(ref)
+        return overtaken
+
+    @contextlib.contextmanager
+    def _writing(self, resource: Resource, key: ObjectKey, writer: tuple[Resource, ObjectKey]) -> Iterator[Write]:
+        self.writes[resource, key] = write = Write(resource, writer)
+        try:
+            yield write
+        finally:
+            self.writes.pop((resource, key), None)
 
     async def _create(self, resource: Resource, obj: Obj) -> Obj:
         try:

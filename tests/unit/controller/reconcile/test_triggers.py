@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controller.reconcile.plan import Plan, Reconciler
 from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.run import Controller, ControllerOptions, Item
 from kube.client import Client, Obj
@@ -182,6 +183,35 @@ def test_change_that_is_read_enqueues_what_it_concerns(controller: Controller, n
         controller.store.put(INFERENCE_SERVICES, service())
     resource, old, new, expected = NEWS[name]
     assert enqueued(controller, resource, old, new) == expected
+
+
+@pytest.mark.parametrize(
+    ("later", "again_seconds"),
+    [(None, None), ({"replicas": 1}, None), ({"replicas": 1, "readyReplicas": 1}, 0.0)],
+    ids=["nothing", "what is not read", "a ready pod"],
+)
+async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
+    later: Obj | None, again_seconds: float | None
+) -> None:
+    """A change by another meanwhile is decided about, if it is read."""
+
+    class Observed(NoApi):
+        async def apply(self, resource: Resource, obj: Any, **_options: Any) -> Obj:
+            versions = {"2": obj} if later is None else {"2": obj, "3": obj | {"status": later}}
+            for version, each in versions.items():
+                seen = {**each, "metadata": {**each["metadata"], "resourceVersion": version}}
+                world.store.put(resource, seen)
+            return {**obj, "metadata": {**obj["metadata"], "resourceVersion": "2"}}
+
+    world = Controller(Observed(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    world.store.put(INFERENCE_SERVICES, service())
+    world._queue = queue = Enqueued()
+    plan = Plan(apply=((DEPLOYMENTS, stamped_deployment()),))
+    kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: plan)
+    assert await world._executor.reconcile(kind, CHAT.key) == again_seconds
+    assert queue.items == set()
+    world.store.remove(DEPLOYMENTS, "team", "chat")
+    assert queue.items == {CHAT}
 
 
 def test_standby_enqueues_nothing(controller: Controller) -> None:
