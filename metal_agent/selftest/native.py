@@ -54,7 +54,7 @@ _IN_PYTHON: Final = _SERVER.format(
 _IN_METAL: Final = _SERVER.format(
     prepare="from devices.metal import MetalDevice; device = MetalDevice()", hold=f"device.hold({_HELD_BYTES})"
 )
-_WRAPPED: Final = ("/bin/sh", "-c", '"$0" -c "$1"; :', sys.executable, _IN_PYTHON)
+_WRAPPED: Final = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON)
 """The server as the child of a shell, as Homebrew and others wrap theirs."""
 _LISTENER: Final = """
 import socket, sys
@@ -167,7 +167,7 @@ async def check_adoption(folder: Path) -> list[Line]:
 async def check_ownership(folder: Path) -> list[Line]:
     """Check that the listener of a unix socket is found, a state folder has one owner, and a lock is inherited."""
     path, log_path = folder / "peer.sock", folder / "peer.log"
-    async with _started((sys.executable, "-c", _LISTENER, str(path)), log_path, folder) as process:
+    async with _started((sys.executable, "-P", "-c", _LISTENER, str(path)), log_path, folder) as process:
         await _poll(lambda: _last_line(log_path, "ready"))
         found = unix_listener(path)
     owned = folder / "owned"

@@ -2,12 +2,13 @@
 
 import ast
 import functools
+import itertools
 import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import pytest
 
@@ -40,6 +41,7 @@ class FileFacts(NamedTuple):
     classes: dict[str, str]
     function_lines: dict[str, int]
     log_calls: list[LogCall]
+    unsafe_python_starts: list[str]
 
 
 @functools.cache
@@ -69,6 +71,7 @@ def read_facts(path: Path) -> FileFacts:
             and node.func.attr in LOG_LEVELS
             and re.search(r"\blog$", ast.unparse(node.func.value))
         ],
+        unsafe_python_starts=[f"{name}:{line}" for line in (unsafe_python_starts(tree) if path in PRODUCT else ())],
     )
 
 
@@ -81,6 +84,48 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             block = getattr(node, name, ())
             waiting.extend(block if isinstance(block, list) else ())  # the body of a lambda is no list
+
+
+def unsafe_python_starts(tree: ast.Module) -> list[int]:
+    """Return the lines where Python is named for a command, but not as `[sys.executable, "-P", ...]` or with "-I"."""
+    named, safe = dict[int, int](), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FormattedValue):
+            safe.add(id(node.value))  # a message
+        elif _is_python(node):
+            named[id(node)] = node.lineno
+        command = (
+            node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple | ast.List) else ()
+        )
+        for program, option in itertools.pairwise(command):
+            if isinstance(option, ast.Constant) and option.value in {"-P", "-I"}:
+                safe.add(id(program))
+    return [line for node, line in named.items() if node not in safe]
+
+
+def _is_python(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
+
+
+def test_python_is_started_without_the_working_directory() -> None:
+    """Else a file of the working directory, such as a downloaded cli.py, would be imported in place of our module."""
+    assert [place for path in PRODUCT for place in read_facts(path).unsafe_python_starts] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('run([sys.executable, "-P", "-m", "cli.main"])', []),
+        ('run(sys.executable, "-I", script)', []),
+        ('raise Unusable(f"{sys.executable} is too old")', []),
+        ('run(["/bin/sh", "-c", wrapper, sys.executable, script])', [1]),
+        ('run([sys.executable, "-m", "cli.main"])', [1]),
+        ("run([sys.executable])", [1]),
+        ("python = sys.executable", [1]),
+    ],
+)
+def test_start_of_python_with_the_working_directory_is_found(text: str, lines: list[int]) -> None:
+    assert unsafe_python_starts(ast.parse(text)) == lines
 
 
 def test_public_class_is_unique() -> None:
