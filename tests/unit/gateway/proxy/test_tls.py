@@ -1,15 +1,19 @@
 """The certificate of the listeners: TLS only, renewed without a break, and refused when its files do not fit."""
 
+import asyncio
 import json
 import shutil
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
 from msgspec import structs
 
+from gateway.http.limits import ConnectionTimes
 from gateway.proxy.config import ProxyConfig, Tls
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
@@ -88,6 +92,25 @@ async def test_mismatched_files_leave_the_last_certificate_in_use(tmp_path: Path
             (tmp_path / "tls.key").unlink()
             async with http.get(f"{url}/health") as response:
                 assert response.status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "begin of a ClientHello"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_client_that_does_not_complete_its_handshake_is_disconnected_in_time(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], sent: bytes
+) -> None:
+    async def main() -> bytes:
+        times = ConnectionTimes(head_seconds=0.2)
+        async with proxy_in_process(tls=install_certificate(tmp_path, "first"), times=times) as (_, url):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(sent)
+            try:
+                return await asyncio.wait_for(reader.read(), 20)
+            finally:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main()) == b""
 
 
 async def test_unreadable_certificate_is_reported_and_binds_no_port(proxy: ProxyProcess, tmp_path: Path) -> None:
