@@ -211,6 +211,9 @@ REFUSED_MANIFESTS = {
     "host of a process with a path": RefusedManifest(
         METAL_PROCESSES, {"hostName": ".."}, "spec.hostName: .*should match"
     ),
+    "host of a process without a name": RefusedManifest(
+        METAL_PROCESSES, {"hostName": ""}, "spec.hostName: .*should match"
+    ),
     "Secret of a process with a path": RefusedManifest(
         METAL_PROCESSES, {"tokenSecret": "a..b"}, "spec.tokenSecret: .*should match"
     ),
