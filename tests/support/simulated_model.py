@@ -11,6 +11,7 @@ from controller.models.source_secret import SecretVerdict
 from controller.models.volume import JobSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Plan
+from controller.tenant_limits import UNLIMITED
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta
 from crds.model import Model, ModelSpec
@@ -43,6 +44,7 @@ class SimulatedModel:
         self.consumers: list[InferenceService] = []
         self.made: list[Obj] = []
         self.secret: SecretVerdict | None = None
+        self.limits = UNLIMITED
 
     def decide(self) -> Plan:
         observed = ObservedModel(
@@ -52,7 +54,7 @@ class SimulatedModel:
             consumer=next(iter(self.consumers), None),
             secret=self.secret,
         )
-        return desired(self.model, observed, SETTINGS, self.now)
+        return desired(self.model, observed, msgspec.structs.replace(SETTINGS, limits=self.limits), self.now)
 
     def step(self) -> Plan:
         """Decide once, execute the plan, and return it."""

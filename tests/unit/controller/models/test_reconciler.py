@@ -15,6 +15,7 @@ from controller.models.served import cache_path, claim_name
 from controller.models.volume import SETTLING_SECONDS
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
+from controller.tenant_limits import TenantLimits
 from crds.meta import SecretReference, Toleration
 from crds.model import GGUF, Cache, ModelHardware
 from kube.client import Obj
@@ -93,6 +94,23 @@ def test_fetch_tolerates_the_taints_of_its_consumers_nodes() -> None:
     simulated.settle()
     keys = [each["key"] for each in simulated.job("fetch")["spec"]["template"]["spec"]["tolerations"]]
     assert keys == ["nvidia.com/gpu", "team"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Toleration(key="node-role.kubernetes.io/control-plane", operator="Exists"),
+        Toleration(operator="Exists"),
+    ],
+    ids=["control plane", "all"],
+)
+def test_fetch_tolerates_no_taint_that_tenants_may_not_tolerate(refused: Toleration) -> None:
+    simulated = make_inspected()
+    simulated.limits = TenantLimits()
+    simulated.add_consumer(tolerations=[refused, Toleration(key="team", operator="Exists")])
+    simulated.settle()
+    tolerations = simulated.job("fetch")["spec"]["template"]["spec"]["tolerations"]
+    assert [each["key"] for each in tolerations] == ["team"]
 
 
 def test_fetch_is_started_for_a_volume_that_waits_for_its_first_pod() -> None:
