@@ -300,6 +300,23 @@ async def test_hub_gets_the_token_of_the_environment(
     assert "hub-token" not in kept + up.said
 
 
+async def test_other_server_gets_no_token_although_a_manifest_names_a_secret(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    monkeypatch.setenv("HF_TOKEN", "hub-token")
+    async with FileServer(root) as files:
+        source = f"{files.url}/tiny.gguf"
+        stated = make_manifest(MODELS, name="tiny", source=source, sourceSecretRef={"name": "hub"})
+        up = start(manifest(tmp_path / "chat.yaml", stated, service("chat", "tiny")))
+        await up.url()
+        await up.says("chat: Ready")
+        assert files.requests
+        assert [each.authorization for each in files.requests if each.authorization] == []
+
+
 async def test_missing_memory_is_reported_with_its_size(start: Start, weights: Path) -> None:
     up = start("--model", str(weights), f"--memory-budget={GIB // 64}", "--ask", "Hi")
     up.process.start()

@@ -14,7 +14,7 @@ from crds.inferenceservice import InferenceService
 from crds.model import GGUF, Layout, Model
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
 from metal_agent.assignments import STANDALONE
-from standalone.desired import decide_assignments, list_ignored_fields, with_error, with_inspection
+from standalone.desired import decide_assignments, keep_hub_token, list_ignored_fields, with_error, with_inspection
 from standalone.manifests import accept_manifest
 from tests.support import api_objects
 from tests.support.api_objects import GIB
@@ -97,6 +97,26 @@ def test_local_file_is_same_process_as_in_cluster() -> None:
     assert spec is not None
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
     assert spec.memory_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("source", "is_kept"),
+    [
+        ("hf://org/repo/tiny.gguf", True),
+        ("https://hub.example/org/repo/resolve/main/tiny.gguf", True),
+        ("https://HUB.example:443/tiny.gguf", True),
+        ("http://hub.example/tiny.gguf", False),
+        ("https://hub.example:8443/tiny.gguf", False),
+        ("https://hub.example.evil.test/tiny.gguf", False),
+        ("https://hub.example@evil.test/tiny.gguf", False),
+        ("https://models.example/tiny.gguf", False),
+    ],
+)
+def test_hub_token_is_kept_for_sources_of_the_hub_only(source: str, *, is_kept: bool) -> None:
+    """A Model's Secret stands for the hub's token: this machine has no other."""
+    stated = model(source=source, sourceSecretRef={"name": "hub"})
+    found = keep_hub_token(stated, "https://hub.example")
+    assert (found.spec.source_secret_ref is not None) == is_kept
 
 
 @pytest.mark.parametrize(
