@@ -171,6 +171,13 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
         "writes only its own MetalHost and Lease, not those of studio-3",
         lambda hosts: hosts.own.create(METAL_HOSTS, {"metadata": {"name": "studio-3"}, "spec": {}}),
     ),
+    # The policy answers before the API server sees that studio-1 is registered already.
+    "registration for a namespace of its choice": (
+        "the namespaces of a host are given by an administrator",
+        lambda hosts: hosts.own.create(
+            METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {"namespaces": [hosts.namespace]}}
+        ),
+    ),
     "status of another host": ("not those of studio-2", lambda hosts: host_status(hosts, "studio-2")),
     "spec of its own host": (
         'cannot patch resource "metalhosts"',
