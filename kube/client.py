@@ -121,10 +121,10 @@ class Client:
         return ObjectList(page.items or [], page.metadata.resource_version)
 
     async def list_metadata(
-        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = ""
     ) -> ObjectList:
         """Read the metadata of all objects that match: a cheap way to find out which exist."""
-        return await self._pages(resource, namespace, _selectors(label_selector, field_selector), _METADATA_LIST)
+        return await self._pages(resource, namespace, _selectors(label_selector, ""), _METADATA_LIST)
 
     async def watch(
         self,
@@ -221,14 +221,12 @@ class Client:
         namespace: str | None = None,
         *,
         uid: str | None = None,
-        resource_version: str | None = None,
         propagation: str = "Background",
     ) -> None:
-        """Delete one object; with `uid` or `resource_version` only if they match (else Conflict)."""
-        wanted = {"uid": uid, "resourceVersion": resource_version}
+        """Delete one object; with `uid` only if it has this uid (else Conflict)."""
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        if preconditions := {key: value for key, value in wanted.items() if value}:
-            options["preconditions"] = preconditions
+        if uid:
+            options["preconditions"] = {"uid": uid}
         request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options))
         await self._call("delete", resource, namespace, name, request)
 

@@ -5,7 +5,7 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -37,7 +37,6 @@ async def reflect(
     label_selector: str = "",
     field_selector: str = "",
     synced: asyncio.Event | None = None,
-    on_contact: Callable[[], None] | None = None,
 ) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
@@ -51,23 +50,19 @@ async def reflect(
         label_selector: server-side filter.
         field_selector: server-side filter.
         synced: set after the first complete list.
-        on_contact: called whenever the server answered (list, event, bookmark).
     """
     selected = _Selection(resource, namespace, label_selector, field_selector)
-    contact = on_contact or _ignore_contact
     version, failures = "", 0
     while True:
         events, retry_after_seconds = 0, 0.0
         try:
             if not version:
                 version = await _list(client, store, selected)
-                contact()
                 if synced:
                     synced.set()
             async for event in selected.watch(client, version):
                 version = _apply_event(store, resource, event)
                 events += 1
-                contact()
         except Unreachable as error:
             log.warning("watch_interrupted", resource=str(resource), namespace=namespace, error=str(error))
         except ApiError as error:
@@ -136,7 +131,3 @@ def _apply_event(store: Store, resource: Resource, event: WatchEvent) -> str:
     elif event.type != "BOOKMARK":
         store.put(resource, event.object)
     return version
-
-
-def _ignore_contact() -> None:
-    """Do nothing."""

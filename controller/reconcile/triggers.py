@@ -82,7 +82,7 @@ def existence(obj: Obj) -> object:
     return obj["metadata"].get("uid")
 
 
-def owned(resource: Resource, by: Resource, reads: Reads = everything) -> Trigger:
+def owned(resource: Resource, by: Resource) -> Trigger:
     """Return the trigger by which a change of an object enqueues its controlling owner, an object of `by`."""
 
     def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
@@ -91,4 +91,4 @@ def owned(resource: Resource, by: Resource, reads: Reads = everything) -> Trigge
             return []
         return [ObjectKey(obj["metadata"].get("namespace", "") if by.namespaced else "", owner["name"])]
 
-    return Trigger(resource, keys, reads)
+    return Trigger(resource, keys, everything)

@@ -134,9 +134,9 @@ class Service:
                 service=self.config.name,
                 route=request.route,
                 status=request.status,
-                seconds=int(seconds * 1e4) / 1e4,
-                queued_seconds=int(request.queued_seconds * 1e4) / 1e4,
-                first_token_seconds=first_token_seconds and round(first_token_seconds, 4),
+                seconds=_cut(seconds),
+                queued_seconds=_cut(request.queued_seconds),
+                first_token_seconds=None if first_token_seconds is None else _cut(first_token_seconds),
                 tokens_in=tokens.prompt,
                 tokens_out=tokens.generated,
                 request_id=request.request_id,
@@ -145,3 +145,8 @@ class Service:
                 error=request.error,
             )
         )
+
+
+def _cut(seconds: float) -> float:
+    """Return seconds with four decimals, all cut alike: a first token is never later than the end."""
+    return int(seconds * 1e4) / 1e4
