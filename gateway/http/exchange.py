@@ -50,6 +50,9 @@ class ClientConnection(Protocol):
     def is_blocked(self) -> bool:
         """True while the client does not read what was sent."""
 
+    def begin_stream(self) -> None:
+        """Send what is written at once, until the response has ended."""
+
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
 
@@ -119,6 +122,7 @@ class Exchange:
         head = self._begin(status, fields)
         self._chunked = not self.head.is_http_1_0
         head = head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n"
+        self._connection.begin_stream()
         self._connection.write(head + self._frame(data))
 
     def write(self, data: bytes) -> None:

@@ -7,8 +7,11 @@ HEAD_BYTES: Final = 16 << 10
 """The longest head of a request or response, and the longest framing of a chunked body beside its chunks."""
 HEADER_COUNT: Final = 128
 SEND_AT_ONCE_BYTES: Final = 0
-"""The high-water mark of a transport on which uvloop sends what is written at once, not at the end of the loop's pass;
-what the system does not take is buffered, and pauses the writer."""
+"""The high-water mark of a transport on which uvloop sends what is written at once; what the system does not take is
+buffered, and pauses the writer. It is for streams, whose clients wait for each piece."""
+SEND_TOGETHER_BYTES: Final = 64 << 10
+"""The high-water mark of a transport on which less is sent at the end of the loop's pass, for all sockets together:
+that costs less, because who is woken first is still awake for the others."""
 
 _LARGEST_RESERVE: Final = 1024
 _MOST_CONNECTIONS: Final = 1 << 15

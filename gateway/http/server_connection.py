@@ -17,12 +17,11 @@ from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
-from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, ConnectionTimes
+from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
 from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
-_TLS_HIGH_WATER_BYTES: Final = 64 << 10
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -45,8 +44,9 @@ class ServerConnection(asyncio.Protocol):
     """The connection from `peer`; `on_end` is called when it is closed."""
 
     __slots__ = (
-        *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_loop"),
-        *("_on_end", "_parser", "_reading_paused", "_table", "_times", "_transport", "_unsent_bytes"),
+        *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
+        *("_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times", "_transport"),
+        "_unsent_bytes",
         *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
     )
 
@@ -82,6 +82,9 @@ class ServerConnection(asyncio.Protocol):
         self._ended = False
         self._draining = False
         self._advancing = False
+        self._is_tls = False
+        self._streams = False
+        """True while a response is sent piece by piece, each at once."""
 
     # The transport
 
@@ -89,10 +92,8 @@ class ServerConnection(asyncio.Protocol):
         """Begin to wait for the first request."""
         self._transport = cast("asyncio.Transport", transport)
         self.was_made = True
-        if transport.get_extra_info("sslcontext"):
-            self._transport.set_write_buffer_limits(_TLS_HIGH_WATER_BYTES)
-        else:
-            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
         self._table.add(self)
         self._mark_idle()
         self.deadline = self._loop.time() + self._times.head_seconds
@@ -138,6 +139,12 @@ class ServerConnection(asyncio.Protocol):
 
     # The exchange's side
 
+    def begin_stream(self) -> None:
+        """Send what is written at once, until the response has ended."""
+        if self._transport and not self._is_tls:
+            self._streams = True
+            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
         if self._transport:
@@ -152,6 +159,9 @@ class ServerConnection(asyncio.Protocol):
         exchange.receiver = None  # it refers to the exchange, which must not wait for the garbage collector
         if self._transport is None:
             return
+        if self._streams:
+            self._streams = False
+            self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
         if self._ended or not exchange.body_complete:
             self._linger()
         elif not exchange.keep_alive:

@@ -15,7 +15,7 @@ import httptools
 
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
-from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES
+from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES
 
 _FIRST_FINAL_STATUS: Final = 200
 _JOINED_BYTES: Final = 32 << 10
@@ -99,8 +99,11 @@ class UpstreamConnection(asyncio.Protocol):
         """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
         return self._transport is not None and not self._incoming.poll(0)
 
-    def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver) -> None:
-        """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response."""
+    def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
+        """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response.
+
+        It is sent with the requests over other connections, at the end of the loop's pass, or `at_once`.
+        """
         self._receiver = receiver
         if self._transport is None:
             self._fail("it closed the connection")
@@ -110,6 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._in_head = True
         self._until_close = self._answered = self._message_ended = self._keeps = self._has_length = False
+        self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
             self._transport.write(b"".join([head, *body]))  # several times as fast as two buffers
         else:
@@ -139,7 +143,6 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
         self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._parser = httptools.HttpResponseParser(self)
 

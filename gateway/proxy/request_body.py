@@ -27,6 +27,8 @@ FIELDS_LIMIT: Final = 1000
 _LONGEST_MODEL_BYTES: Final = 4096
 
 _MODEL: Final = "model"
+_STREAM: Final = "stream"
+_TRUE: Final = msgspec.Raw(b"true")
 _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
@@ -45,6 +47,8 @@ class RequestBody(Protocol):
     model: str | None
     """The name that the client gave; None: it gave none."""
     content: bytes | bytearray
+    streams: bool
+    """The client wants a stream; of a body that was scanned, this is not known."""
 
     def replace_model(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
@@ -53,13 +57,14 @@ class RequestBody(Protocol):
 class ShortBody:
     """A decoded body: its fields without the model and without those that load weights."""
 
-    __slots__ = ("_complete", "_other_fields", "content", "model")
+    __slots__ = ("_complete", "_other_fields", "content", "model", "streams")
 
     def __init__(
         self, content: bytes | bytearray, model: str | None, other_fields: dict[str, msgspec.Raw], *, complete: bool
     ) -> None:
         self.model = model
         self.content = content
+        self.streams = other_fields.get(_STREAM) == _TRUE
         self._other_fields = other_fields
         self._complete = complete
         """No field loads weights: the content may go to an engine as it is."""
@@ -76,6 +81,8 @@ class ScannedBody:
     """A body that was scanned, and the places of its fields without the model and without those that load weights."""
 
     __slots__ = ("_complete", "_other_fields", "content", "model")
+
+    streams = False
 
     def __init__(self, content: bytes | bytearray, model: str | None, other_fields: Pieces, *, complete: bool) -> None:
         self.model = model

@@ -184,7 +184,7 @@ class UpstreamRequest:
             request.request_id.encode(),
         )
         self._connection = connection
-        connection.send(head, body, self)
+        connection.send(head, body, self, at_once=request.body.streams)
 
     # The response
 

@@ -73,13 +73,13 @@ def test_kept_connection_that_the_upstream_has_closed_is_not_used_even_if_the_lo
                 accepted, _ = listening.accept()
                 response = _Response()
                 no_body: Sequence[bytes] = (b"",)
-                connection.send(b"GET / HTTP/1.1\r\n\r\n", no_body, response)
+                connection.send(b"GET / HTTP/1.1\r\n\r\n", no_body, response, at_once=True)
                 assert is_readable(accepted)
                 accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                 await asyncio.wait_for(response.ended.wait(), SECONDS)
                 assert response.body == b"ok"
                 assert pool.take_idle(url) is connection
-                connection.send(b"GET / HTTP/1.1\r\n\r\n", no_body, again := _Response())
+                connection.send(b"GET / HTTP/1.1\r\n\r\n", no_body, again := _Response(), at_once=True)
                 assert is_readable(accepted)
                 accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                 await asyncio.wait_for(again.ended.wait(), SECONDS)
