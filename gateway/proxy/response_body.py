@@ -10,6 +10,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, judge_error, read_stream_end
+
 _LONGEST_LINE_BYTES: Final = 1 << 20
 """A longer line is passed on in pieces."""
 _LONGEST_FIELD_BYTES: Final = 8 << 10
@@ -93,8 +95,12 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class ResponseBody(Protocol):
     """The body of an engine's response on its way to the client."""
 
-    failed: bool
-    """The body is an error, though its status was none."""
+    end: ResponseEnd
+    """The end of the body, once it is finished."""
+
+    @property
+    def failed(self) -> bool:
+        """True if the body is an error: what `finish` returns is it, and no response to the client."""
 
     @property
     def text_events(self) -> int:
@@ -117,11 +123,16 @@ class TokenStream:
     Args:
         model: the client's name.
         engine_model: the engine's name if that is known.
+        route: the name of the path that was asked.
     """
 
     failed = False
 
-    def __init__(self, model: str, engine_model: str | None = None) -> None:
+    def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
+        self.end = ResponseEnd.COMPLETE
+        self._route = route
+        self._last_bytes = b""
+        """The last events so far; with them an engine says that it has failed, or that all has come."""
         self._model = model
         self._right_field, self._engine_field = _model_fields(model, engine_model)
         """The field as the engine sends it, or most likely will; empty if that is not known."""
@@ -164,7 +175,9 @@ class TokenStream:
 
     def finish(self) -> bytes:
         """Return the incomplete line with which the stream has ended."""
-        return self._rewrite(self._take_held()) if self._held else b""
+        last = self._rewrite(self._take_held()) if self._held else b""
+        self.end = read_stream_end(self._last_bytes, self._route)
+        return last
 
     def _hold(self, piece: bytes) -> None:
         self._held.append(piece)
@@ -188,6 +201,7 @@ class TokenStream:
 
     def _rewrite(self, lines: bytes) -> bytes:
         self._uncounted.append(lines)
+        self._last_bytes = (self._last_bytes + lines)[-STREAM_END_BYTES:]
         if self._engine_field:
             lines = lines.replace(self._engine_field, self._right_field)
         if lines.count(b'"model"') == lines.count(self._right_field):
@@ -256,8 +270,12 @@ class JsonResponse:
         self._held: bytes | bytearray = b""
         self._rest: LongJsonResponse | None = None
         self.tokens = NO_TOKENS
-        self.failed = False
+        self.end = ResponseEnd.COMPLETE
+
+    @property
+    def failed(self) -> bool:
         """The object is an error, which some engines send with status 200 when they fail late."""
+        return self.end is not ResponseEnd.COMPLETE
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
@@ -281,7 +299,7 @@ class JsonResponse:
         if self._rest:
             return self._rest.finish()
         rewritten = rewrite_json(bytes(self._held), self._model)
-        self.tokens, self.failed = rewritten.tokens, rewritten.failed
+        self.tokens, self.end = rewritten.tokens, rewritten.end
         return rewritten.body
 
 
@@ -290,6 +308,7 @@ class UnchangedResponse:
 
     text_events = 0
     failed = False
+    end = ResponseEnd.COMPLETE
 
     def __init__(self) -> None:
         self.tokens = NO_TOKENS
@@ -308,6 +327,8 @@ class ErrorResponse:
 
     text_events = 0
     tokens = NO_TOKENS
+    end = ResponseEnd.COMPLETE
+    """The status says who was at fault."""
 
     def __init__(self, retry_after: str) -> None:
         self.retry_after = retry_after
@@ -332,7 +353,7 @@ class RewrittenJson(NamedTuple):
 
     body: bytes
     tokens: TokenCount
-    failed: bool
+    end: ResponseEnd
 
 
 def rewrite_json(body: bytes, model: str) -> RewrittenJson:
@@ -340,7 +361,7 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     try:
         response = _response.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return RewrittenJson(body, NO_TOKENS, failed=False)
+        return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
     tokens = TokenCount()
     if response.usage:
         _add_usage(tokens, response.usage)
@@ -348,10 +369,11 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
         _add_report(tokens, body)
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
-    return RewrittenJson(body, tokens, failed=bool(response.error) and _is_failure(response))
+    is_error = bool(response.error) and _is_error(response)
+    return RewrittenJson(body, tokens, judge_error(response.error) if is_error else ResponseEnd.COMPLETE)
 
 
-def _is_failure(response: _ShortResponse) -> bool:
+def _is_error(response: _ShortResponse) -> bool:
     contents = (response.choices, response.data, response.results, response.output, response.content)
     return bytes(response.error) != b"null" and not any(contents)
 

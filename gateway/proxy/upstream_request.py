@@ -30,6 +30,7 @@ from gateway.proxy.response_body import (
     TokenStream,
     UnchangedResponse,
 )
+from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.service import Service
 
 _FOR_WEB_PAGES: Final = frozenset(
@@ -200,7 +201,7 @@ class UpstreamRequest:
         else:
             self._starts_at_once = True
             if fields.kind == b"text/event-stream":
-                self._response = TokenStream(self._service.config.model, self.backend.model)
+                self._response = TokenStream(self._service.config.model, self.backend.model, self._request.head.route)
                 self._streams = True
             else:
                 self._response = UnchangedResponse()
@@ -259,10 +260,11 @@ class UpstreamRequest:
         if response.failed and not exchange.started:
             request.refuse(self._translate_error(response, last))
             return
-        if response.failed:
-            request.error = "engine_error"
-            self.observer.fail("an error under status 200")
-        self.observer.succeed()
+        if response.end is ResponseEnd.CUT_OFF:
+            exchange.write(last)
+            self._break_off("its stream ended before the last event")
+            return
+        self._note_end(response)
         request.end()
         if exchange.started:
             exchange.write(last)
@@ -270,13 +272,22 @@ class UpstreamRequest:
         else:
             exchange.respond(request.status, self._fields, last)
 
+    def _note_end(self, response: ResponseBody) -> None:
+        """Note a response that is whole; an error for which the request is to blame shows nothing of the backend."""
+        if response.end is ResponseEnd.FAILED:
+            self._request.error = "engine_error"
+            self.observer.fail(response.end.value)
+        elif response.end is ResponseEnd.COMPLETE:
+            self.observer.succeed()
+
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
         """Return the backend's error in OpenAI's form."""
         request = self._request
         status = request.status
         if status < _FIRST_ERROR_STATUS:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            self.observer.fail("an error under status 200")
+            is_refused = response.end is ResponseEnd.REFUSED
+            status = HTTPStatus.BAD_REQUEST if is_refused else HTTPStatus.INTERNAL_SERVER_ERROR
+            self._note_end(response)
         error = errors.translate_engine_error(status, body, self._service.config.name)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after

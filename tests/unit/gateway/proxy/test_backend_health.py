@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
@@ -22,6 +23,7 @@ from tests.unit.gateway.proxy.running_proxy import (
     fake_engine,
     make_service,
     post_chat,
+    raw_engine,
     run_proxy,
 )
 
@@ -256,6 +258,60 @@ async def test_stream_that_is_broken_off_is_a_failure_and_a_client_that_hangs_up
                 async with http.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED) as response:
                     await response.read()
         assert (await next_report(reports)).message == "the last 3 requests failed: broken off, broken off, broken off"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (b'data: {"error":{"code":500,"message":"Compute error.","type":"server_error"}}\n\n', "status 200"),
+        (b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n', "broken off"),
+    ],
+)
+async def test_engine_that_fails_within_its_streams_is_reported(
+    proxy: ProxyProcess,
+    http: aiohttp.ClientSession,
+    reports: "asyncio.Queue[BackendHealth]",
+    answer: bytes,
+    outcome: str,
+) -> None:
+    """The first is llama.cpp; the second mlx-lm, whose body has no length: it ends as a whole one does."""
+    async with raw_engine(functools.partial(_answer_as_mlx_lm, answer)) as backend:
+        url = await proxy.serve(backend)
+        for number in range(3):
+            body = CHAT | {"stream": True, "seed": number}
+            async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+                assert response.status == 200
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    assert await response.read() == answer
+                    assert outcome == "status 200", "a stream that is cut off does not look like a whole one"
+        suspect = await next_report(reports)
+        assert (suspect.reason, suspect.message.count(outcome)) == ("Failing", 3)
+        assert "Compute" not in suspect.message
+        stats = await proxy.stats()
+        assert stats.errors == stats.requests
+
+
+async def test_stream_that_a_client_is_to_blame_for_shows_nothing(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    too_long = b'data: {"error":{"code":400,"message":"too long","type":"exceed_context_size_error"}}\n\n'
+    async with raw_engine(functools.partial(_answer_as_mlx_lm, too_long)) as backend:
+        url = await proxy.serve(backend)
+        for number in range(10):
+            body = CHAT | {"stream": True, "seed": number}
+            async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+                assert await response.read() == too_long
+        assert (await proxy.stats()).errors == 0
+        assert reports.empty()
+
+
+async def _answer_as_mlx_lm(events: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one request with a stream that ends with its connection, as Python's server does."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    await reader.readexactly(int(length.partition(b":")[2]))
+    writer.write(b"HTTP/1.0 200 OK\r\nContent-type: text/event-stream\r\n\r\n" + events)
+    writer.close()
 
 
 async def test_agent_clears_a_suspicion_and_a_changed_backend_begins_anew(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.proxy import errors
 from gateway.proxy.response_body import LongJsonResponse, TokenCount, TokenStream, rewrite_json
+from gateway.proxy.response_end import ResponseEnd
 
 
 def event(**fields: object) -> bytes:
@@ -117,7 +118,7 @@ def test_json_response_gets_the_service_name_and_keeps_all_other_bytes() -> None
     body = b'{"model": "/weights/x", "big": 1234567890123456789012, "f": 1.0, "usage": {"prompt_tokens": 7}}'
     found = rewrite_json(body, "chat")
     assert found.body == b'{"model":"chat","big":1234567890123456789012,"f":1.0,"usage":{"prompt_tokens": 7}}'
-    assert (found.tokens, found.failed) == (TokenCount(7, None), False)
+    assert (found.tokens, found.end) == (TokenCount(7, None), ResponseEnd.COMPLETE)
 
 
 def test_json_response_with_the_right_name_is_unchanged() -> None:
@@ -139,20 +140,21 @@ def test_long_json_response_does_not_depend_on_the_pieces(cuts: list[int], befor
 
 
 @pytest.mark.parametrize(
-    ("body", "failed"),
+    ("body", "end"),
     [
-        (b'{"error": {"message": "no"}}', True),
-        (b'{"error": "no"}', True),
-        (b'{"error": null, "output": []}', False),
-        (b'{"error": "x", "choices": []}', False),
-        (b"[1]", False),
-        (b"\xff", False),
-        (b"[" * 5000, False),
+        (b'{"error": {"message": "no"}}', ResponseEnd.FAILED),
+        (b'{"error": "no"}', ResponseEnd.FAILED),
+        (b'{"error": {"code": 400, "type": "invalid_request_error"}}', ResponseEnd.REFUSED),
+        (b'{"error": null, "output": []}', ResponseEnd.COMPLETE),
+        (b'{"error": "x", "choices": []}', ResponseEnd.COMPLETE),
+        (b"[1]", ResponseEnd.COMPLETE),
+        (b"\xff", ResponseEnd.COMPLETE),
+        (b"[" * 5000, ResponseEnd.COMPLETE),
     ],
 )
-def test_error_under_status_200_is_recognized(body: bytes, failed: bool) -> None:
+def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> None:
     found = rewrite_json(body, "chat")
-    assert (found.body, found.failed) == (body, failed)
+    assert (found.body, found.end) == (body, end)
 
 
 # Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM

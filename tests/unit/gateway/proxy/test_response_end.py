@@ -1,0 +1,108 @@
+"""The end of a response under status 200: who was at fault, in the forms of the engines."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.proxy.response_body import TokenStream
+from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, judge_error, read_stream_end
+
+TOKEN = b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"Hi"}}],"model":"chat"}\n\n'
+FINISH = b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"model":"chat"}\n\n'
+DONE = b"data: [DONE]\n\n"
+COMPUTE = b'{"code":500,"message":"Compute error.","type":"server_error"}'
+TOO_LONG = b'{"code":400,"message":"too long","type":"exceed_context_size_error"}'
+
+
+def end_of(sent: bytes, route: str = "chat") -> ResponseEnd:
+    stream = TokenStream("chat", route=route)
+    assert stream.feed(sent) + stream.finish() == sent
+    return stream.end
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (b'data: {"error":%b}\n\n', "llama.cpp"),
+        (b'data: {"error": %b}\n\ndata: [DONE]\n\n', "vLLM and oMLX"),
+        (b"error: %b\n\n", "llama.cpp, some years ago"),
+        (b"event: error\ndata: %b\n\n", "llama.cpp for responses and messages"),
+        (b'event: error\ndata: {"type":"error","error":%b}\n\n', "Anthropic's form"),
+        (b'data: {"error":%b}', "cut off behind the error"),
+    ],
+)
+def test_error_event_of_a_stream_is_a_failure_unless_the_request_is_to_blame(error: bytes, end: str) -> None:
+    assert end_of(TOKEN + error % COMPUTE) is ResponseEnd.FAILED, end
+    assert end_of(TOKEN + error % TOO_LONG) is ResponseEnd.REFUSED, end
+
+
+def test_error_that_is_only_a_text_is_a_failure() -> None:
+    assert end_of(TOKEN + b'data: {"error":"model runner has unexpectedly stopped"}\n\n') is ResponseEnd.FAILED
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        ({"code": 503}, ResponseEnd.FAILED),
+        ({"code": 501, "type": "not_supported_error"}, ResponseEnd.REFUSED),
+        ({"code": None, "type": "invalid_request_error"}, ResponseEnd.REFUSED),
+        ({"code": "context_length_exceeded", "type": "invalid_request_error"}, ResponseEnd.REFUSED),
+        ({"type": "server_error"}, ResponseEnd.FAILED),
+        ({"type": ["server_error"]}, ResponseEnd.FAILED),
+        ([], ResponseEnd.FAILED),
+    ],
+)
+def test_error_is_judged_by_its_code_then_by_its_type(error: object, end: ResponseEnd) -> None:
+    assert judge_error(json.dumps(error).encode()) is end
+
+
+@pytest.mark.parametrize("last", [DONE, FINISH, FINISH + DONE, b"data: [DONE]"])
+def test_stream_with_its_last_event_is_complete(last: bytes) -> None:
+    assert end_of(TOKEN + last) is ResponseEnd.COMPLETE
+
+
+@pytest.mark.parametrize("sent", [b"", b": keepalive 1/1\n\n", TOKEN, TOKEN * 100, TOKEN[:-20]])
+@pytest.mark.parametrize("route", ["chat", "completions", "messages"])
+def test_stream_without_its_last_event_is_cut_off(sent: bytes, route: str) -> None:
+    assert end_of(sent, route) is ResponseEnd.CUT_OFF
+
+
+def test_end_of_messages_and_responses() -> None:
+    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert end_of(stop, "messages") is ResponseEnd.COMPLETE
+    whole = json.dumps({"type": "response.completed", "response": {"error": None, "output": "x" * 10_000}}).encode()
+    assert end_of(b"event: response.completed\ndata: " + whole + b"\n\n", "responses") is ResponseEnd.COMPLETE
+
+
+def test_generated_text_that_looks_like_an_error_is_none() -> None:
+    for text in ('{"error":{"code":500}}', "\nevent: error\ndata: {}", 'data: {"error":"x"}', "error: {}"):
+        chunk = {"choices": [{"finish_reason": None, "delta": {"content": text}}], "error": None}
+        assert end_of(b"data: " + json.dumps(chunk).encode() + b"\n\n" + DONE) is ResponseEnd.COMPLETE
+
+
+@given(cuts=st.lists(st.integers(0, 300), max_size=8))
+def test_end_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
+    sent = TOKEN + b"event: error\ndata: " + TOO_LONG + b"\n\n" + DONE
+    stream = TokenStream("chat", route="chat")
+    for start, stop in itertools.pairwise([0, *sorted(cuts), len(sent)]):
+        stream.feed(sent[start:stop])
+    stream.finish()
+    assert stream.end is ResponseEnd.REFUSED
+
+
+@given(st.binary(max_size=300), st.sampled_from(["chat", "responses"]))
+def test_any_bytes_have_an_end(junk: bytes, route: str) -> None:
+    for error in (b"", b"error", b"event: error\ndata:", b'data: {"error":'):
+        assert isinstance(read_stream_end(error + junk, route), ResponseEnd)
+
+
+def test_long_stream_keeps_little() -> None:
+    stream = TokenStream("chat", route="chat")
+    for _ in range(100):
+        stream.feed(TOKEN)
+        stream.feed(b"data: %b\n\n" % (b"x" * (64 << 10)))
+    kept = [value for value in vars(stream).values() if isinstance(value, bytes)]
+    assert sum(map(len, kept)) < STREAM_END_BYTES + 100
