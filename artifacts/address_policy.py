@@ -5,6 +5,7 @@ only they reach: metadata services, the API server, the owner's router. The addr
 for it is opened, on every hop, so neither a redirect nor a name that resolves differently the second time helps.
 """
 
+import contextlib
 import errno
 import ipaddress
 import socket
@@ -56,13 +57,19 @@ def open_socket(info: AddressInfo, networks: Networks) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
-def is_address(host: str) -> bool:
-    """Return whether a host of a URL is an IP address, and no name."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+def find_stated_address(host: str) -> str | None:
+    """Return the IP address that a host of a URL states, in any spelling that resolvers take; None: it is a name.
+
+    `localhost` and the names below it state loopback wherever they are resolved.
+    """
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return "127.0.0.1"
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(name.partition("%")[0]))
+    with contextlib.suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(name))  # such as 127.1 and 0x7f000001
+    return None
 
 
 def networks_text(networks: Iterable[Network]) -> str:

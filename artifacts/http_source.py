@@ -21,7 +21,7 @@ from artifacts.address_policy import (
     NETWORKS_VARIABLE,
     Networks,
     PrivateAddressError,
-    is_address,
+    find_stated_address,
     is_allowed,
     open_socket,
 )
@@ -205,9 +205,9 @@ class Origin:
             headers = {**headers, "Authorization": f"Bearer {self._token}"}
         proxy = _find_proxy(url)
         chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
-        host = url.raw_host or ""
         # The proxy resolves names, and decides about their addresses.
-        if proxy and not chosen_by_operator and is_address(host) and not is_allowed(host, self._networks):
+        stated = find_stated_address(url.raw_host or "") if proxy and not chosen_by_operator else None
+        if stated is not None and not is_allowed(stated, self._networks):
             raise self._private()
         session = self._proxied if proxy or chosen_by_operator else self._direct
         async with asyncio.timeout(self._head_seconds):

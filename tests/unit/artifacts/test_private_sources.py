@@ -184,7 +184,7 @@ async def test_passwords_of_netrc_are_never_sent(
     assert [request.authorization for request in server.requests] == [token and f"Bearer {token}"]
 
 
-async def test_proxy_of_the_environment_is_used_but_not_for_private_addresses(
+async def test_proxy_of_the_environment_is_used(
     server: FileServer, weights: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file server takes the whole URL of a proxied request, and serves its path."""
@@ -194,10 +194,41 @@ async def test_proxy_of_the_environment_is_used_but_not_for_private_addresses(
     done = await _fetch("http://files.example/weights.gguf", tmp_path / "to", networks=())
     assert done.path.read_bytes() == weights
 
-    before = len(server.requests)
-    error = await _refuse("http://169.254.169.254/weights.gguf", tmp_path / "other", networks=())
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("169.254.169.254", "[::1]", "127.0.0.1.", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0"),
+        *("localhost", "LOCALHOST", "localhost.", "any.localhost"),
+    ],
+)
+async def test_proxy_is_not_asked_for_a_private_address_however_it_is_written(
+    server: FileServer, weights: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    del weights
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "")
+    error = await _refuse(f"http://{host}/weights.gguf", tmp_path / "to", networks=())
     assert error.reason == "SourceForbidden"
-    assert len(server.requests) == before
+    assert server.requests == []
+
+
+async def test_message_about_a_private_address_does_not_depend_on_what_answers_there(
+    server: FileServer, weights: bytes, tmp_path: Path
+) -> None:
+    """Else the status of a Model would scan the ports and paths of a network that its author cannot reach."""
+    del weights
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed_port = listener.getsockname()[1]
+    messages = set()
+    for source in (
+        f"http://127.0.0.1:{closed_port}/weights.gguf",
+        f"{server.url}/weights.gguf",
+        f"{server.url}/no.gguf",
+    ):
+        error = await _refuse(source, tmp_path / "to", networks=())
+        messages.add((error.reason, error.retryable, error.message.replace(source, "SOURCE")))
+    assert len(messages) == 1, messages
 
 
 async def test_error_tells_nothing_of_the_bytes_that_were_found(server: FileServer, tmp_path: Path) -> None:
