@@ -176,7 +176,7 @@ async def generate_token(
         return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
     except (aiohttp.ClientError, OSError) as error:
         return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
-    return _judge(base_url, question, response.status, answer)
+    return _judge(base_url, mode, response.status, answer)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -186,7 +186,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return whole.partial
 
 
-def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> ProbeResult:
+def _judge(base_url: str, mode: Mode, status: int, answer: bytes) -> ProbeResult:
+    question = _QUESTIONS[mode]
     if status != HTTPStatus.OK:
         reason = "Broken" if _DEAD in answer else _REASONS.get(status, "BadAnswer")
         return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
@@ -197,7 +198,13 @@ def _judge(base_url: str, question: _Question, status: int, answer: bytes) -> Pr
     if not done:
         message = f"{base_url} answered without {question.missing}: {_quote(answer)}"
         return ProbeResult(ok=False, reason="BadAnswer", message=message)
-    return ProbeResult(ok=True, reason=question.reason, message=f"{base_url} {question.done}")
+    return build_success(base_url, mode)
+
+
+def build_success(server: str, mode: Mode) -> ProbeResult:
+    """Return the result of a probe that `server` has answered; the message begins with `server` and a blank."""
+    question = _QUESTIONS[mode]
+    return ProbeResult(ok=True, reason=question.reason, message=f"{server} {question.done}")
 
 
 def _quote(answer: bytes) -> str:

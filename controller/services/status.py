@@ -18,7 +18,7 @@ from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator
 from kube.client import Obj
-from runtimes.probe import ProbeResult
+from runtimes.probe import ProbeResult, build_success
 
 _MOST_NAMED: Final = 3
 READY: Final = "Ready"
@@ -66,7 +66,11 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         ready, question = find(self.service.status.conditions, READY), self.question
         if question is None or ready is None or ready.status != "True" or self.service.status.proof != question.digest:
             return None
-        return ProbeResult(ok=True, reason="Generated", message=ready.message.partition("; ")[0])
+        urls = [each.url for each in question.endpoints]
+        # The message begins with the endpoint that answered, unless the service only "still serves" since.
+        named = ready.message.partition(" ")[0]
+        server = named if named in urls else urls[0] if len(urls) == 1 else "an endpoint"
+        return build_success(server, question.mode)
 
 
 class ReadyInputs(NamedTuple):

@@ -1,5 +1,7 @@
 """The endpoints of an InferenceService: the probed ones, the proof of the last answer, and http or https."""
 
+import msgspec
+
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import build_view
 from kube.client import Obj
@@ -76,6 +78,41 @@ def test_service_keeps_the_proof_of_its_last_answer() -> None:
     failed = decide_chat(proven, base[1], *there, answer=ProbeResult(ok=False, reason="Unauthorized", message="401"))
     assert failed.status is not None
     assert "proof" not in failed.status
+
+
+def test_proof_names_the_endpoint_that_answered_whatever_the_status_says_meanwhile() -> None:
+    base = (chat_service(mode="embeddings"), (MODELS, model()))
+    there = ((DEPLOYMENTS, chat_deployment(*base)), (PODS, chat_pod()), (ENDPOINT_SLICES, slice_of("chat", "x")))
+    embedded = ProbeResult(ok=True, reason="Embedded", message="http://10.77.0.100:18000 embedded a text")
+    first = decide_chat(*base, *there, answer=embedded)
+    proven = served(first, mode="embeddings")
+    blocked = decide_chat(proven, *there)
+    assert planned_condition(blocked, "Ready")["message"].startswith("still serving; "), "its Model is gone"
+    found = served(blocked, mode="embeddings")
+    view = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]))
+    assert view.proof == embedded
+    assert decide_chat(found, base[1], *there, answer=view.proof).status == first.status
+
+
+def test_proof_of_several_endpoints_names_one_only_if_it_has_answered() -> None:
+    base = (chat_service(), (MODELS, model()))
+    pods = [(PODS, chat_pod("chat-1")), (PODS, chat_pod("chat-2", podIPs=[{"ip": "10.77.0.101"}]))]
+    slices = [(ENDPOINT_SLICES, slice_of("chat", *each)) for each in (("x", ADDRESS), ("y", "10.77.0.101"))]
+    there = ((DEPLOYMENTS, chat_deployment(*base)), *pods, *slices)
+    noted = f"{OK.message}; http://10.77.0.101:18000 answered 500: out of memory; restart"
+    beside = msgspec.structs.replace(OK, message=noted)
+    proven = served(decide_chat(*base, *there, answer=beside))
+    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
+    assert view.proof == OK
+    found = served(decide_chat(proven, *there))
+    again = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]))
+    assert again.proof == msgspec.structs.replace(OK, message="an endpoint generated a token")
+
+
+def served(plan: Plan, **spec: str) -> tuple[Resource, Obj]:
+    """Return the service with the status of this plan."""
+    assert plan.status is not None
+    return chat_service(status=plan.status | {"conditions": with_time(plan)}, **spec)
 
 
 def with_time(plan: Plan) -> list[Obj]:
