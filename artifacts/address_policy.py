@@ -5,6 +5,7 @@ only they reach: metadata services, the API server, the owner's router. The addr
 for it is opened, on every hop, so neither a redirect nor a name that resolves differently the second time helps.
 """
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -70,6 +71,18 @@ def find_stated_address(host: str) -> str | None:
     with contextlib.suppress(OSError):
         return socket.inet_ntoa(socket.inet_aton(name))  # such as 127.1 and 0x7f000001
     return None
+
+
+async def resolve_addresses(host: str) -> list[str]:
+    """Return the IP addresses that a host of a URL states or resolves to here; none for a name that does not exist."""
+    stated = find_stated_address(host)
+    if stated is not None:
+        return [stated]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(address[0]) for *_, address in found]
 
 
 def networks_text(networks: Iterable[Network]) -> str:

@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 from yarl import URL
 
+from artifacts.address_policy import Networks
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds
@@ -319,9 +320,9 @@ class SharedDaemon:
         return handle
 
 
-def build_daemons(folder: Path) -> "Daemons":
-    """Return all daemons that may run on this host, whether they run or not."""
-    return Daemons(folder, [Omlx(), Ollama()])
+def build_daemons(folder: Path, allowed_networks: Networks = ()) -> "Daemons":
+    """Return all daemons that may run on this host, whether they run or not; see `build_host` for the networks."""
+    return Daemons(folder, [Omlx(), Ollama(allowed_networks=allowed_networks)])
 
 
 class Daemons:

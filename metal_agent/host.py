@@ -119,7 +119,7 @@ def build_host(
     inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
     watchdog = PressureWatchdog(folder / "pressure.json", runners, inputs, callbacks.pressure_handled)
     peaks = Peaks(folder / "peaks.json")
-    shared = shared_daemons or daemons.build_daemons(folder)
+    shared = shared_daemons or daemons.build_daemons(folder, allowed_networks)
     monitor = MemoryMonitor(
         runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=shared.loaded
     )

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from artifacts.address_policy import NETWORKS_VARIABLE, Networks, is_allowed, resolve_addresses
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
@@ -74,8 +75,10 @@ class Ollama:
     copies = True
     api_key: str | None = None
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ, allowed_networks: Networks = ()) -> None:
         self._environment = environment
+        self._networks = allowed_networks
+        """Private networks from which models may be pulled."""
         self._of_library: dict[str, str] = {}
         """The library model that each of our models was created from, by the name of ours."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
@@ -116,6 +119,7 @@ class Ollama:
                 return
             is_owners = full_name(base) in known
             if not is_owners:
+                await self._refuse_private_registry(base)
                 await self._pull(base, on_progress)
             await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
             if not is_owners:
@@ -152,6 +156,20 @@ class Ollama:
         if self._client:
             await self._client.close()  # type: ignore[no-untyped-call]  # so it is in the library
         self._session = self._client = None
+
+    async def _refuse_private_registry(self, base: str) -> None:
+        """Raise DaemonError if the name of a model leads Ollama into a private network.
+
+        Ollama resolves the name of the registry again, and follows its redirects by itself.
+        """
+        registry = _registry(base)
+        addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
+        if not all(is_allowed(each, self._networks) for each in addresses):
+            raise DaemonError(
+                "SourceForbidden",
+                f"{_LIBRARY}{base}: {registry} is in a private network: if that is wanted, allow the network with "
+                f"--allow-private-sources CIDR or {NETWORKS_VARIABLE}",
+            )
 
     async def _pull(self, base: str, on_progress: OnProgress) -> None:
         """Ask Ollama to fetch a model of its library, and report the progress of its largest file, the weights."""
@@ -269,6 +287,12 @@ def full_name(name: str) -> str:
         del parts[0]
     path = "/".join(parts if len(parts) > 1 else ["library", *parts])
     return path if ":" in parts[-1] else f"{path}:latest"
+
+
+def _registry(name: str) -> str:
+    """Return the host from which Ollama pulls a model."""
+    parts = name.split("/")
+    return parts[0] if len(parts) == len(("host", "namespace", "model")) else _REGISTRY
 
 
 async def _finish(steps: AsyncIterator[object]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from artifacts.address_policy import parse_network
 from crds.metalprocess import Artifact
 from runtimes.ollama import Ollama
 from tests.support.api_objects import GIB
@@ -124,6 +125,26 @@ async def test_ollama_pulls_a_library_model_under_our_name_alone(ollama: Served)
     await phase(machine, "Stopped")
     machine.supervisor.assign([])
     await eventually(lambda: daemon.blobs == {})
+
+
+@pytest.mark.parametrize("registry", ["127.0.0.1", "127.1", "localhost", "10.0.0.1"])
+async def test_ollama_is_not_led_to_a_private_address(ollama: Served, registry: str) -> None:
+    machine, daemon, make = ollama
+    source = f"ollama://{registry}/library/qwen3:8b"
+    machine.supervisor.assign([make(artifact=Artifact(source=source), memory_bytes=GIB)])
+    assert "--allow-private-sources" in await phase(machine, "Failed", "SourceForbidden")
+    assert ("POST", "/api/pull") not in daemon.asked
+
+
+async def test_ollama_pulls_from_a_private_address_that_is_allowed(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaStandIn)
+    daemon.registry["127.0.0.1/library/qwen3:8b"] = b"weights"
+    machine.daemons = lambda: [Ollama({"OLLAMA_HOST": daemon.url}, (parse_network("127.0.0.0/8"),))]
+    await restart(machine)
+    source = "ollama://127.0.0.1/library/qwen3:8b"
+    machine.supervisor.assign([make(artifact=Artifact(source=source), memory_bytes=GIB)])
+    await ollama.ready()
 
 
 @pytest.mark.parametrize("source", ["qwen3:8b", "library/qwen3:8b", "registry.ollama.ai/library/qwen3:8b"])
