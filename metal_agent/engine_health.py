@@ -18,10 +18,13 @@ SILENT_SECONDS: Final = 60.0
 """Time for a suspect engine to answer the agent's own request."""
 BUSY_SECONDS: Final = 300.0
 """The same for an engine that uses the processor, or is only slow: the request may wait for one with a long prompt."""
+LONG_PROMPT_SECONDS: Final = 1800.0
+"""The same for one that is only slow and uses the processor, or may do so in a daemon: a prompt may take so long."""
 SUSPICIONS: Final = 3
 """An engine that was suspect so often within the window is started again, although it answered each time."""
 SUSPICION_WINDOW_SECONDS: Final = 600.0
-_BUSY_SHARE: Final = 0.01
+BUSY_SHARE: Final = 0.001
+"""A share of one processor: while the GPU of a Mac reads a prompt, the engine only gives it work from time to time."""
 START_FAILURE_SECONDS: Final = 60.0
 """Time that a starting engine may answer with errors; then it is taken as broken."""
 _WAITING: Final = frozenset({"Loading", "TimedOut", "Unreachable"})
@@ -41,20 +44,23 @@ class Suspicion:
         return self.reason != "Slow"
 
 
-def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool) -> Verdict:
+def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:
     """Decide about a suspect engine by the agent's own request, which is repeated while it is undecided.
 
     Args:
         suspicion: the proxy's reason.
         result: the result of the last request.
         waited_seconds: the time since the first request.
-        is_busy: True if the engine visibly works.
+        is_busy: True if the engine visibly works; None if unknown, as of a model in a daemon.
     """
     if result.ok:
         return "healthy"
     if is_error(result):
         return "failing"
-    limit_seconds = BUSY_SECONDS if is_busy or suspicion.reason == "Slow" else SILENT_SECONDS
+    if suspicion.reason == "Slow":
+        limit_seconds = BUSY_SECONDS if is_busy is False else LONG_PROMPT_SECONDS
+    else:
+        limit_seconds = BUSY_SECONDS if is_busy else SILENT_SECONDS
     return "hung" if waited_seconds >= limit_seconds else "undecided"
 
 
@@ -74,12 +80,12 @@ def is_start_problem(result: ProbeResult) -> bool:
     return not result.ok and result.reason not in {"Loading", "Unreachable"}
 
 
-def is_busy(used_seconds: float | None, waited_seconds: float) -> bool:
+def is_busy(used_seconds: float | None, waited_seconds: float) -> bool | None:
     """Decide whether an engine visibly works, by the processor time that it used while it was waited for.
 
-    A hung engine also uses some: its threads wake up to see whether there is an answer.
+    None if that time is unknown. A hung engine also uses some: its threads wake up to see whether there is an answer.
     """
-    return used_seconds is not None and used_seconds > waited_seconds * _BUSY_SHARE
+    return None if used_seconds is None else used_seconds > waited_seconds * BUSY_SHARE
 
 
 def describe_relapse(suspicion: Suspicion) -> str:

@@ -18,6 +18,11 @@ _FAILURES: Final = 8
 """Requests that failed in a row, even if they are all alike."""
 SHORTEST_SILENCE_SECONDS: Final = 10.0
 SHORTEST_WAIT_SECONDS: Final = 60.0
+FIRST_ANSWER_SECONDS: Final = 120.0
+"""The wait that is suspicious in a backend that has answered nothing yet, so that its answers set no measure.
+
+A sound one may take longer with a long prompt. So the agent that asks it must not take it for hung as long as it works.
+"""
 _TIMES_THE_PAST: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
 
@@ -122,7 +127,11 @@ class BackendPast:
 
     def _check_wait(self, progress: AnswerProgress, now: float) -> None:
         seconds = now - progress.began
-        if seconds < SHORTEST_WAIT_SECONDS or not self._waits:
+        if not self._waits:
+            if seconds > FIRST_ANSWER_SECONDS:
+                self._suspect("Slow", f"no answer for {seconds:.0f} s, and none before")
+            return
+        if seconds < SHORTEST_WAIT_SECONDS:
             return
         # A request that is larger than a past one may take longer in proportion.
         longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._waits)

@@ -4,6 +4,7 @@ import pytest
 
 from metal_agent.engine_health import (
     BUSY_SECONDS,
+    LONG_PROMPT_SECONDS,
     SILENT_SECONDS,
     Suspicion,
     SuspicionReason,
@@ -40,19 +41,23 @@ def test_engine_that_answers_the_agent_with_an_error_is_failing(answer: str) -> 
         ("Silent", BUSY_SECONDS, True, "hung"),
         ("Slow", SILENT_SECONDS, False, "undecided"),
         ("Slow", BUSY_SECONDS, False, "hung"),
+        ("Slow", LONG_PROMPT_SECONDS - 1, True, "undecided"),  # one slot, and a prompt that takes half an hour
+        ("Slow", LONG_PROMPT_SECONDS - 1, None, "undecided"),
+        ("Slow", LONG_PROMPT_SECONDS, True, "hung"),
+        ("Silent", SILENT_SECONDS, None, "hung"),
     ],
 )
 @pytest.mark.parametrize("answer", ["TimedOut", "Loading", "Unreachable"])
 def test_silent_engine_hangs_after_a_bounded_time(
-    reason: SuspicionReason, waited_seconds: float, busy: bool, verdict: Verdict, answer: str
+    reason: SuspicionReason, waited_seconds: float, busy: bool | None, verdict: Verdict, answer: str
 ) -> None:
     assert judge_check(Suspicion(reason, "x"), result(answer), waited_seconds, is_busy=busy) == verdict
 
 
 def test_threads_of_a_hung_engine_that_only_wake_up_are_no_work() -> None:
-    assert not is_busy(0.002, 20)
-    assert is_busy(2.0, 20)
-    assert not is_busy(None, 20), "a model in a daemon"
+    assert is_busy(0.002, 20) is False
+    assert is_busy(0.05, 20), "a GPU works for it"
+    assert is_busy(None, 20) is None, "a model in a daemon"
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,15 @@ def test_pause_for_a_client_that_does_not_read_is_not_the_engines() -> None:
     assert traffic.reason(1011) == "Silent"
 
 
-def test_backend_without_a_past_is_not_slow() -> None:
+def test_first_answer_of_a_backend_may_take_long_but_not_for_ever() -> None:
     traffic = Traffic()
-    traffic.send(0)
-    assert traffic.reason(1e6) == ""
+    late = traffic.send(0, size_bytes=1_000_000)
+    assert traffic.reason(119) == ""
+    assert traffic.reason(121) == "Slow"
+    assert traffic.past.health.message == "no answer for 121 s, and none before"
+    traffic.past.note_begin(late, 130)
+    traffic.past.note_data(late, 130)
+    assert traffic.reason(131) == ""
 
 
 def test_wait_for_an_answer_is_held_against_the_waits_before() -> None:
@@ -386,6 +391,26 @@ async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_an
         assert suspect.message.startswith("no answer for ")
         answers.set()
         assert await next_report(reports) == BackendHealth("slow")
+        assert await asking == 200
+
+
+async def test_engine_that_hangs_at_its_first_request_is_reported(
+    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    answers = asyncio.Event()
+
+    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
+        await answers.wait()
+        return web.json_response({"choices": []})
+
+    async with collected_reports(impatient_proxy) as reports, fake_engine(answer, "mute") as backend:
+        url = await impatient_proxy.serve(backend)
+        asking = asyncio.create_task(ask(http, url, "1"))
+        suspect = await next_report(reports)
+        assert (suspect.uid, suspect.reason) == ("mute", "Slow")
+        assert suspect.message.endswith("and none before")
+        answers.set()
+        assert await next_report(reports) == BackendHealth("mute")
         assert await asking == 200
 
 
