@@ -5,28 +5,35 @@ The engine is a stand-in that gets sick on command; in the last test the real pr
 
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from metal_agent import engine_health
-from metal_agent.engine_health import Suspicion
+from metal_agent.engine_health import BUSY_SHARE, Suspicion, Verdict, judge_check
 from metal_agent.native.process import kill_strays
 from metal_agent.process_events import Suspected
 from metal_agent.supervise import engine_checks, liveness
+from runtimes.probe import ProbeResult
 from tests.hosts.test_up import Up, ask
+from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import Served, ollama, omlx, served, watch_often
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, phase, ready
 from tests.support.sick_engine import make_sick, write_program
+from tests.support.tiny_models import tiny_gguf
 
 __all__ = ["ollama", "omlx", "served", "watch_often"]
 
 FAILING = Suspicion("Failing", "the last 3 requests failed: 500, 500, 500")
+SLOW = Suspicion("Slow", "no answer for 121 s, and none before")
 SILENT = Suspicion("Silent", "no data for 12 s within a stream; the longest pause before was 0.1 s")
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(engine_health, "BUSY_SECONDS", 1.0)
+    monkeypatch.setattr(engine_health, "BUSY_SHARE", 0.2)  # in so short a time a request of the agent's counts much
     monkeypatch.setattr(engine_checks, "CHECK_AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.3)
 
@@ -52,13 +59,14 @@ async def test_poisoned_engine_is_started_again_and_its_answer_is_in_the_status(
     assert machine.runners["u1"].status(None).message == ""
 
 
+@pytest.mark.parametrize("suspicion", [SILENT, SLOW])
 async def test_hung_engine_whose_health_page_answers_is_started_again(
-    machine: Machine, assignment: MakeAssignment, engine: Path
+    machine: Machine, assignment: MakeAssignment, engine: Path, suspicion: Suspicion
 ) -> None:
     machine.supervisor.assign([assignment()])
     first = await ready(machine)
     make_sick(engine, "hung")
-    machine.runners["u1"].notify(Suspected(SILENT))
+    machine.runners["u1"].notify(Suspected(suspicion))
     assert "no answer with a token" in await phase(machine, "Failed", "EngineHung")
     assert [call for call, _ in machine.exposure.calls] == ["withdraw"], "nothing that it was asked is answered"
     assert await ready(machine) != first
@@ -72,6 +80,38 @@ async def test_sound_engine_that_is_suspect_serves_on(machine: Machine, assignme
     await eventually(lambda: [call for call, _ in machine.exposure.calls] == ["clear"])
     await eventually(lambda: runner.state.suspicion is None)
     assert (runner.state.phase, runner.state.reason, runner.state.pid) == ("Ready", "", pid)
+
+
+async def test_slow_engine_that_works_on_a_long_request_is_kept(
+    machine: Machine, assignment: MakeAssignment, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only slot is taken, so it answers none of the agent's requests; but it uses the processor."""
+    monkeypatch.setattr(engine_health, "BUSY_SHARE", BUSY_SHARE)
+    verdicts: list[tuple[float, Verdict]] = []
+
+    def judge(suspicion: Suspicion, found: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:
+        verdict = judge_check(suspicion, found, waited_seconds, is_busy=is_busy)
+        verdicts.append((waited_seconds, verdict))
+        return verdict
+
+    monkeypatch.setattr(engine_health, "judge_check", judge)
+    tiny_gguf.write(model, loop=True, n_ctx=65536)
+    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    pid = await ready(machine)
+    runner = machine.runners["u1"]
+    headers = {"Authorization": f"Bearer {runner.api_key}"}
+    long = {"stream": True, "max_tokens": 60000, "messages": [{"role": "user", "content": "Hi"}]}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{runner.url}/v1/chat/completions", json=long) as stream,
+    ):
+        await stream.content.readline()
+        runner.notify(Suspected(SLOW))
+        await eventually(lambda: any(seconds > 2 * engine_health.BUSY_SECONDS for seconds, _ in verdicts))
+        assert {verdict for _, verdict in verdicts} == {"undecided"}
+        assert (runner.state.phase, runner.state.pid, runner.state.is_drained) == ("Ready", pid, False)
+    await eventually(lambda: runner.state.suspicion is None)
+    assert (runner.state.phase, runner.state.pid) == ("Ready", pid)
 
 
 async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
