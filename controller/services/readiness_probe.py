@@ -251,6 +251,7 @@ class Prober:
         self._on_probe(result.reason)
         if self._questions.get(key) != question:
             return  # the service is gone, or another question is queued already
+        last = self._last_answer(key, question)  # the other workers may have got one meanwhile
         if result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return

@@ -65,7 +65,7 @@ class Secrets(Client):
 
 
 class Engine:
-    """An engine that answers a completion if the token is right and `well` is set, and nothing while `busy` is set."""
+    """An engine that answers a completion if the token is right and `well` is set; once `idle` if it is `busy`."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -73,11 +73,12 @@ class Engine:
         self.broken = False
         self.broken_once = False
         self.busy = asyncio.Event()
+        self.idle = asyncio.Event()
 
     async def complete(self, request: web.Request) -> web.Response:
         self.asked += 1
         if self.busy.is_set():
-            await asyncio.Event().wait()
+            await self.idle.wait()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if self.broken or self.broken_once:
@@ -423,6 +424,32 @@ def test_repeated_questions_are_spread() -> None:
     assert all(70 <= count <= 130 for count in counts), counts
     again = seconds_to_repeat(uids[1], now + pauses[1] + 1.0)
     assert again == pytest.approx(REPEAT_SECONDS - 1.0)
+
+
+@pytest.mark.usefixtures("often")
+async def test_answer_is_judged_against_what_another_probe_found_meanwhile(
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the service stays not ready although it answered last."""
+    monkeypatch.setattr(readiness_probe, "DOUBT_SECONDS", 0.0)
+    served, endpoint = engine
+    prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
+    async with running(prober.run(leading(Secrets(), []))):
+        await settled(prober, question)
+        monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 0.1)
+        served.busy.set()
+        asked = served.asked
+        await eventually(lambda: served.asked >= asked + 2)  # the second one is patient, and hangs
+        monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 10.0)
+        for name in ("FIRST_RETRY_SECONDS", "LAST_RETRY_SECONDS", "REPEAT_SECONDS"):
+            monkeypatch.setattr(readiness_probe, name, 3600.0)
+        served.busy.clear()
+        served.broken = True
+        prober.answer(KEY, question._replace(generation=2))
+        await settled(prober, question, ok=False)
+        served.broken = False
+        served.idle.set()
+        await settled(prober, question)
 
 
 @pytest.mark.usefixtures("often")
