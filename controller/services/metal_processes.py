@@ -12,8 +12,8 @@ from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
 from controller.services import diagnosis, preconditions
+from controller.services.endpoints import ready_endpoints
 from controller.services.preconditions import Advice
-from controller.services.readiness_probe import ready_endpoints
 from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name

@@ -4,29 +4,37 @@ A question is a generation of the service with its current replicas and endpoint
 is generated. A model may take long for that, so the prober has separate workers; a reconcile reads the last answer. A
 service that does not answer soon is probed again by other workers, so that services that hang delay no other. Replicas
 in pods are asked again every ten minutes, because the kubelet sees only that an engine's process lives; those on hosts
-are watched by their proxy.
+are watched by their proxy. What follows from a probe is decided in `probe_policy`.
 """
 
 import asyncio
 import base64
-import hashlib
 import random
 import ssl
-import zlib
-from collections.abc import Callable, Iterable
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
 import msgspec
 import structlog
 
 from controller.reconcile.plan import Leading
-from controller.services.deployment import PORT_NAME
+from controller.services.endpoints import Endpoint
+from controller.services.probe_policy import (
+    TOKEN_EDITED,
+    TOKEN_NOT_FOUND,
+    TOKEN_NOT_READ,
+    Answer,
+    Probe,
+    ProbeTrouble,
+    Question,
+    judge_probe,
+    seconds_to_repeat,
+    update_trouble,
+)
 from controller.services.tokens import TOKEN_KEY, is_edited, is_token_secret, token_name
-from crds.meta import HTTPS, split_slice_name
-from crds.serving import Mode
-from kube.backoff import EXACT, backoff_seconds
-from kube.client import Client, Obj
+from kube.client import Client
 from kube.errors import ApiError, NotFound, Unreachable
 from kube.queue import WorkQueue, run_workers
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey
@@ -40,121 +48,38 @@ TOKEN_SECONDS: Final = 60.0
 """A large model on a slow processor takes long for its first token."""
 MOST_ASKED: Final = 4
 """Most endpoints of one service that are probed in one try."""
-FIRST_RETRY_SECONDS: Final = 1.0
-LAST_RETRY_SECONDS: Final = 60.0
-REPEAT_SECONDS: Final = 600.0
-"""Pause between two questions to a service in pods that answers: at 1,000 services, 1.7 tokens a second."""
-DOUBT_SECONDS: Final = 10.0
-"""Time for which a service that has answered must fail until it is not ready: a new token takes seconds to arrive."""
-SILENT_SECONDS: Final = 300.0
-"""Time for which a service that has answered must be silent before its message says so: it may be busy."""
-TOKEN_EDITED: Final = "TokenEdited"  # noqa: S105 - a reason
-TOKEN_NOT_FOUND: Final = "TokenNotFound"  # noqa: S105 - a reason
-TOKEN_NOT_READ: Final = "TokenNotRead"  # noqa: S105 - a reason
-UNKNOWN: Final = frozenset({TIMED_OUT, TOKEN_EDITED, TOKEN_NOT_READ})
-"""Reasons of probes that prove nothing about a service that has answered before."""
 
 log = structlog.get_logger()
 
 
-class Endpoint(NamedTuple):
-    """An address that a Service sends requests to."""
+@dataclass(slots=True)
+class _ProbedService:
+    """All that the prober keeps of a service, which it forgets as a whole."""
 
-    address: str
-    port: int
-    scheme: Literal["http", "https"] = "http"
-    host: str = ""
-    """Its MetalHost; empty for a pod."""
-
-    @property
-    def url(self) -> str:
-        """Its base URL."""
-        place = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self.scheme}://{place}:{self.port}"
-
-
-class Question(NamedTuple):
-    """The subject of a probe: another service, generation, replica or endpoint makes another question."""
-
-    service_uid: str
-    generation: int
-    replicas: tuple[str, ...]
-    """Sorted uids of the ready replicas."""
-    endpoints: tuple[Endpoint, ...]
-    """Sorted, never empty."""
-    mode: Mode = "chat"
+    question: Question
+    answer: Answer | None = None
+    answered_question: Question | None = None
+    """The question of `answer`, which stays until the next one is answered."""
+    answered_endpoints: frozenset[Endpoint] = frozenset()
+    """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
+    trouble: ProbeTrouble | None = None
+    is_token_stale: bool = False
+    """Its Secret has not the token that replicas know."""
 
     @property
-    def in_pods(self) -> bool:
-        """True if a pod is among the endpoints."""
-        return any(not each.host for each in self.endpoints)
+    def last_answer(self) -> Answer | None:
+        """The answer to the question, or None if there is none yet."""
+        return self.answer if self.answered_question == self.question else None
 
     @property
-    def digest(self) -> str:
-        """A digest by which a later leader recognises the question."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+    def is_well(self) -> bool:
+        """True if it answers and no endpoint is known to fail."""
+        last = self.last_answer
+        return last is not None and last.result.ok and self.trouble is None
 
-
-def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
-    """Return the addresses that the EndpointSlices of one Service offer, sorted."""
-    found = set()
-    for each in slices:
-        ports = [port for port in each.get("ports") or [] if port.get("name") == PORT_NAME]
-        _service, host = split_slice_name(each["metadata"]["name"])
-        for endpoint in each.get("endpoints") or []:
-            # An absent `ready` means ready, as for every consumer of slices.
-            if endpoint.get("conditions", {}).get("ready", True) is not False:
-                found |= {
-                    Endpoint(address, port["port"], "https" if port.get("appProtocol") == HTTPS else "http", host)
-                    for address in endpoint["addresses"]
-                    for port in ports
-                }
-    return tuple(sorted(found))
-
-
-def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
-    """Return the addresses of these pods and MetalHosts of a service; to no other one its token is sent."""
-    addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
-    return addresses | {each.get("status", {}).get("address", "") for each in hosts}
-
-
-def judge_probe(
-    result: ProbeResult, last: ProbeResult | None, failing_seconds: float, *, has_answered: bool
-) -> ProbeResult | None:
-    """Return the answer that follows from a probe, or None if it is the last one still.
-
-    Args:
-        result: the result of the probe.
-        last: the last answer to the same question.
-        failing_seconds: time since the first failure of this sort (an error, or nothing proved) after the last answer.
-        has_answered: an endpoint of the service has generated a token.
-    """
-    if result.ok and last is not None and last.ok and "; " not in last.message + result.message:
-        return None  # another endpoint answered than before: that is no news
-    if result.ok or not has_answered:
-        return result
-    if result.reason not in UNKNOWN:
-        return result if failing_seconds >= DOUBT_SECONDS else None
-    is_news = result.reason == TIMED_OUT and last is not None and last.ok and "; " not in last.message
-    if last is None or not is_news or failing_seconds < SILENT_SECONDS:
-        return None
-    return msgspec.structs.replace(
-        last, message=f"{last.message}; {result.message}: it is busy, or it hangs and must be restarted"
-    )
-
-
-def seconds_to_repeat(service_uid: str, now: float) -> float:
-    """Return the seconds from `now` to the moment of each `REPEAT_SECONDS` that is the service's."""
-    share = zlib.crc32(service_uid.encode()) / 2**32
-    return (share * REPEAT_SECONDS - now) % REPEAT_SECONDS
-
-
-class Probe(NamedTuple):
-    """One probe of a service: its result, the endpoint that the result is of, and one that failed beside it."""
-
-    result: ProbeResult
-    endpoint: Endpoint | None = None
-    failed: Endpoint | None = None
+    def take_answer(self, answer: Answer) -> None:
+        """Keep the answer to the question."""
+        self.answer, self.answered_question = answer, self.question
 
 
 class Prober:
@@ -168,19 +93,7 @@ class Prober:
     ) -> None:
         self._trust = trust
         self._on_probe = on_probe
-        self._questions: dict[ObjectKey, Question] = {}
-        self._answers: dict[ObjectKey, tuple[Question, ProbeResult]] = {}
-        self._failures: dict[ObjectKey, int] = {}
-        self._answered: dict[ObjectKey, frozenset[Endpoint]] = {}
-        """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
-        self._failing_since: dict[ObjectKey, float] = {}
-        """When the first error came since the last answer, by the loop's clock."""
-        self._unknown_since: dict[ObjectKey, float] = {}
-        """When the first probe since the last answer proved nothing."""
-        self._stale_tokens: set[ObjectKey] = set()
-        """Services whose Secret has not the token that replicas know."""
-        self._failed: dict[ObjectKey, Endpoint] = {}
-        """An endpoint that failed while another one answered: it is probed until it answers, too."""
+        self._services: dict[ObjectKey, _ProbedService] = {}
         self._quick: WorkQueue[ObjectKey] = WorkQueue()
         self._patient: WorkQueue[ObjectKey] = WorkQueue()
 
@@ -190,34 +103,39 @@ class Prober:
         If `question` is None, the service is forgotten. `proof` is the answer that an earlier leader got.
         """
         if question is None:
-            for memory in (self._questions, self._answers, self._answered):
-                memory.pop(key, None)
-            self._stale_tokens.discard(key)
-            self._forget_failures(key)
+            self._services.pop(key, None)
             return None
-        if self._questions.get(key) != question:
-            self._questions[key] = question
-            self._forget_failures(key)
-            if proof is None:
-                self._quick.add(key)
-            else:
-                self._answers[key] = question, proof
-                self._answered[key] = frozenset(question.endpoints)
-                self._repeat_later(key, question)
-        return self._last_answer(key, question)
+        service = self._services.get(key)
+        if service is None or service.question != question:
+            service = self._take_question(key, question, proof)
+        last = service.last_answer
+        return last.result if last else None
+
+    def _take_question(self, key: ObjectKey, question: Question, proof: ProbeResult | None) -> _ProbedService:
+        """Enqueue a new question about a service, or take the proof as its answer."""
+        service = self._services.setdefault(key, _ProbedService(question))
+        service.question, service.trouble = question, None
+        if proof is None:
+            self._quick.add(key)
+        else:
+            service.take_answer(Answer(proof))
+            service.answered_endpoints = frozenset(question.endpoints)
+            self._repeat_later(key, question)
+        return service
 
     def take_stale_token(self, key: ObjectKey) -> bool:
         """Return whether a probe since the last call found that the Secret of a service has to be read again."""
-        is_stale = key in self._stale_tokens
-        self._stale_tokens.discard(key)
-        return is_stale
+        service = self._services.get(key)
+        if service is None or not service.is_token_stale:
+            return False
+        service.is_token_stale = False
+        return True
 
     async def run(self, leading: Leading) -> None:
         """Probe for ever."""
-        for key, question in self._questions.items():
-            answer = self._last_answer(key, question)
-            if answer is not None and answer.ok and key not in self._failures:
-                self._repeat_later(key, question)
+        for key, service in self._services.items():
+            if service.is_well:
+                self._repeat_later(key, service.question)
             else:  # an earlier run may have been cancelled before the answer came
                 self._quick.add(key)
         connector = aiohttp.TCPConnector(ssl=self._trust or True, limit=0)
@@ -239,72 +157,59 @@ class Prober:
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, timeout_seconds: float
     ) -> None:
         """Probe once; enqueue the next probe unless none is needed."""
-        question = self._questions.get(key)
-        if question is None:
+        service = self._services.get(key)
+        if service is None or (service.is_well and not service.question.in_pods):
             return
-        last = self._last_answer(key, question)
-        if last is not None and last.ok and key not in self._failures and not question.in_pods:
-            return
-        result, endpoint, failed = await _probe(
-            session, leading.client, key, question, timeout_seconds, first=self._failed.get(key)
-        )
-        self._on_probe(result.reason)
-        if self._questions.get(key) != question:
+        question = service.question
+        first = service.trouble.failed if service.trouble else None
+        probe = await _probe(session, leading.client, key, question, timeout_seconds, first=first)
+        self._on_probe(probe.result.reason)
+        service = self._services.get(key)
+        if service is None or service.question != question:
             return  # the service is gone, or another question is queued already
-        last = self._last_answer(key, question)  # the other workers may have got one meanwhile
-        if result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
+        if probe.result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return
-        if result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
-            self._stale_tokens.add(key)
+        if probe.result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
+            service.is_token_stale = True
             leading.enqueue(INFERENCE_SERVICES, key)
-        answered = self._answered.get(key, frozenset()).intersection(question.endpoints)
-        if result.ok and endpoint is not None:
-            self._answered[key] = answered | {endpoint}
-        judged = judge_probe(result, last, self._failing_seconds(key, result), has_answered=bool(answered))
-        if judged is None and not result.ok:
-            log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
-        elif judged is not None and judged != last:
-            self._answers[key] = question, judged
-            log.info("service_probed", service=str(key), ok=judged.ok, reason=judged.reason, message=judged.message)
+        if _take_probe(key, service, probe):
             leading.enqueue(INFERENCE_SERVICES, key)
-        self._probe_again(key, question, failed if result.ok else None, result)
-
-    def _failing_seconds(self, key: ObjectKey, result: ProbeResult) -> float:
-        """Return the time since the first failure of this sort after the last answer; 0 for an answer."""
-        if result.ok:
-            self._failing_since.pop(key, None)
-            self._unknown_since.pop(key, None)
-            return 0.0
-        now = asyncio.get_running_loop().time()
-        since = self._unknown_since if result.reason in UNKNOWN else self._failing_since
-        return now - since.setdefault(key, now)
-
-    def _probe_again(self, key: ObjectKey, question: Question, failed: Endpoint | None, result: ProbeResult) -> None:
-        """Enqueue the next probe: soon, unless the service answers and no endpoint of it is known to fail."""
-        if result.ok and failed is None:
-            self._forget_failures(key)
+        if service.trouble is None:
             self._repeat_later(key, question)
-            return
-        self._failed.pop(key, None)
-        if failed is not None:
-            self._failed[key] = failed
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
-        pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
-        (self._patient if result.reason == TIMED_OUT else self._quick).add_after(key, pause)
+        else:
+            lane = self._patient if probe.result.reason == TIMED_OUT else self._quick
+            lane.add_after(key, service.trouble.retry_seconds)
 
     def _repeat_later(self, key: ObjectKey, question: Question) -> None:
         """Enqueue the next probe of a service that answers, if it is in pods."""
         if question.in_pods:
             self._quick.add_after(key, seconds_to_repeat(question.service_uid, asyncio.get_running_loop().time()))
 
-    def _forget_failures(self, key: ObjectKey) -> None:
-        for memory in (self._failures, self._failed, self._failing_since, self._unknown_since):
-            memory.pop(key, None)
 
-    def _last_answer(self, key: ObjectKey, question: Question) -> ProbeResult | None:
-        asked, answer = self._answers.get(key, (None, None))
-        return answer if asked == question else None
+def _take_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
+    """Note a probe of a service; return whether it is another answer than the last one."""
+    result, last = probe.result, service.last_answer
+    now = asyncio.get_running_loop().time()
+    service.trouble = update_trouble(service.trouble, probe, now)
+    answered = service.answered_endpoints.intersection(service.question.endpoints)
+    if result.ok and probe.endpoint is not None:
+        service.answered_endpoints = answered | {probe.endpoint}
+    failing_seconds = service.trouble.failing_seconds(result.reason, now) if service.trouble else 0.0
+    judged = judge_probe(probe, last, failing_seconds, has_answered=bool(answered))
+    if judged is None and not result.ok:
+        log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
+    if judged is None or judged == last:
+        return False
+    service.take_answer(judged)
+    log.info(
+        "service_probed",
+        service=str(key),
+        ok=judged.result.ok,
+        reason=judged.result.reason,
+        message=judged.result.message,
+    )
+    return True
 
 
 async def _probe(

@@ -23,9 +23,11 @@ from controller.reconcile.triggers import (
 )
 from controller.services import preconditions
 from controller.services.deployment import network_service, observe_pods
+from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
 from controller.services.preconditions import CheckedService, ServiceProblem
-from controller.services.readiness_probe import Prober, Question, ready_endpoints, replica_addresses
+from controller.services.probe_policy import Question
+from controller.services.readiness_probe import Prober
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret

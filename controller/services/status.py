@@ -12,8 +12,9 @@ from controller.models.served import list_companions
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.deployment import PORT
+from controller.services.endpoints import Endpoint
 from controller.services.preconditions import Phase, ServiceProblem
-from controller.services.readiness_probe import Endpoint, Question
+from controller.services.probe_policy import Question
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from controller.reconcile.conditions import find
-from controller.services.readiness_probe import ready_endpoints
+from controller.services.endpoints import ready_endpoints
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Condition
 from kube.client import Client, Obj

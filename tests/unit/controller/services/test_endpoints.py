@@ -1,8 +1,9 @@
-"""The endpoints of an InferenceService: the probed ones, the proof of the last answer, and http or https."""
+"""The endpoints of an InferenceService: the ready and the probed, the proof of an answer, and http or https."""
 
 import msgspec
 
 from controller.reconcile.plan import Plan, Snapshot
+from controller.services.endpoints import Endpoint, ready_endpoints
 from controller.services.reconciler import build_view
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS, PODS, Resource
@@ -151,3 +152,28 @@ def test_mixture_of_http_and_https_endpoints_is_reported() -> None:
     assert "some http: start the agent of y with --tls-certificate too" in planned_condition(plan, "Ready")["message"]
     assert plan.status is not None
     assert plan.status["endpoint"].startswith("http://")
+
+
+def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
+    pods = {
+        "metadata": {"name": "chat-x"},
+        "ports": [{"name": "http", "port": 8080}, {"name": "other", "port": 1}],
+        "endpoints": [
+            {"addresses": ["10.0.0.2"], "conditions": {}},
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "serving": True}},
+        ],
+    }
+    empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
+    found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
+    assert found == (
+        Endpoint("10.0.0.1", 8080),
+        Endpoint("10.0.0.2", 8080),
+        Endpoint("10.77.0.100", 18000, host="studio-1"),
+    )
+
+
+def test_url_of_an_endpoint() -> None:
+    assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
+    assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
+    assert Endpoint("fd00::1", 80, "https").url == "https://[fd00::1]:80"

@@ -3,34 +3,24 @@
 import asyncio
 import base64
 import contextlib
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 
 from controller.reconcile.plan import Leading
-from controller.services import readiness_probe
-from controller.services.readiness_probe import (
-    DOUBT_SECONDS,
-    REPEAT_SECONDS,
-    SILENT_SECONDS,
-    Endpoint,
-    Prober,
-    Question,
-    judge_probe,
-    ready_endpoints,
-    seconds_to_repeat,
-)
+from controller.services import probe_policy, readiness_probe
+from controller.services.endpoints import Endpoint
+from controller.services.probe_policy import Question
+from controller.services.readiness_probe import Prober
 from controller.services.tokens import token_secret
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
 from runtimes.probe import ProbeResult
-from tests.support.api_objects import as_service, service, slice_of
+from tests.support.api_objects import as_service, service
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -83,7 +73,7 @@ class Engine:
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if self.broken or self.broken_once:
             self.broken_once = False
-            return web.json_response({"error": {"message": "Compute error"}}, status=500)
+            return web.json_response({"error": {"message": "Compute error; full"}}, status=500)
         if not self.well:
             return web.json_response({"error": {"message": "Loading model"}}, status=503)
         return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
@@ -184,7 +174,7 @@ async def test_endpoint_that_failed_beside_others_is_probed_until_it_answers(
 ) -> None:
     """Else the status would call it broken until the service changes."""
     monkeypatch.setattr("random.sample", lambda endpoints, _count: list(endpoints))
-    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(probe_policy, "FIRST_RETRY_SECONDS", 0.05)
     served, endpoint = engine
     late = Endpoint("127.0.0.1", unused_tcp_port)
     prober, told = Prober(), list[ObjectKey]()
@@ -272,8 +262,8 @@ async def test_services_that_hang_on_are_probed_by_other_workers(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 0.05)
     monkeypatch.setattr(readiness_probe, "TOKEN_SECONDS", 0.2)
-    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(readiness_probe, "LAST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(probe_policy, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(probe_policy, "LAST_RETRY_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -319,10 +309,10 @@ async def test_answer_that_an_earlier_leader_got_is_not_requested_again(engine: 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness_probe, "REPEAT_SECONDS", 0.05)
-    monkeypatch.setattr(readiness_probe, "DOUBT_SECONDS", 0.3)
-    monkeypatch.setattr(readiness_probe, "FIRST_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(readiness_probe, "LAST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(probe_policy, "REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr(probe_policy, "DOUBT_SECONDS", 0.3)
+    monkeypatch.setattr(probe_policy, "FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(probe_policy, "LAST_RETRY_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("often")
@@ -342,7 +332,10 @@ async def test_pod_that_fails_after_its_first_answer_is_found(
         assert told == ([] if inherited else [KEY]), "the same answer is no news"
         served.broken = True
         failed = await settled(prober, question, ok=False)
-        assert (failed.reason, failed.message) == ("BadAnswer", f"{endpoint.url} answered 500: Compute error")
+        assert (failed.reason, failed.message) == (
+            "BadAnswer",
+            f"{endpoint.url} answered 500: Compute error; full",
+        )
         served.broken = False
         await settled(prober, question)
 
@@ -371,7 +364,7 @@ async def test_one_error_after_a_long_silence_does_not_end_readiness(engine: tup
         served.busy.set()
         loop = asyncio.get_running_loop()
         asked, since = served.asked, loop.time()
-        await eventually(lambda: served.asked > asked + 3 and loop.time() > since + readiness_probe.DOUBT_SECONDS)
+        await eventually(lambda: served.asked > asked + 3 and loop.time() > since + probe_policy.DOUBT_SECONDS)
         served.broken_once = True
         served.busy.clear()
         await eventually(lambda: not served.broken_once)
@@ -380,58 +373,12 @@ async def test_one_error_after_a_long_silence_does_not_end_readiness(engine: tup
     assert told == [KEY], "it was never called not ready"
 
 
-FINE = ProbeResult(ok=True, reason="Generated", message="http://10.0.0.1:8080 generated a token")
-ERROR = ProbeResult(ok=False, reason="BadAnswer", message="http://10.0.0.1:8080 answered 500: Compute error")
-SILENCE = ProbeResult(ok=False, reason="TimedOut", message="no answer from http://10.0.0.1:8080")
-UNREAD = ProbeResult(ok=False, reason="TokenNotRead", message="503")
-NOTED = f"{FINE.message}; {SILENCE.message}: it is busy, or it hangs and must be restarted"
-
-
-@pytest.mark.parametrize(
-    ("result", "last", "seconds", "expected"),
-    [
-        (ERROR, FINE, 0.0, None),
-        (ERROR, FINE, DOUBT_SECONDS, ERROR),
-        (ERROR, None, 0.0, None),
-        (SILENCE, FINE, SILENT_SECONDS - 1, None),
-        (SILENCE, FINE, SILENT_SECONDS, msgspec.structs.replace(FINE, message=NOTED)),
-        (SILENCE, msgspec.structs.replace(FINE, message=NOTED), 2 * SILENT_SECONDS, None),
-        (SILENCE, None, SILENT_SECONDS, None),
-        (SILENCE, ERROR, SILENT_SECONDS, None),
-        (UNREAD, FINE, 2 * SILENT_SECONDS, None),
-        (msgspec.structs.replace(FINE, message="http://10.0.0.2:8080 generated a token"), FINE, 0.0, None),
-        (FINE, msgspec.structs.replace(FINE, message=NOTED), 0.0, FINE),
-        (FINE, ERROR, 0.0, FINE),
-    ],
-)
-def test_service_that_has_answered_is_believed(
-    result: ProbeResult, last: ProbeResult | None, seconds: float, expected: ProbeResult | None
-) -> None:
-    assert judge_probe(result, last, seconds, has_answered=True) == expected
-
-
-@pytest.mark.parametrize("result", [FINE, ERROR, SILENCE, UNREAD], ids=lambda each: each.reason)
-def test_service_that_has_never_answered_is_as_its_probe_says(result: ProbeResult) -> None:
-    assert judge_probe(result, None, 0.0, has_answered=False) == result
-
-
-def test_repeated_questions_are_spread() -> None:
-    now, uids = 12_345.0, [str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))) for number in range(1000)]
-    pauses = [seconds_to_repeat(uid, now) for uid in uids]
-    a_tenth = REPEAT_SECONDS / 10
-    counts = [sum(a_tenth * part <= pause < a_tenth * (part + 1) for pause in pauses) for part in range(10)]
-    assert sum(counts) == 1000
-    assert all(70 <= count <= 130 for count in counts), counts
-    again = seconds_to_repeat(uids[1], now + pauses[1] + 1.0)
-    assert again == pytest.approx(REPEAT_SECONDS - 1.0)
-
-
 @pytest.mark.usefixtures("often")
 async def test_answer_is_judged_against_what_another_probe_found_meanwhile(
     engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the service stays not ready although it answered last."""
-    monkeypatch.setattr(readiness_probe, "DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(probe_policy, "DOUBT_SECONDS", 0.0)
     served, endpoint = engine
     prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), []))):
@@ -442,7 +389,7 @@ async def test_answer_is_judged_against_what_another_probe_found_meanwhile(
         await eventually(lambda: served.asked >= asked + 2)  # the second one is patient, and hangs
         monkeypatch.setattr(readiness_probe, "QUICK_SECONDS", 10.0)
         for name in ("FIRST_RETRY_SECONDS", "LAST_RETRY_SECONDS", "REPEAT_SECONDS"):
-            monkeypatch.setattr(readiness_probe, name, 3600.0)
+            monkeypatch.setattr(probe_policy, name, 3600.0)
         served.busy.clear()
         served.broken = True
         prober.answer(KEY, question._replace(generation=2))
@@ -471,28 +418,3 @@ async def test_edited_token_is_not_sent_before_the_edit_is_followed(engine: tupl
         assert (served.asked, prober.answer(KEY, scaled)) == (asked, None), "it is not called not ready"
         api.token = TOKEN
         await settled(prober, scaled)
-
-
-def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
-    pods = {
-        "metadata": {"name": "chat-x"},
-        "ports": [{"name": "http", "port": 8080}, {"name": "other", "port": 1}],
-        "endpoints": [
-            {"addresses": ["10.0.0.2"], "conditions": {}},
-            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}},
-            {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "serving": True}},
-        ],
-    }
-    empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
-    found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
-    assert found == (
-        Endpoint("10.0.0.1", 8080),
-        Endpoint("10.0.0.2", 8080),
-        Endpoint("10.77.0.100", 18000, host="studio-1"),
-    )
-
-
-def test_url_of_an_endpoint() -> None:
-    assert Endpoint("10.0.0.1", 80).url == "http://10.0.0.1:80"
-    assert Endpoint("fd00::1", 80).url == "http://[fd00::1]:80"
-    assert Endpoint("fd00::1", 80, "https").url == "https://[fd00::1]:80"

@@ -1,0 +1,47 @@
+"""The endpoints of a service: the addresses that its EndpointSlices offer, and those that are its replicas'."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from controller.services.deployment import PORT_NAME
+from crds.meta import HTTPS, split_slice_name
+from kube.client import Obj
+
+
+class Endpoint(NamedTuple):
+    """An address that a Service sends requests to."""
+
+    address: str
+    port: int
+    scheme: Literal["http", "https"] = "http"
+    host: str = ""
+    """Its MetalHost; empty for a pod."""
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        place = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{self.scheme}://{place}:{self.port}"
+
+
+def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
+    """Return the addresses that the EndpointSlices of one Service offer, sorted."""
+    found = set()
+    for each in slices:
+        ports = [port for port in each.get("ports") or [] if port.get("name") == PORT_NAME]
+        _service, host = split_slice_name(each["metadata"]["name"])
+        for endpoint in each.get("endpoints") or []:
+            # An absent `ready` means ready, as for every consumer of slices.
+            if endpoint.get("conditions", {}).get("ready", True) is not False:
+                found |= {
+                    Endpoint(address, port["port"], "https" if port.get("appProtocol") == HTTPS else "http", host)
+                    for address in endpoint["addresses"]
+                    for port in ports
+                }
+    return tuple(sorted(found))
+
+
+def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
+    """Return the addresses of these pods and MetalHosts of a service; to no other one its token is sent."""
+    addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
+    return addresses | {each.get("status", {}).get("address", "") for each in hosts}
