@@ -14,7 +14,7 @@ from controller.services import readiness_probe
 from crds.meta import Accelerator
 from kube.client import Client, Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS
-from runtimes.probe import ProbeResult
+from runtimes.probe import ProbeResult, build_success
 from tests.support.background import running
 from tests.support.watched_controller import follow_by_watches, no_credentials
 
@@ -73,8 +73,8 @@ def fill(server: SimulatedServer, *, in_pods: int, on_hosts: int, waiting: int, 
         server.put(INFERENCE_SERVICES, simulated_service(f"s{number:05}", accelerator))
 
 
-async def _answer(*_: object, **__: object) -> ProbeResult:
-    return ProbeResult(ok=True, reason="Generated", message="generated a token")
+async def _answer(_session: object, base_url: str, **_options: object) -> ProbeResult:
+    return build_success(base_url, "chat")
 
 
 @contextlib.asynccontextmanager

@@ -50,13 +50,23 @@ async def make_host_model(world: CrashWorld) -> None:
     await world.make(MODELS, "tiny", source="file:///models/tiny.gguf", memoryBytes=GIB)
 
 
+def _has_another_token(state: State, *, deployments: int = 0, processes: int = 0) -> bool:
+    is_replaced = bool(state["inferenceservices"]["chat"]["status"].get("tokenRotation"))
+    return is_replaced and ready(state, deployments=deployments, processes=processes)
+
+
 async def live_in_pods(world: CrashWorld) -> None:
-    """A Model is inspected and fetched; a service in pods is created, edited, scaled, suspended, and deleted."""
+    """A Model is inspected and fetched; a service in pods is created, edited, scaled, suspended, and deleted.
+
+    Its token is replaced meanwhile.
+    """
     await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB)
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=POD, contextLength=512)
     await world.checkpoint("created", partial(ready, deployments=1))
     await world.edit(contextLength=1024)
     await world.checkpoint("edited", partial(ready, deployments=1))
+    await world.replace_token()
+    await world.checkpoint("token replaced", partial(_has_another_token, deployments=1))
     await world.edit(replicas=2)
     await world.checkpoint("scaled", partial(ready, replicas=2, deployments=1))
     await world.edit(suspend=True)
@@ -66,13 +76,15 @@ async def live_in_pods(world: CrashWorld) -> None:
 
 
 async def live_on_hosts(world: CrashWorld) -> None:
-    """A service on hosts is created, edited, scaled, and deleted."""
+    """A service on hosts is created, edited, scaled, and deleted; its token is replaced meanwhile."""
     await make_host_model(world)
     await world.host()
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
     await world.checkpoint("created", partial(ready, processes=1))
     await world.edit(contextLength=8192)
     await world.checkpoint("edited", partial(ready, processes=1))
+    await world.replace_token()
+    await world.checkpoint("token replaced", partial(_has_another_token, processes=1))
     await world.host(2)
     await world.edit(replicas=2)
     await world.checkpoint("scaled", partial(ready, replicas=2, processes=2))

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from controller.run import Controller, ControllerOptions
-from crds.meta import LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
+from crds.meta import LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import (
@@ -140,6 +140,11 @@ class CrashWorld:
         """Edit the spec of a service."""
         operations = [{"op": "add", "path": f"/spec/{field}", "value": value} for field, value in spec.items()]
         await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, operations)
+
+    async def replace_token(self, name: str = "chat") -> None:
+        """Ask for another bearer token of a service, by its annotation."""
+        operation = {"op": "add", "path": "/metadata/annotations", "value": {ROTATE_TOKEN: "another"}}
+        await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, [operation])
 
     async def delete(self, resource: Resource, name: str) -> None:
         """Delete an object."""
