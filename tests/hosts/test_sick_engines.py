@@ -126,16 +126,25 @@ async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
     await ready(machine)
 
 
-async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("suspicion", "reason", "message"),
+    [(FAILING, "EngineFailing", "answered 500: Compute error."), (SILENT, "EngineHung", "no answer with a token")],
+)
+async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(
+    served: Served, suspicion: Suspicion, reason: str, message: str
+) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make("u1"), make("u2")])
     model = await served.ready("u1")
     assert await served.ready("u2") == model, "both share it"
-    daemon.sick.add(model)
-    machine.runners["u1"].notify(Suspected(FAILING))
-    assert "answered 500: Compute error." in await phase(machine, "Failed", "EngineFailing")
+    if suspicion == FAILING:
+        daemon.sick.add(model)
+    else:
+        daemon.hang(model)
+    machine.runners["u1"].notify(Suspected(suspicion))
+    assert message in await phase(machine, "Failed", reason)
     assert await served.ready("u1") == await served.ready("u2") == model
-    assert not daemon.sick, "it was unloaded"
+    assert (daemon.sick, daemon.hung) == (set(), {}), "it was unloaded"
 
 
 async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(

@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -11,6 +12,7 @@ from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.controlplane.members import MetalHost
 from tests.controlplane.process import Process
+from tests.support.daemons.stand_in import HANG
 from tests.support.eventually import eventually
 
 
@@ -60,6 +62,41 @@ async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host:
     await eventually(runs_no_ollama)
     assert await cluster.urls("chat") == []
     ollama.start()
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+
+
+async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded_again(
+    cluster: Cluster, host: MetalHost, ollama: Process
+) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "metal", runtime="ollama", extraArgs=[]))
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+
+    async def is_withdrawn() -> bool:
+        return await cluster.urls("chat") == []
+
+    async def is_suspect() -> bool:
+        return (await cluster.process("chat")).status.reason == "EngineSuspect"
+
+    async def is_loaded_again() -> bool:
+        status = (await cluster.process("chat")).status
+        return status.phase == "Ready" and status.restarts == 1
+
+    (url,) = await cluster.urls("chat")
+    body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": HANG}]}
+    headers = {"Authorization": f"Bearer {await cluster.token('chat')}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{url}/v1/chat/completions", json=body) as stream,
+    ):
+        assert b"Hello" in await stream.content.readline()
+        await eventually(is_withdrawn)
+        await eventually(is_suspect)
+    assert ollama.running
+    assert "ollama" in (await cluster.host(host.name)).status.runtimes
+    await eventually(is_loaded_again, timeout=240)
+    assert '"reason":"EngineHung"' in host.agent.log.read_text()
     await cluster.ready("chat")
     assert await cluster.answers("chat")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.daemons.stand_in import SICK_ANSWER, StandIn, completion, serve
+from tests.support.daemons.stand_in import SICK_ANSWER, StandIn, completion, hang, serve
 
 _DETAILS = {
     "parent_model": "",
@@ -156,6 +156,7 @@ class OllamaStandIn(StandIn):
             if self.unloads:
                 self.running.pop(stored.blob, None)
                 self.sick.discard(name)
+                self.end_hang(name)
             return web.json_response(_done(name, "unload"))
         await self._load(name, stored, stays=keep_alive == -1)
         return web.json_response(_done(name, "load"))
@@ -227,6 +228,7 @@ class OllamaStandIn(StandIn):
             error = {"message": f"model '{name}' not found", "type": "api_error", "param": None, "code": None}
             return web.json_response({"error": error}, status=404)
         await self._load(name, stored, stays=None)
+        await hang(self, request)
         if name in self.sick:
             return web.json_response(SICK_ANSWER, status=500)
         return web.json_response(completion(name) | {"system_fingerprint": "fp_ollama"})

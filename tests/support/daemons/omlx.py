@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.daemons.stand_in import SICK_ANSWER, StandIn, completion
+from tests.support.daemons.stand_in import SICK_ANSWER, StandIn, completion, hang
 
 _COOKIE = "omlx_admin_session"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -172,6 +172,7 @@ class OmlxStandIn(StandIn):
             return _error(400, f"Model not loaded: {name}", "invalid_request_error")
         entry.loaded = False
         self.sick.discard(name)
+        self.end_hang(name)
         return web.json_response({"status": "ok", "model_id": name})
 
     async def _chat(self, request: web.Request) -> web.Response:
@@ -179,6 +180,7 @@ class OmlxStandIn(StandIn):
         if name not in self.entries:
             return _error(404, f"Model '{name}' not found.", "not_found_error")
         self.entries[name].loaded = True
+        await hang(self, request)
         if name in self.sick:
             return web.json_response(SICK_ANSWER, status=500)
         return web.json_response(completion(name))

@@ -1,8 +1,9 @@
 """Common base of the stand-ins of shared daemons: start, kill and restart at the same port."""
 
 import asyncio
+import json
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from aiohttp import web
 
@@ -19,6 +20,8 @@ class StandIn:
         self.answering.set()
         self.sick: set[str] = set()
         """Names of models that answer every request with an error until they are unloaded."""
+        self.hung: dict[str, asyncio.Event] = {}
+        """Models that answer nothing, while the daemon answers, by name; the event is set when they are unloaded."""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -39,6 +42,8 @@ class StandIn:
 
     async def stop(self) -> None:
         self.answering.set()
+        for name in tuple(self.hung):
+            self.end_hang(name)
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
@@ -52,6 +57,15 @@ class StandIn:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def hang(self, name: str) -> None:
+        """Make a model hang until it is unloaded."""
+        self.hung[name] = asyncio.Event()
+
+    def end_hang(self, name: str) -> None:
+        """Break off what a model was asked while it hung."""
+        if event := self.hung.pop(name, None):
+            event.set()
 
     def changes(self) -> list[tuple[str, str]]:
         """Return the requests that change something, in order."""
@@ -72,6 +86,26 @@ def completion(model: str) -> dict[str, object]:
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
     }
+
+
+HANG: Final = "hang"
+"""A prompt at which a model hangs."""
+
+
+async def hang(daemon: StandIn, request: web.Request) -> None:
+    """Answer nothing if the model hangs; it hangs from the stream for the prompt `HANG` on, of which a token comes."""
+    asked = await request.json()
+    name = asked["model"]
+    if asked["messages"][-1]["content"] == HANG and name not in daemon.hung:
+        daemon.hang(name)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        chunk = {"model": name, "choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": None}]}
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    if event := daemon.hung.get(name):
+        await event.wait()
+        if request.transport:
+            request.transport.close()
 
 
 async def serve(daemon: StandIn) -> None:
