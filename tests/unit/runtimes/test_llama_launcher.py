@@ -16,6 +16,7 @@ import xllamacpp
 
 from runtimes import llama_launcher
 from tests.support import llama_server
+from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_gguf
 
 
@@ -155,10 +156,18 @@ def test_the_key_is_enforced(endless: Path, tmp_path: Path) -> None:
         assert response.status == 401
 
 
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    found = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_cleanly(server: llama_server.LlamaServer, number: int) -> None:
+async def test_a_signal_ends_an_idle_server_cleanly(server: llama_server.LlamaServer, number: int) -> None:
     with ask(server, max_tokens=1) as response:
         assert response.status == 200
+    # The server answers before its constructor has returned to the launcher.
+    await eventually(lambda: catches(server.process.pid, number))
     server.process.send_signal(number)
     assert server.process.wait(timeout=5) == 0
 
