@@ -5,6 +5,7 @@ whose host is lost, or short of memory, no longer counts. A superseded process s
 is deleted earlier only if the replacement waits for its memory.
 """
 
+import functools
 import hashlib
 import itertools
 from collections import Counter
@@ -51,11 +52,17 @@ def _without_defaults(spec: ApiStruct) -> Obj:
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
     """
     decided: Obj = {}
-    for field in msgspec.structs.fields(spec):
+    for field in _struct_fields(type(spec)):
         value = getattr(spec, field.name)
         if value not in (field.default, None, "", []):
             decided[field.encode_name] = _to_builtins(value)
     return decided
+
+
+@functools.lru_cache
+def _struct_fields(struct: type[ApiStruct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a struct: msgspec reads its annotations anew at each call, and each decision asks."""
+    return msgspec.structs.fields(struct)
 
 
 def _to_builtins(value: object) -> object:
