@@ -16,6 +16,12 @@ from typing import Final
 NETWORKS_VARIABLE: Final = "POMONA_ALLOW_PRIVATE_SOURCES"
 """Environment variable with the allowed networks, for `pomona` commands and for the Jobs of a controller."""
 
+IN_PRIVATE_NETWORK: Final = (
+    "in a private network: if that is wanted, allow the network with --allow-private-sources CIDR or "
+    f"{NETWORKS_VARIABLE}"
+)
+"""The end of a message about a source that leads to a private address."""
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Networks = tuple[Network, ...]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

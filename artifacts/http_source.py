@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from artifacts.address_policy import (
-    NETWORKS_VARIABLE,
+    IN_PRIVATE_NETWORK,
     Networks,
     PrivateAddressError,
     find_stated_address,
@@ -216,8 +216,7 @@ class Origin:
     def _private(self) -> ArtifactError:
         return ArtifactError(
             "SourceForbidden",
-            f"{self._source.display}: it, or what it redirects to, is in a private network: if that is wanted, allow "
-            f"the network with --allow-private-sources CIDR or {NETWORKS_VARIABLE}",
+            f"{self._source.display}: it, or what it redirects to, is {IN_PRIVATE_NETWORK}",
         )
 
     def _unreachable(self, problem: str) -> ArtifactError:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from artifacts.address_policy import NETWORKS_VARIABLE, Networks, is_allowed, resolve_addresses
+from artifacts.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
@@ -165,11 +165,7 @@ class Ollama:
         registry = _registry(base)
         addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
         if not all(is_allowed(each, self._networks) for each in addresses):
-            raise DaemonError(
-                "SourceForbidden",
-                f"{_LIBRARY}{base}: {registry} is in a private network: if that is wanted, allow the network with "
-                f"--allow-private-sources CIDR or {NETWORKS_VARIABLE}",
-            )
+            raise DaemonError("SourceForbidden", f"{_LIBRARY}{base}: {registry} is {IN_PRIVATE_NETWORK}")
 
     async def _pull(self, base: str, on_progress: OnProgress) -> None:
         """Ask Ollama to fetch a model of its library, and report the progress of its largest file, the weights."""
