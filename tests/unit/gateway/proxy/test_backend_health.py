@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import aiohttp
 import pytest
@@ -371,16 +371,21 @@ async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goe
             assert (await stream.read()).endswith(DONE_EVENT)
 
 
-async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_answers(
-    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    answers = asyncio.Event()
+def answer_after(answers: asyncio.Event) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """Return an engine's handler that answers while `answers` is set."""
 
     async def answer(_request: web.BaseRequest) -> web.StreamResponse:
         await answers.wait()
         return web.json_response({"choices": []})
 
-    async with collected_reports(impatient_proxy) as reports, fake_engine(answer, "slow") as backend:
+    return answer
+
+
+async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_answers(
+    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    answers = asyncio.Event()
+    async with collected_reports(impatient_proxy) as reports, fake_engine(answer_after(answers), "slow") as backend:
         url = await impatient_proxy.serve(backend)
         answers.set()
         assert await ask(http, url, "1") == 200
@@ -398,12 +403,7 @@ async def test_engine_that_hangs_at_its_first_request_is_reported(
     impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
     answers = asyncio.Event()
-
-    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
-        await answers.wait()
-        return web.json_response({"choices": []})
-
-    async with collected_reports(impatient_proxy) as reports, fake_engine(answer, "mute") as backend:
+    async with collected_reports(impatient_proxy) as reports, fake_engine(answer_after(answers), "mute") as backend:
         url = await impatient_proxy.serve(backend)
         asking = asyncio.create_task(ask(http, url, "1"))
         suspect = await next_report(reports)
