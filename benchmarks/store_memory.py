@@ -19,6 +19,7 @@ from benchmarks.simulated_server import SimulatedServer
 
 SERVICES: Final = int(os.environ.get("SERVICES", "10000"))
 HOSTS: Final = 100
+PER_HOST: Final = -(-SERVICES // 3 // HOSTS)
 MOST_MIB: Final = 600 if SERVICES > 1000 else 130  # noqa: PLR2004 - the two promises
 MIB: Final = 2**20
 KIB: Final = 2**10
@@ -33,7 +34,7 @@ async def run() -> None:
     """Fill the store, wait until all is decided, and print the figures."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     server, third = SimulatedServer(), SERVICES // 3
-    fill(server, in_pods=SERVICES - 2 * third, on_hosts=third, waiting=third, hosts=HOSTS)
+    fill(server, in_pods=SERVICES - 2 * third, on_hosts=third, waiting=third, hosts=HOSTS, per_host=PER_HOST)
     before, started = resident_bytes(), time.process_time()
     async with simulated_controller(server):
         spent, after = time.process_time() - started, resident_bytes()

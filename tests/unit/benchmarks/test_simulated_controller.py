@@ -16,7 +16,7 @@ def phase_and_reason(service: Obj) -> tuple[str, str]:
 
 def test_a_controller_that_starts_again_writes_nothing() -> None:
     server = SimulatedServer()
-    fill(server, in_pods=2, on_hosts=3, waiting=4, hosts=2)
+    fill(server, in_pods=2, on_hosts=3, waiting=4, hosts=2, per_host=2)
 
     async def main() -> tuple[Counter[tuple[str, str]], int, int]:
         async with simulated_controller(server):
