@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from random import random
@@ -29,15 +29,23 @@ import uvloop
 from benchmarks.clients.http_load import (
     UnexpectedResponseError,
     open_idle_connections,
-    open_probe,
     open_stream,
     send_body,
     send_short_requests,
 )
 from benchmarks.report import Figure, print_figures
 from benchmarks.servers.stream_engine import PAUSE_SECONDS
-from benchmarks.servers.timed_proxy import run_timed_proxy
-from benchmarks.servers.ways import SupervisedProxy, Way, open_ways, proxy_config, run_proxy, run_server
+from benchmarks.servers.ways import (
+    Server,
+    SupervisedProxy,
+    Way,
+    apart_from_proxies,
+    open_ways,
+    pin,
+    proxy_config,
+    run_proxy,
+    run_server,
+)
 from gateway.proxy.control_client import ProxyUnreachableError
 from tests.support.large_bodies import KINDS
 
@@ -143,12 +151,12 @@ async def measure_memory() -> list[Figure]:
 async def measure_restart() -> list[Figure]:
     """Kill a proxy, and send requests until one is answered; some times, each under a new agent, which backs off."""
     seconds = []
-    with run_server("stream_engine") as (engine, _):
+    with run_server("stream_engine") as engine:
         for _ in range(KILLS):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             async with run_proxy() as running:
-                await running.configure(proxy_config(engine, STREAMS, port))
+                await running.configure(proxy_config(engine.port, STREAMS, port))
                 os.kill(running.pid, signal.SIGKILL)
                 began = time.monotonic()
                 while not await is_answering(port):  # noqa: ASYNC110 - a client has no event to wait for
@@ -211,55 +219,54 @@ async def measure_control_delay(proxy: SupervisedProxy) -> float:
 
 
 async def measure_bodies() -> list[Figure]:
-    """Send one large body of each kind; measure the longest work on it at once, gaps in other answers, and memory."""
-    gaps: dict[str, float] = {}
-    works = await asyncio.to_thread(measure_works)
+    """Send one large body of each kind; measure the longest gap of the proxy's event loop, and its memory."""
+    gaps: dict[str, tuple[float, float]] = {}
     resident: list[float] = []
-    async with open_ways(STREAMS) as ways:
-        empty = psutil.Process(ways.ours.pid).memory_info().rss / MIB
-        async with asyncio.timeout(1):
-            still = await measure_gap(ways.ours, resident, asyncio.create_task(asyncio.sleep(0.5)))
+    with ExitStack() as stack:
+        stack.enter_context(apart_from_proxies())
+        engine = stack.enter_context(run_server("stream_engine"))
+        proxy = stack.enter_context(run_server("timed_proxy", str(engine.port), str(STREAMS)))
+        pin(proxy.pid, 0)
+        empty = psutil.Process(proxy.pid).memory_info().rss / MIB
+        await asyncio.sleep(0.5)
+        still = read_gaps(proxy)
         for kind, make in KINDS.items():
             body = make(BODY_BYTES)
-            sending = asyncio.create_task(asyncio.to_thread(send_body, ways.ours.port, body))
-            gaps[kind] = await measure_gap(ways.ours, resident, sending)
-            print(f"{kind}: status {sending.result()}, gap {gaps[kind]:.1f} ms, {resident[-1]:.0f} MiB")
-    worst = max(gaps, key=lambda kind: gaps[kind])
-    hardest = max(works, key=lambda kind: works[kind])
+            sending = asyncio.create_task(asyncio.to_thread(send_body, proxy.port, body))
+            resident.append(await measure_memory_of(proxy.pid, sending))
+            gaps[kind] = read_gaps(proxy)
+            clock, processor = gaps[kind]
+            print(
+                f"{kind}: status {sending.result()}, gap {processor:.1f} ms of work, {clock:.1f} ms by the clock,"
+                f" {resident[-1]:.0f} MiB"
+            )
     size = f"{BODY_BYTES / MIB:.0f} MiB body"
+    by_clock, by_work = (max(gaps, key=lambda kind: gaps[kind][measure]) for measure in (0, 1))
     return [
-        Figure(f"{size}: longest piece of work on the loop's thread ({hardest})", works[hardest], None, 20, "ms"),
-        Figure(f"{size}: longest gap by the clock ({worst}; floor: none sent)", gaps[worst], still, None, "ms"),
+        Figure(
+            f"{size}: longest gap of the loop, work ({by_work}; floor: none sent)", gaps[by_work][1], still[1], 20, "ms"
+        ),
+        Figure(f"{size}: longest gap of the loop, clock ({by_clock})", gaps[by_clock][0], still[0], 20, "ms"),
         Figure(
             f"{size}: memory at most, over none", max(resident) - empty, BODY_BYTES / MIB, 3 * BODY_BYTES / MIB, "MiB"
         ),
     ]
 
 
-def measure_works() -> dict[str, float]:
-    """Send one large body of each kind to a proxy whose pieces of work are timed; return the longest for each."""
-    works = {}
-    with run_server("stream_engine") as (engine, _), run_timed_proxy(proxy_config(engine, STREAMS)) as proxy:
-        for kind, make in KINDS.items():
-            body = make(BODY_BYTES)
-            proxy.take_longest_ms()
-            status = send_body(proxy.port, body)
-            works[kind] = proxy.take_longest_ms()
-            print(f"{kind}: status {status}, longest piece of work {works[kind]:.1f} ms")
-    return works
+def read_gaps(proxy: Server) -> tuple[float, float]:
+    """Return the longest gap of the loop since the last call, in ms: by the clock, and in processor time."""
+    clock, processor = map(float, proxy.ask().split())
+    return clock, processor
 
 
-async def measure_gap(way: Way, resident: list[float], until: asyncio.Task[object]) -> float:
-    """Probe a listener until the task has ended; return the longest wait in milliseconds, and note the memory."""
-    probe = await open_probe(way.port)
-    process = psutil.Process(way.pid)
-    longest = 0.0
+async def measure_memory_of(pid: int, until: asyncio.Task[object]) -> float:
+    """Return the most resident memory of a process, in MiB, until the task has ended."""
+    process = psutil.Process(pid)
+    most = 0.0
     while not until.done():
-        longest = max(longest, await probe.measure())
-        resident.append(process.memory_info().rss / MIB)
-        await asyncio.sleep(0.0005)
-    probe.transport.close()
-    return 1000 * longest
+        most = max(most, process.memory_info().rss / MIB)
+        await asyncio.sleep(0.001)
+    return most
 
 
 PARTS: Final[Mapping[str, Callable[[], Awaitable[list[Figure]]]]] = {

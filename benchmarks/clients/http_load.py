@@ -1,4 +1,4 @@
-"""Clients of chat completions on bare uvloop: short requests back to back, streams of tokens, and a latency probe.
+"""Clients of chat completions on bare uvloop: short requests back to back, streams of tokens, and large bodies.
 
 They look for the end of a response and parse nothing else, so that one core of a client keeps a proxy's core busy.
 """
@@ -130,36 +130,11 @@ class TokenStream(_Client):
             self.done.set_result(None)
 
 
-class HealthProbe(_Client):
-    """A probe that asks a listener for its health, over and over, on one connection; the longest delay is kept."""
-
-    REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-
-    async def measure(self) -> float:
-        """Ask once and return the seconds until the response."""
-        began = time.monotonic()
-        self.done = asyncio.get_running_loop().create_future()
-        self.transport.write(self.REQUEST)
-        await self.done
-        return time.monotonic() - began
-
-    def data_received(self, data: bytes) -> None:
-        """Note the end of a response."""
-        if self._take_response(data) is not None and not self.done.done():
-            self.done.set_result(None)
-
-
 async def open_stream(port: int, on_token: Callable[[int, int], None]) -> TokenStream:
     """Connect a client for streams."""
     loop = asyncio.get_running_loop()
     _, stream = await loop.create_connection(lambda: TokenStream(on_token), "127.0.0.1", port)
     return stream
-
-
-async def open_probe(port: int) -> HealthProbe:
-    """Connect a probe."""
-    _, probe = await asyncio.get_running_loop().create_connection(HealthProbe, "127.0.0.1", port)
-    return probe
 
 
 async def send_short_requests(port: int, connections: int, seconds: float) -> int:

@@ -1,112 +1,61 @@
-"""The proxy's listeners in a thread of this process, with the longest piece of their work on the loop's thread.
+"""The proxy's listeners in a process of its own, which measures the gaps of its event loop.
 
-It is measured in processor time of that thread, which no other load on the machine changes. Measured are the calls by
-which the loop hands over what sockets bring, and each step of the scan of a large body: all that is not the loop's own.
+A beat that is due every millisecond shows them: no other connection is served for as long as the loop does not come to
+it. A gap is measured by the clock, and in processor time of the loop's thread, which no other load on the machine
+changes. The processor time has up to a millisecond of ordinary work in it, so that it is at most too long.
+
+`python -m benchmarks.servers.timed_proxy ENGINE_PORT CONCURRENCY` prints its port; for each line on stdin it prints the
+longest gap since the last one, in milliseconds, by the clock and in processor time; it ends with stdin.
 """
 
 import asyncio
-import threading
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Final
-from unittest import mock
+from typing import Final
 
 import uvloop
 
-from gateway.http.server_connection import ServerConnection
-from gateway.http.upstream_connection import UpstreamConnection
+from benchmarks.servers.ways import proxy_config
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy import request_body
-from gateway.proxy.config import ProxyConfig
 from gateway.proxy.listeners import Listeners
-from gateway.proxy.upstream_request import UpstreamRequest
 
-_CALLS: Final = (
-    *((ServerConnection, name) for name in ("data_received", "eof_received", "connection_lost", "resume_writing")),
-    *((UpstreamConnection, name) for name in ("data_received", "eof_received", "connection_lost")),
-    (UpstreamRequest, "send"),
-    (UpstreamRequest, "_send_over"),
-)
+BEAT_SECONDS: Final = 0.001
 
 
-class TimedProxy:
-    """The proxy, and the longest piece of work since it was last asked for."""
+class Beat:
+    """The longest gaps of the event loop since they were last taken."""
 
     def __init__(self) -> None:
-        self.port = 0
-        self.longest_seconds = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._started = threading.Event()
+        self._clock_seconds = 0.0
+        self._processor_seconds = 0.0
 
-    def take_longest_ms(self) -> float:
-        """Return the longest piece of work in milliseconds, and begin anew."""
-        longest, self.longest_seconds = self.longest_seconds, 0.0
-        return 1000 * longest
-
-    def run(self, config: ProxyConfig) -> None:
-        """Serve until `stop`."""
-        with ExitStack() as stack:
-            for owner, name in _CALLS:
-                stack.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name))))
-            scan_body = request_body.scan_body
-            stack.enter_context(
-                mock.patch.object(request_body, "scan_body", lambda content: self._timed_steps(scan_body(content)))
-            )
-            uvloop.run(self._serve(config))
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            began = time.thread_time()
-            try:
-                return call(*arguments)
-            finally:
-                self._note(time.thread_time() - began)
-
-        return timed
-
-    def _timed_steps(self, steps: Generator[None, None, Any]) -> Generator[None, None, Any]:
-        step = self._timed(lambda: next(steps))
+    async def run(self) -> None:
+        """Measure until it is cancelled."""
         while True:
-            try:
-                step()
-            except StopIteration as end:
-                return end.value
-            yield
+            clock, processor = time.monotonic(), time.thread_time()
+            await asyncio.sleep(BEAT_SECONDS)
+            self._clock_seconds = max(self._clock_seconds, time.monotonic() - clock - BEAT_SECONDS)
+            self._processor_seconds = max(self._processor_seconds, time.thread_time() - processor)
 
-    def _note(self, seconds: float) -> None:
-        self.longest_seconds = max(self.longest_seconds, seconds)
-
-    def wait_started(self) -> None:
-        """Wait until it listens."""
-        self._started.wait()
-
-    def stop(self) -> None:
-        """End it; called by another thread."""
-        if self._loop:
-            self._loop.call_soon_threadsafe(self._stop.set)
-
-    async def _serve(self, config: ProxyConfig) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-            listeners = Listeners(pool, tasks)
-            await listeners.configure(config)
-            self.port = listeners.service_states()[0].port
-            self._started.set()
-            await self._stop.wait()
-            await listeners.drain(1)
+    def take_ms(self) -> tuple[float, float]:
+        """Return the longest gap by the clock and in processor time, in milliseconds, and begin anew."""
+        gaps = 1000 * self._clock_seconds, 1000 * self._processor_seconds
+        self._clock_seconds = self._processor_seconds = 0.0
+        return gaps
 
 
-@contextmanager
-def run_timed_proxy(config: ProxyConfig) -> Iterator[TimedProxy]:
-    """Run the proxy until the context ends."""
-    proxy = TimedProxy()
-    thread = threading.Thread(target=proxy.run, args=(config,))
-    thread.start()
-    proxy.wait_started()
-    try:
-        yield proxy
-    finally:
-        proxy.stop()
-        thread.join()
+async def _serve(engine: int, concurrency: int) -> None:
+    async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
+        listeners = Listeners(pool, tasks)
+        await listeners.configure(proxy_config(engine, concurrency))
+        print(listeners.service_states()[0].port, flush=True)
+        beat = Beat()
+        beating = tasks.create_task(beat.run())
+        while await asyncio.to_thread(sys.stdin.readline):
+            print(*beat.take_ms(), flush=True)
+        beating.cancel()
+        await listeners.drain(1)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

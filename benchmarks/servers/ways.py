@@ -63,14 +63,29 @@ async def run_proxy() -> AsyncIterator[SupervisedProxy]:
             await kill_strays(Path(name), ())
 
 
+class Server(NamedTuple):
+    """A running process of `benchmarks.servers`."""
+
+    port: int
+    pid: int
+    process: subprocess.Popen[str]
+
+    def ask(self) -> str:
+        """Send an empty line, and return the line that the server answers."""
+        assert self.process.stdin and self.process.stdout  # noqa: S101, PT018 - both are pipes
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+
 @contextmanager
-def run_server(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """Run one of `benchmarks.servers` until the context ends; yields its port and its process id."""
+def run_server(module: str, *arguments: str) -> Iterator[Server]:
+    """Run one of `benchmarks.servers` until the context ends."""
     command = [sys.executable, "-m", f"benchmarks.servers.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdin  # noqa: S101, PT018 - both are pipes
         try:
-            yield int(process.stdout.readline()), process.pid
+            yield Server(int(process.stdout.readline()), process.pid, process)
         finally:
             process.stdin.close()
 
@@ -125,12 +140,15 @@ async def open_ways(concurrency: int) -> AsyncIterator[Ways]:
     """Run engine and proxies until the context ends."""
     with ExitStack() as stack:
         stack.enter_context(apart_from_proxies())
-        engine, engine_pid = stack.enter_context(run_server("stream_engine"))
-        bare, bare_pid = stack.enter_context(run_server("raw_proxy", str(engine), TOKEN))
+        engine = stack.enter_context(run_server("stream_engine"))
+        bare = stack.enter_context(run_server("raw_proxy", str(engine.port), TOKEN))
         async with run_proxy() as running:
-            port = await running.configure(proxy_config(engine, concurrency))
-            for pid in (bare_pid, running.pid):
+            port = await running.configure(proxy_config(engine.port, concurrency))
+            for pid in (bare.pid, running.pid):
                 pin(pid, 0)
             yield Ways(
-                Way(engine, engine_pid, [], []), Way(bare, bare_pid, [], []), Way(port, running.pid, [], []), running
+                Way(engine.port, engine.pid, [], []),
+                Way(bare.port, bare.pid, [], []),
+                Way(port, running.pid, [], []),
+                running,
             )
