@@ -33,6 +33,7 @@ from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
+from controller.services.tokens import KnownTokens
 from controller.tenant_limits import TenantLimits
 from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
@@ -113,13 +114,14 @@ def registrations(
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
     prober = Prober(options.trust, metrics.count_probe)
+    tokens = KnownTokens()
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.image, options.environment, options.limits),
-        service_reconciler(prober, options.limits),
+        service_reconciler(prober, options.limits, tokens),
         release_reconciler(leases.wait_seconds),
-        host_reconciler(leases),
+        host_reconciler(leases, tokens),
     )
     return reconcilers, (leases.run, binder.run, prober.run)
 

@@ -35,6 +35,7 @@ from controller.reconcile.indexes import (
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
+from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
 from crds.metalhost import MetalHost
 from kube.apply import is_applied
@@ -131,9 +132,9 @@ class HostInputs(NamedTuple):
     """Another use of the host's address in the cluster; None if that is not known now."""
 
 
-def host_reconciler(leases: LeaseReader) -> Reconciler:
-    """Return the reconciler of hosts."""
-    addresses, secrets = AddressCheck(), HostSecrets()
+def host_reconciler(leases: LeaseReader, tokens: KnownTokens) -> Reconciler:
+    """Return the reconciler of hosts, which copies `tokens` to those that need them."""
+    addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         if not leases.bindable(key.name):

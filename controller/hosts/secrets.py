@@ -12,7 +12,7 @@ import structlog
 from controller.models.source_secret import is_source_secret
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import child
-from controller.services.tokens import TOKEN_KEY, is_token_secret
+from controller.services.tokens import TOKEN_KEY, KnownTokens
 from crds.meta import HOSTS_NAMESPACE, PREVIOUS_TOKENS_KEY, PreviousToken, host_secret_key
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
@@ -76,7 +76,9 @@ class HostSecrets:
     their download tokens; the token of a service when it was replaced, which the service's status tells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: KnownTokens) -> None:
+        self._known = tokens
+        """The tokens of services, which their reconciler knows too."""
         self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
         """The tokens of services, by host that needs them."""
         self._sources: dict[NeededSecret, _Reading] = {}
@@ -92,7 +94,7 @@ class HostSecrets:
         for needed in needs:
             last = known.get(needed) if needed.service_uid else self._sources.get(needed)
             if last is None or last.is_due(now):
-                last = await _read_token(client, needed, last, now)
+                last = await self._read_token(client, needed, last, now)
                 if not needed.service_uid:
                     self._keep_source(needed, last, now)
             readings[needed] = last
@@ -139,19 +141,18 @@ class HostSecrets:
         self._sources = {each: known for each, known in self._sources.items() if not known.is_due(now)}
         self._sources[needed] = reading
 
-
-async def _read_token(client: Client, needed: NeededSecret, last: _Reading | None, now: datetime) -> _Reading:
-    """Read a token; one that the controller may not read, in a namespace that it is not bound to, stays as it was."""
-    try:
-        secret = await read_secret(client, needed.namespace, needed.name)
-    except Forbidden as error:
-        log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
-        return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
-    token = _token(secret, needed.service_uid) if secret else None
-    if token is not None and needed.service_uid:
-        return _Reading(token, None)
-    # The controller makes the Secret of a service itself, and soon.
-    return _Reading(token, now if needed.service_uid else now + READ_SOURCE_AGAIN)
+    async def _read_token(self, client: Client, needed: NeededSecret, last: _Reading | None, now: datetime) -> _Reading:
+        """Read a token; one that the controller may not read stays as it was."""
+        try:
+            if not needed.service_uid:
+                return _Reading(await _read_source(client, needed), now + READ_SOURCE_AGAIN)
+            key = ObjectKey(needed.namespace, needed.name)
+            token = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
+        except Forbidden as error:
+            log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
+            return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
+        # The controller makes the Secret of a service itself, and soon.
+        return _Reading(token, None if token is not None else now)
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
@@ -200,8 +201,10 @@ def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, O
     return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))
 
 
-def _token(secret: Obj, service_uid: str) -> str | None:
-    if not (is_token_secret(secret, service_uid) if service_uid else is_source_secret(secret)):
+async def _read_source(client: Client, needed: NeededSecret) -> str | None:
+    """Return the token of a user's Secret, if its owner gave it to sources."""
+    secret = await read_secret(client, needed.namespace, needed.name)
+    if secret is None or not is_source_secret(secret):
         return None
     token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
     return token

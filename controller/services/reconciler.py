@@ -71,9 +71,8 @@ class ServiceInputs(NamedTuple):
     rotation: TokenRotation = TokenRotation()
 
 
-def service_reconciler(prober: Prober, limits: TenantLimits) -> Reconciler:
-    """Return the reconciler; `prober` probes the endpoints."""
-    tokens = KnownTokens()
+def service_reconciler(prober: Prober, limits: TenantLimits, tokens: KnownTokens) -> Reconciler:
+    """Return the reconciler; `prober` probes the endpoints, and `tokens` are shared with the reconciler of hosts."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)

@@ -7,6 +7,7 @@ then put into the status: by it pods are replaced and hosts get a copy. Secrets 
 needs no right to list them: each is read again from time to time, and at once when the service has a new annotation.
 """
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Patch, child, ref
@@ -22,7 +24,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import ROTATE_TOKEN, TOKEN_DIGEST, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
-from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource, object_key
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 TOKEN_BYTES: Final = 32
@@ -161,25 +163,37 @@ def _encode(token: str) -> str:
 class _Sighting(NamedTuple):
     service_uid: str
     rotation: str
+    token: str
+    """As it is in the Secret, in base64."""
     due: datetime
     """When to read the Secret again."""
 
 
 class KnownTokens:
-    """The services whose token Secret was created or seen, as Secrets are not watched.
+    """The token Secrets that were created or seen, as Secrets are not watched.
 
-    A new service's Secret is created without a look at it first; any other is read once, and again within
-    `READ_AGAIN`, so that an edited Secret is followed and a deleted one is replaced.
+    A new service's Secret is created without a look at it first; any other is read once, for the service and for all
+    hosts that need it, and again within `READ_AGAIN`, so that an edited Secret is followed and a deleted one is
+    replaced.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._seen: dict[ObjectKey, _Sighting] = {}
+        """By namespace and name of the Secret."""
+        self._reading: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
+        """Who needs a Secret that is being read waits for the answer instead of reading it too."""
         self._now = now
 
     async def find_step(
         self, client: Client, key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
     ) -> TokenStep:
         """Return the next step for the service's token; `serves`: it has replicas. Raises as `Client`."""
+        async with self._lock(_secret_key(key)):
+            return await self._find_step(client, _secret_key(key), service, now, serves=serves)
+
+    async def _find_step(
+        self, client: Client, key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
+    ) -> TokenStep:
         uid, seen, wanted = service.metadata.uid, self._seen.get(key), wanted_rotation(service)
         is_current = seen is not None and seen.service_uid == uid and now < seen.due
         if seen is None or not is_current or is_new_rotation(wanted, seen.rotation):
@@ -187,12 +201,12 @@ class KnownTokens:
                 # Never decided: one that another leader made before it died is found by its creation.
                 return TokenStep(_make_token())
             try:
-                secret = await client.get(SECRETS, token_name(key.name), key.namespace)
+                secret = await client.get(SECRETS, key.name, key.namespace)
             except Forbidden:
                 # The controller is held to other namespaces: the creation is refused too, and that is reported.
                 return TokenStep(_make_token())
             except NotFound:
-                self.forget(key)
+                self._seen.pop(key, None)
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.
                 done = next_rotation(wanted) if serves else ""
                 return TokenStep(_make_token(), TokenRotation(done))
@@ -200,21 +214,45 @@ class KnownTokens:
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(rotation=TokenRotation(patch=patch))
-            seen = self._seen[key] = _Sighting(uid, _rotation_of(secret), _due(uid, now))
+            seen = self._seen[key] = _sighting(secret, uid, now)
         done = "" if seen.rotation == service.status.token_rotation else seen.rotation
         return TokenStep(rotation=TokenRotation(done, again_seconds=(seen.due - now).total_seconds()))
 
+    async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
+        """Return the base64 value of a service's token, for its replicas on hosts; None if there is none.
+
+        Args:
+            client: the API.
+            key: namespace and name of the Secret.
+            service_uid: the service that must own it.
+            rotation: the service's `status.tokenRotation`: if another is known, the Secret is read.
+
+        Raises as `Client`.
+        """
+        async with self._lock(key):
+            seen = self._seen.get(key)
+            if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
+                return seen.token
+            try:
+                secret = await client.get(SECRETS, key.name, key.namespace)
+            except NotFound:
+                return None
+            if not is_token_secret(secret, service_uid):
+                return None
+            self._note(key, secret, service_uid)
+            token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
+            return token
+
     def remember(self, resource: Resource, secret: Obj) -> None:
-        """Note the answer to a write of a Secret. One that has no notes yet is read."""
+        """Note the answer to a write of a Secret."""
         owner = controller_of(secret)
-        if resource == SECRETS and owner is not None and TOKEN_DIGEST in (secret["metadata"].get("annotations") or {}):
-            key = ObjectKey(secret["metadata"]["namespace"], owner["name"])
-            self._seen[key] = _Sighting(owner["uid"], _rotation_of(secret), _due(owner["uid"], self._now()))
+        if resource == SECRETS and owner is not None:
+            self._note(object_key(secret), secret, owner["uid"])
 
     def read_again(self, key: ObjectKey) -> None:
         """Read the Secret of a service at its next reconcile."""
-        if (seen := self._seen.get(key)) is not None:
-            self._seen[key] = seen._replace(due=datetime.min.replace(tzinfo=UTC))
+        if (seen := self._seen.get(_secret_key(key))) is not None:
+            self._seen[_secret_key(key)] = seen._replace(due=datetime.min.replace(tzinfo=UTC))
 
     def restart(self) -> None:
         """Forget all Secrets: another leader may have written since."""
@@ -222,7 +260,25 @@ class KnownTokens:
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
-        self._seen.pop(key, None)
+        self._seen.pop(_secret_key(key), None)
+
+    def _note(self, key: ObjectKey, secret: Obj, service_uid: str) -> None:
+        """Keep what a Secret says, unless its service has a step to do for it: then that reads it once more."""
+        if decide_rotation(secret, service_uid, "") is None:
+            self._seen[key] = _sighting(secret, service_uid, self._now())
+        else:
+            self._seen.pop(key, None)
+
+    def _lock(self, key: ObjectKey) -> asyncio.Lock:
+        return self._reading.setdefault(key, asyncio.Lock())
+
+
+def _secret_key(service: ObjectKey) -> ObjectKey:
+    return ObjectKey(service.namespace, token_name(service.name))
+
+
+def _sighting(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
+    return _Sighting(service_uid, _rotation_of(secret), secret["data"][TOKEN_KEY], _due(service_uid, now))
 
 
 def _rotation_of(secret: Obj) -> str:

@@ -17,6 +17,7 @@ from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep
 from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
+from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
@@ -202,7 +203,8 @@ class Api(Client):
 
 def token_of(owner_uid: str) -> Obj:
     owner = {"uid": owner_uid, "controller": True}
-    return {"metadata": {"ownerReferences": [owner]}, "data": {"token": "YQ==", "other": "Yg=="}}
+    metadata = {"name": "chat-token", "uid": "uid-secret", "resourceVersion": "1", "ownerReferences": [owner]}
+    return {"metadata": metadata, "data": {"token": "YQ==", "other": "Yg=="}}
 
 
 async def test_host_secret_has_tokens_of_its_services_only() -> None:
@@ -222,7 +224,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
         "account": token_of("uid-user") | {"type": "kubernetes.io/service-account-token"},
         "studio-1": {"metadata": {"name": "studio-1"}},
     }
-    observe = reconciler.host_reconciler(reconciler.LeaseReader()).observe
+    observe = reconciler.host_reconciler(reconciler.LeaseReader(), KnownTokens()).observe
     assert observe is not None
     facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
     assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
@@ -258,12 +260,13 @@ class CountedSecrets(Client):
         if not self.exist:
             raise NotFound(name, status=404)
         owner = {"uid": "uid-chat", "controller": True}
-        metadata = {"name": name, "ownerReferences": [owner], "labels": {source_secret.LABEL: "true"}}
+        labels = {source_secret.LABEL: "true"}
+        metadata = {"name": name, "uid": name, "resourceVersion": "1", "ownerReferences": [owner], "labels": labels}
         return {"metadata": metadata, "data": {"token": "c2VjcmV0"}}
 
 
 async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> None:
-    api, secrets = CountedSecrets(), HostSecrets()
+    api, secrets = CountedSecrets(), HostSecrets(KnownTokens())
     processes = [process("a-b-0", host="studio-1", sourceSecret="hub"), process("a-b-1", host="studio-1")]
     needs = list_needed_secrets(processes)
     for _ in range(3):
@@ -280,7 +283,7 @@ async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> Non
 
 
 async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
-    api, secrets = CountedSecrets(), HostSecrets()
+    api, secrets = CountedSecrets(), HostSecrets(KnownTokens())
     needs = [NeededSecret("team", "hub", "")]
     hosts = [f"studio-{number}" for number in range(20)]
     for minute in range(3):
@@ -294,7 +297,7 @@ async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
 
 
 async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> None:
-    api, secrets = CountedSecrets(exist=False), HostSecrets()
+    api, secrets = CountedSecrets(exist=False), HostSecrets(KnownTokens())
     for name in ("studio-1", "studio-2", "studio-1"):
         assert await secrets.read_tokens(api, name, [NeededSecret("team", "hub", "")], NOW) == {}
     assert api.reads == ["team/hub"]
@@ -304,7 +307,7 @@ async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> 
 
 
 async def test_secret_that_may_not_be_read_any_more_stays_and_keeps_no_other_from_the_host() -> None:
-    api, secrets = CountedSecrets(), HostSecrets()
+    api, secrets = CountedSecrets(), HostSecrets(KnownTokens())
     needs = [NeededSecret("closed", "hub", ""), NeededSecret("team", "hub", "")]
     found = await secrets.read_tokens(api, "studio-1", needs, NOW)
     assert found.keys() == {"closed_hub_token", "team_hub_token"}
@@ -318,7 +321,7 @@ async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
     api, known = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
     known.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases = reconciler.LeaseReader()
-    hosts = reconciler.host_reconciler(leases)
+    hosts = reconciler.host_reconciler(leases, KnownTokens())
     assert hosts.observe is not None
     assert hosts.restart is not None
     for _ in range(2):

@@ -9,6 +9,7 @@ from controller.reconcile.plan import Plan, Snapshot
 from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
+from controller.services.tokens import KnownTokens
 from controller.tenant_limits import UNLIMITED, TenantLimits
 from crds.model import Layout
 from crds.serving import ServingOptions
@@ -366,7 +367,7 @@ class TokenSecret(Client):
 
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
-    observe = service_reconciler(Prober(), UNLIMITED).observe
+    observe = service_reconciler(Prober(), UNLIMITED, KnownTokens()).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
     facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
@@ -381,7 +382,7 @@ class NoSecretIsRead(Client):
 
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
-    reconciler = service_reconciler(Prober(), UNLIMITED)
+    reconciler = service_reconciler(Prober(), UNLIMITED, KnownTokens())
     assert reconciler.observe is not None
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)

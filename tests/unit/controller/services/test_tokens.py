@@ -1,5 +1,6 @@
 """The replacement of a service's token: when it is done, in which steps, and what it never rolls."""
 
+import asyncio
 import base64
 from datetime import timedelta
 
@@ -17,6 +18,8 @@ from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, Obj
 from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
 
+SECRET = ObjectKey("team", "chat-token")
+
 
 class OneSecret(Client):
     """An API with the token Secret of `chat`, or none."""
@@ -31,6 +34,15 @@ class OneSecret(Client):
         if self.secret is None:
             raise NotFound("get", status=404)
         return self.secret
+
+
+class SlowSecret(OneSecret):
+    """An API that answers after others have asked too."""
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        found = await super().get(resource, name, namespace)
+        await asyncio.sleep(0)
+        return found
 
 
 def annotated(value: str | None, rotation: str = "") -> Obj:
@@ -173,7 +185,7 @@ class FoundAnEdit(Prober):
 
 @pytest.mark.parametrize(("prober", "reads"), [(Prober(), 1), (FoundAnEdit(), 2)], ids=["no edit", "edit"])
 async def test_secret_is_read_at_once_if_a_probe_found_an_edit(prober: Prober, reads: int) -> None:
-    observe = service_reconciler(prober, UNLIMITED).observe
+    observe = service_reconciler(prober, UNLIMITED, KnownTokens()).observe
     assert observe is not None
     api = OneSecret(stored_secret())
     for _ in range(2):
@@ -231,6 +243,54 @@ async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_
     step = await find_step(Closed(None), served(None))
     assert step.new_token
     assert step.rotation == TokenRotation()
+
+
+async def find_token(api: Client, tokens: KnownTokens, rotation: str = "") -> str | None:
+    return await tokens.find_token(api, SECRET, "uid-chat", rotation)
+
+
+async def test_hosts_get_the_token_of_a_new_service_without_a_read() -> None:
+    secret, tokens, nothing = stored_secret(), KnownTokens(), OneSecret(None)
+    tokens.remember(SECRETS, secret)
+    assert await find_token(nothing, tokens) == secret["data"]["token"]
+    assert nothing.reads == 0
+
+
+@pytest.mark.parametrize("hosts_first", [False, True])
+async def test_secret_is_read_once_for_its_service_and_all_hosts(*, hosts_first: bool) -> None:
+    api, tokens = SlowSecret(stored_secret()), KnownTokens()
+    looks = [find_step(api, served(None), tokens), *(find_token(api, tokens) for _ in range(3))]
+    await asyncio.gather(*(reversed(looks) if hosts_first else looks))
+    assert api.reads == 1
+    tokens.restart()
+    await find_token(api, tokens)
+    assert api.reads == 2, "another leader may have written it"
+
+
+async def test_edit_that_a_host_met_is_followed_by_the_service_at_once() -> None:
+    api, tokens = OneSecret(stored_secret()), KnownTokens()
+    await find_step(api, served(None), tokens)
+    api.secret = edited(stored_secret(), "mine")
+    assert await find_token(api, tokens, "of another replacement") == api.secret["data"]["token"]
+    step = await find_step(api, served(None), tokens)
+    assert step.rotation.patch is not None
+
+
+async def test_hosts_get_a_replaced_token_once_it_was_written() -> None:
+    secret, tokens = stored_secret(), KnownTokens()
+    api = OneSecret(secret)
+    api.secret = patched(secret, await find_step(api, served("monday"), tokens))
+    tokens.remember(SECRETS, api.secret)
+    reads = api.reads
+    assert await find_token(api, tokens, rotation_of(api.secret)) == api.secret["data"]["token"]
+    assert api.reads == reads
+
+
+@pytest.mark.parametrize("owner_uid", [None, "uid-other"])
+async def test_hosts_get_no_token_of_another_owner(owner_uid: str | None) -> None:
+    foreign = stored_secret()
+    foreign["metadata"]["ownerReferences"][0]["uid"] = owner_uid
+    assert await find_token(OneSecret(foreign if owner_uid else None), KnownTokens()) is None
 
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:
