@@ -218,8 +218,18 @@ class Executor:
     async def _delete(self, ref: Ref) -> None:
         try:
             await self._writer.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
-        except (NotFound, Conflict):  # gone, or a successor has the name: the object with this uid is gone
+        except (NotFound, Conflict) as error:
+            # A successor that has the name is a conflict, but a webhook may refuse by the same status.
+            if isinstance(error, Conflict) and await self._exists(ref):
+                raise
             self._store.remove(ref.resource, ref.namespace or None, ref.name, uid=ref.uid)
+
+    async def _exists(self, ref: Ref) -> bool:
+        try:
+            found = await self._client.get(ref.resource, ref.name, ref.namespace or None)
+        except NotFound:
+            return False
+        return bool(found["metadata"]["uid"] == ref.uid)
 
     async def _report(self, resource: Resource, key: ObjectKey, plan: Plan) -> None:
         """Write the status and send the Events."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.reconcile.executor import Executor
-from controller.reconcile.plan import Event, Plan, Reconciler, Snapshot, child
+from controller.reconcile.plan import Event, Plan, Reconciler, Snapshot, child, ref
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, LeadershipLost, NotFound, NotOurs, Unauthorized
@@ -58,6 +58,23 @@ class World(Client):
         if (resource, obj["metadata"]["name"]) in self.there and not force:
             raise Conflict("apply", status=409, reason="Conflict")
         return self._store_answer(resource, obj)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        propagation: str = "Background",
+    ) -> None:
+        assert propagation == "Background"
+        found = await self.get(resource, name, namespace)
+        if self.refusal:
+            raise self.refusal
+        if found["metadata"]["uid"] != uid:
+            raise Conflict("delete", status=409, reason="Conflict")
+        del self.there[resource, name]
 
     def _store_answer(self, resource: Resource, obj: Obj) -> Obj:
         stored = {**obj, "metadata": {**obj["metadata"], "uid": "new", "resourceVersion": "5"}}
@@ -317,3 +334,29 @@ async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
     executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     await executor.reconcile(kind, KEY)
     assert answers == [(SECRETS, "chat-token")]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [[], [(SERVICES, existing(SERVICE[1], namespace="team", uid="successor"))]],
+    ids=["gone", "a successor has the name"],
+)
+async def test_object_that_is_gone_before_it_is_deleted_is_forgotten(there: list[tuple[Resource, Obj]]) -> None:
+    stale = existing(SERVICE[1], namespace="team")
+    shell = Shell(World(*there), Plan(delete=(ref(SERVICES, stale),)))
+    shell.store.put(SERVICES, stale)
+    await shell.run()
+    assert shell.store.get(SERVICES, "chat", "team") is None
+
+
+async def test_deletion_that_is_refused_by_a_conflict_is_tried_again() -> None:
+    obj = existing(SERVICE[1], namespace="team")
+    world = World((SERVICES, obj), refusal=Conflict("delete", status=409, reason="Conflict"))
+    shell = Shell(world, Plan(delete=(ref(SERVICES, obj),)))
+    shell.store.put(SERVICES, obj)
+    with pytest.raises(Conflict):
+        await shell.run()
+    assert shell.store.get(SERVICES, "chat", "team") is obj, "a webhook or another writer refused it: it is there"
+    world.refusal = None
+    await shell.run()
+    assert world.there == {}
