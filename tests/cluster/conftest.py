@@ -5,7 +5,6 @@ in a new loop, which works because no object here belongs to a loop.
 """
 
 import re
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
@@ -18,15 +17,9 @@ from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, connect
 from kube.resources import (
-    DEPLOYMENTS,
-    INFERENCE_SERVICES,
-    JOBS,
     LEASES,
     METAL_HOSTS,
-    METAL_PROCESSES,
-    MODELS,
     NODES,
-    PODS,
     SECRETS,
 )
 from tests.controlplane import binaries, members, sandbox
@@ -35,10 +28,10 @@ from tests.controlplane.network import Network
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
+from tests.support.namespaces import open_namespace
 
 TAIL_LINES = 30
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
-WORKLOADS = (INFERENCE_SERVICES, MODELS, METAL_PROCESSES, DEPLOYMENTS, JOBS, PODS)
 
 StartMetalHost = Callable[..., Awaitable[MetalHost]]
 """`await metal_host("studio-1", *options of pomona agent)`."""
@@ -129,20 +122,9 @@ async def client(plane: ControlPlane) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture
 async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
-    """A new namespace; its objects are deleted at the end, even if no controller removes finalizers."""
-    name = f"test-{secrets.token_hex(4)}"
-    await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    # Without the account no pod is admitted; just after an outage the controller manager needs seconds to create it.
-    await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
-    yield name
-    await _end_outage(plane)
-    for kind in WORKLOADS:
-        await plane.request("DELETE", kind.path(name), {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
-    for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
-        path = METAL_PROCESSES.path(name, process["metadata"]["name"])
-        await plane.request("PATCH", path, {"metadata": {"finalizers": None}}, accept={404})
-    # Kubernetes waits five seconds before it empties a namespace: do not wait for the end of the deletion.
-    await plane.request("DELETE", f"/api/v1/namespaces/{name}")
+    """A new namespace."""
+    async with open_namespace(plane) as name:
+        yield name
 
 
 async def _end_outage(plane: ControlPlane) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -16,8 +15,7 @@ from controller import run
 from controller.hosts import reconciler as hosts_reconciler
 from kube import credentials
 from kube.client import Client, connect
-from kube.errors import ApiError
-from kube.resources import METAL_PROCESSES, NAMESPACES, NODES
+from kube.resources import NODES
 from kube.time import rfc3339
 from kube.transport import AiohttpTransport, Transport
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
@@ -26,7 +24,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.crash_scenarios import LEASE_SECONDS
 from tests.support.crash_world import NODE, CrashWorld
-from tests.support.eventually import eventually
+from tests.support.namespaces import open_namespace
 from tests.support.watched_controller import follow_by_watches
 
 ENGINE_PORT: Final = 8080
@@ -94,23 +92,12 @@ async def make_world(plane: ControlPlane) -> MakeWorld:
     async def make(
         undisturbed: CrashWorld | None, disturb: Callable[[Transport], Transport] | None = None
     ) -> AsyncIterator[CrashWorld]:
-        name = f"crash-{secrets.token_hex(4)}"
         async with AsyncExitStack() as stack:
+            name = await stack.enter_async_context(open_namespace(plane, "crash"))
             client = await stack.enter_async_context(connect(credentials.load(plane.kubeconfig())))
             connection = AiohttpTransport(credentials.load(kubeconfig))
             stack.push_async_callback(connection.close)
             transport = disturb(connection) if disturb else connection
-            await client.create(NAMESPACES, {"metadata": {"name": name}})
-            stack.push_async_callback(remove_namespace, client, name)
-            await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
             yield CrashWorld(plane, client, name, transport, undisturbed)
 
     return make
-
-
-async def remove_namespace(client: Client, name: str) -> None:
-    for process in (await client.list(METAL_PROCESSES, name)).items:
-        with contextlib.suppress(ApiError):
-            finalizers = [{"op": "remove", "path": "/metadata/finalizers"}]
-            await client.patch_json(METAL_PROCESSES, process["metadata"]["name"], name, finalizers)
-    await client.delete(NAMESPACES, name)

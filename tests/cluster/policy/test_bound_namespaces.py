@@ -1,7 +1,6 @@
 """A controller that writes, and reads Secrets, in some namespaces only, as docs/security.md describes it."""
 
 import re
-import secrets
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,6 +14,7 @@ from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
+from tests.support.namespaces import open_namespace
 
 RBAC = CHECKOUT / "deploy" / "rbac.yaml"
 ROLE = "pomona-controller-workloads"
@@ -40,10 +40,8 @@ async def bound(plane: ControlPlane, namespace: str) -> AsyncIterator[str]:
 @pytest.fixture
 async def unbound(plane: ControlPlane) -> AsyncIterator[str]:
     """Another namespace."""
-    name = f"test-{secrets.token_hex(4)}"
-    await plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    await plane.request("DELETE", f"/api/v1/namespaces/{name}")
+    async with open_namespace(plane) as name:
+        yield name
 
 
 async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere(
