@@ -165,6 +165,7 @@ async def _run_kopf(
     """
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
     ours, its = asyncio.get_running_loop(), uvloop.new_event_loop()
+    its.set_exception_handler(_log_in_one_line)
     stop, connections = asyncio.Event(), _Connections()
     outcome: Future[None] = Future()
 
@@ -207,6 +208,11 @@ async def _ends(kopf_ended: asyncio.Future[None], connections: _Connections) -> 
     return True
 
 
+def _log_in_one_line(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of a task of kopf: what ends kopf is raised to us too, and reported there with its traceback."""
+    log.warning("kopf_task_failed", message=context["message"], error=repr(context.get("exception")))
+
+
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     for task in asyncio.all_tasks(loop):
         task.cancel()
@@ -240,7 +246,7 @@ async def _operate(
     logging.getLogger("kopf").setLevel(logging.ERROR)
     try:
         await kopf.operator(
-            registry=_registry(watched, credentials(), deliver, connections),
+            registry=_registry(watched, credentials(), deliver, connections, stop),
             settings=_settings(watched),
             clusterwide=True,
             standalone=True,
@@ -263,6 +269,7 @@ def _registry(
     credentials: Credentials,
     deliver: Callable[[Resource, kopf.RawEvent], None],
     connections: _Connections,
+    stop: asyncio.Event,
 ) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
@@ -270,8 +277,10 @@ def _registry(
     async def login(**_: Any) -> kopf.AiohttpSession:
         is_first = connections.session is None
         if not is_first and not await credentials.refresh(connections.authorization):
-            # kopf would send the same at once, again and again: it is started again after a pause instead.
-            raise kopf.PermanentError(f"{credentials.server} refuses the credentials")
+            # kopf would send the same at once, again and again: it is started again after a pause instead. An error
+            # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
+            stop.set()
+            await asyncio.Event().wait()
         connections.session = _session(credentials, connections)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=connections.session)
 
