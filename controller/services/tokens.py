@@ -181,7 +181,7 @@ class KnownTokens:
         self._seen: dict[ObjectKey, _Sighting] = {}
         """By namespace and name of the Secret."""
         self._reading: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
-        """Who needs a Secret that is being read waits for the answer instead of reading it too."""
+        """Locks of the Secrets that are being read: the next who needs one waits for the answer."""
         self._now = now
 
     async def find_step(
