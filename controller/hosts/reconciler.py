@@ -144,8 +144,9 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens) -> Reconciler:
         host = snapshot.get(METAL_HOSTS, key)
         if host is None:
             addresses.forget(key.name)
-            secrets.forget(key.name)
         if liveness == "Expired" or host is None:
+            # Its tokens may be replaced while nothing here follows them.
+            secrets.forget(key.name)
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)
         address = host.get("status", {}).get("address", "")

@@ -147,12 +147,12 @@ class HostSecrets:
             if not needed.service_uid:
                 return _Reading(await _read_source(client, needed), now + READ_SOURCE_AGAIN)
             key = ObjectKey(needed.namespace, needed.name)
-            token = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
+            found = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
         except Forbidden as error:
             log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
             return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
-        # The controller makes the Secret of a service itself, and soon.
-        return _Reading(token, None if token is not None else now)
+        # The controller makes the Secret of a service itself, or does its next step, and soon.
+        return _Reading(found.token, None if found.is_settled else now)
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ needs no right to list them: each is read again from time to time, and at once w
 
 import asyncio
 import base64
+import functools
 import hashlib
 import re
 import secrets
@@ -16,7 +17,6 @@ import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
 
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Patch, child, ref
@@ -169,31 +169,35 @@ class _Sighting(NamedTuple):
     """When to read the Secret again."""
 
 
+class FoundToken(NamedTuple):
+    """The token of a service, for its replicas on a host."""
+
+    token: str | None = None
+    """As it is in the Secret, in base64; None if the service has none."""
+    is_settled: bool = False
+    """False: its service has a step to do for the Secret, after which the token may be another one."""
+
+
 class KnownTokens:
     """The token Secrets that were created or seen, as Secrets are not watched.
 
-    A new service's Secret is created without a look at it first; any other is read once, for the service and for all
-    hosts that need it, and again within `READ_AGAIN`, so that an edited Secret is followed and a deleted one is
-    replaced.
+    A new service's Secret is created without a look at it first, and its hosts get the token without one. Any other is
+    read once, for the service and for all hosts that know of the same replacement, and again within `READ_AGAIN`, so
+    that an edited Secret is followed and a deleted one is replaced.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._seen: dict[ObjectKey, _Sighting] = {}
         """By namespace and name of the Secret."""
-        self._reading: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
-        """Locks of the Secrets that are being read: the next who needs one waits for the answer."""
+        self._reads: dict[ObjectKey, asyncio.Task[Obj]] = {}
+        """The reads that are under way: the next who needs the same Secret gets the same answer or error."""
         self._now = now
 
     async def find_step(
-        self, client: Client, key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
+        self, client: Client, service_key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
     ) -> TokenStep:
         """Return the next step for the service's token; `serves`: it has replicas. Raises as `Client`."""
-        async with self._lock(_secret_key(key)):
-            return await self._find_step(client, _secret_key(key), service, now, serves=serves)
-
-    async def _find_step(
-        self, client: Client, key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
-    ) -> TokenStep:
+        key = _secret_key(service_key)
         uid, seen, wanted = service.metadata.uid, self._seen.get(key), wanted_rotation(service)
         is_current = seen is not None and seen.service_uid == uid and now < seen.due
         if seen is None or not is_current or is_new_rotation(wanted, seen.rotation):
@@ -201,7 +205,7 @@ class KnownTokens:
                 # Never decided: one that another leader made before it died is found by its creation.
                 return TokenStep(_make_token())
             try:
-                secret = await client.get(SECRETS, key.name, key.namespace)
+                secret = await self._read(client, key)
             except Forbidden:
                 # The controller is held to other namespaces: the creation is refused too, and that is reported.
                 return TokenStep(_make_token())
@@ -211,6 +215,7 @@ class KnownTokens:
                 done = next_rotation(wanted) if serves else ""
                 return TokenStep(_make_token(), TokenRotation(done))
             if not is_token_secret(secret, uid):
+                self._seen.pop(key, None)
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(rotation=TokenRotation(patch=patch))
@@ -218,8 +223,8 @@ class KnownTokens:
         done = "" if seen.rotation == service.status.token_rotation else seen.rotation
         return TokenStep(rotation=TokenRotation(done, again_seconds=(seen.due - now).total_seconds()))
 
-    async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
-        """Return the base64 value of a service's token, for its replicas on hosts; None if there is none.
+    async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> FoundToken:
+        """Return the token of a service, for its replicas on a host.
 
         Args:
             client: the API.
@@ -229,25 +234,36 @@ class KnownTokens:
 
         Raises as `Client`.
         """
-        async with self._lock(key):
-            seen = self._seen.get(key)
-            if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
-                return seen.token
-            try:
-                secret = await client.get(SECRETS, key.name, key.namespace)
-            except NotFound:
-                return None
-            if not is_token_secret(secret, service_uid):
-                return None
-            self._note(key, secret, service_uid)
-            token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
-            return token
+        seen = self._seen.get(key)
+        if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
+            return FoundToken(seen.token, is_settled=True)
+        try:
+            secret = await self._read(client, key)
+        except NotFound:
+            secret = None
+        if secret is None or not is_token_secret(secret, service_uid):
+            if seen is not None and seen.service_uid == service_uid:
+                self._forget_unless_newer(key, seen)
+            return FoundToken()
+        token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
+        if decide_rotation(secret, service_uid, "") is not None:
+            self._forget_unless_newer(key, seen)
+            return FoundToken(token)
+        if self._seen.get(key) is seen:  # else it was written after this read began
+            self._seen[key] = _sighting(secret, service_uid, self._now())
+        return FoundToken(token, is_settled=True)
 
     def remember(self, resource: Resource, secret: Obj) -> None:
-        """Note the answer to a write of a Secret."""
+        """Note the answer to a write of a Secret. If its service has another step to do, that reads it."""
         owner = controller_of(secret)
-        if resource == SECRETS and owner is not None:
-            self._note(object_key(secret), secret, owner["uid"])
+        if resource != SECRETS or owner is None:
+            return
+        key = object_key(secret)
+        self._reads.pop(key, None)  # its answer may be older than this one
+        if decide_rotation(secret, owner["uid"], "") is None:
+            self._seen[key] = _sighting(secret, owner["uid"], self._now())
+        else:
+            self._seen.pop(key, None)
 
     def read_again(self, key: ObjectKey) -> None:
         """Read the Secret of a service at its next reconcile."""
@@ -257,20 +273,30 @@ class KnownTokens:
     def restart(self) -> None:
         """Forget all Secrets: another leader may have written since."""
         self._seen.clear()
+        self._reads.clear()
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self._seen.pop(_secret_key(key), None)
 
-    def _note(self, key: ObjectKey, secret: Obj, service_uid: str) -> None:
-        """Keep what a Secret says, unless its service has a step to do for it: then that reads it once more."""
-        if decide_rotation(secret, service_uid, "") is None:
-            self._seen[key] = _sighting(secret, service_uid, self._now())
-        else:
+    def _forget_unless_newer(self, key: ObjectKey, seen: _Sighting | None) -> None:
+        """Forget what was `seen` before a read that has disproved it; what was written meanwhile stays."""
+        if self._seen.get(key) is seen:
             self._seen.pop(key, None)
 
-    def _lock(self, key: ObjectKey) -> asyncio.Lock:
-        return self._reading.setdefault(key, asyncio.Lock())
+    async def _read(self, client: Client, key: ObjectKey) -> Obj:
+        """Read a Secret, once for all who ask for it at the same time. Raises as `Client`."""
+        read = self._reads.get(key)
+        if read is None:
+            read = self._reads[key] = asyncio.ensure_future(client.get(SECRETS, key.name, key.namespace))
+            read.add_done_callback(functools.partial(self._end_read, key))
+        return await asyncio.shield(read)  # who is cancelled takes the answer from nobody else
+
+    def _end_read(self, key: ObjectKey, read: asyncio.Task[Obj]) -> None:
+        if self._reads.get(key) is read:
+            del self._reads[key]
+        if not read.cancelled():
+            read.exception()  # seen: all who asked may have been cancelled
 
 
 def _secret_key(service: ObjectKey) -> ObjectKey:

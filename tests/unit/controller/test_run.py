@@ -6,13 +6,18 @@ from typing import Any
 import pytest
 
 from controller import run
+from controller.hosts.reconciler import LeaseReader
+from controller.metrics import ControllerMetrics
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
 from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
+from controller.services.tokens import token_secret
+from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
 from kube.errors import LeadershipLost, NotFound, Unreachable
 from kube.queue import WorkQueue
-from kube.resources import JOBS, MODELS, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, SECRETS, ObjectKey, Resource
 from tests.support import virtual_time
+from tests.support.api_objects import NOW, as_service, host, process, service, store
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.watched_controller import no_credentials
@@ -192,3 +197,29 @@ def test_resync_enqueues_one_object_after_the_other() -> None:
     virtual_time.run(main())
     step = run.RESYNC_SECONDS / 3
     assert enqueued == pytest.approx([0, 0, 0, step, 2 * step, 3 * step])
+
+
+class NothingIsRead(Client):
+    """An API that refuses to read anything but a host's own Secret, which does not exist."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource, namespace) == (SECRETS, HOSTS_NAMESPACE), f"{namespace}/{name} is read"
+        raise NotFound("get", status=404)
+
+
+async def test_host_gets_the_token_of_a_new_service_without_a_read() -> None:
+    leases = LeaseReader()
+    reconcilers, _ = run.registrations(ControllerOptions("pomona:test", {}), leases, ControllerMetrics())
+    services, hosts = (
+        next(each for each in reconcilers if each.resource == kind) for kind in (INFERENCE_SERVICES, METAL_HOSTS)
+    )
+    assert services.written is not None
+    assert hosts.observe is not None
+    _, secret = token_secret(as_service(service()), "first")
+    services.written(SECRETS, secret)
+    known = store((METAL_HOSTS, host("studio-1", address="")), (METAL_PROCESSES, process("a-b-0", host="studio-1")))
+    facts = await hosts.observe(NothingIsRead(), Snapshot(known, NOW), ObjectKey("", "studio-1"))
+    assert facts.tokens == {"team_chat-token_token": secret["data"]["token"]}

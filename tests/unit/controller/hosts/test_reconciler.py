@@ -17,12 +17,21 @@ from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep
 from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
-from controller.services.tokens import KnownTokens
+from controller.services.tokens import KnownTokens, token_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLES, SECRETS, ObjectKey, Resource
-from tests.support.api_objects import NOW, host, planned_condition, process, slice_of, store
+from tests.support.api_objects import (
+    NOW,
+    as_service,
+    host,
+    planned_condition,
+    process,
+    service,
+    slice_of,
+    store,
+)
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -259,10 +268,10 @@ class CountedSecrets(Client):
             raise Forbidden(name, status=403)
         if not self.exist:
             raise NotFound(name, status=404)
-        owner = {"uid": "uid-chat", "controller": True}
-        labels = {source_secret.LABEL: "true"}
-        metadata = {"name": name, "uid": name, "resourceVersion": "1", "ownerReferences": [owner], "labels": labels}
-        return {"metadata": metadata, "data": {"token": "c2VjcmV0"}}
+        _, secret = token_secret(as_service(service()), "secret")
+        metadata = {**secret["metadata"], "name": name, "uid": name, "resourceVersion": "1"}
+        metadata["labels"] = {source_secret.LABEL: "true"}
+        return secret | {"metadata": metadata}
 
 
 async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> None:
@@ -280,6 +289,30 @@ async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> Non
     replaced = list_needed_secrets(processes, lambda service: f"rotation of {service.name}")
     await secrets.read_tokens(api, "studio-1", replaced, NOW + timedelta(minutes=1))
     assert api.reads == ["team/chat-token"], "at once after the token was replaced"
+
+
+async def test_token_of_a_service_is_read_until_its_secret_is_there() -> None:
+    api, secrets = CountedSecrets(exist=False), HostSecrets(KnownTokens())
+    needs = list_needed_secrets([process("a-b-0", host="studio-1")])
+    assert await secrets.read_tokens(api, "studio-1", needs, NOW) == {}
+    api.exist = True
+    assert len(await secrets.read_tokens(api, "studio-1", needs, NOW)) == 1
+
+
+async def test_host_that_was_expired_gets_the_tokens_of_today() -> None:
+    known = Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
+    known.store.put(METAL_HOSTS, host("studio-1", address=""))
+    leases, api, tokens = reconciler.LeaseReader(), CountedSecrets(), KnownTokens()
+    observe = reconciler.host_reconciler(leases, tokens).observe
+    assert observe is not None
+    found = []
+    for state, token in (("Alive", "first"), ("Expired", "anew"), ("Alive", "anew")):
+        # Made anew while nothing served: no replacement is noted.
+        _, secret = token_secret(as_service(service()), token)
+        tokens.remember(SECRETS, secret)
+        leases.liveness.state = lambda _host, state=state: state  # type: ignore[method-assign,misc]
+        found.append((await observe(api, known, KEY)).tokens)
+    assert found == [{"team_chat-token_token": "Zmlyc3Q="}, None, {"team_chat-token_token": "YW5ldw=="}]
 
 
 async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
@@ -320,12 +353,13 @@ async def test_secret_that_may_not_be_read_any_more_stays_and_keeps_no_other_fro
 async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
     api, known = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
     known.store.put(METAL_HOSTS, host("studio-1", address=""))
-    leases = reconciler.LeaseReader()
-    hosts = reconciler.host_reconciler(leases, KnownTokens())
+    leases, tokens = reconciler.LeaseReader(), KnownTokens()
+    hosts = reconciler.host_reconciler(leases, tokens)
     assert hosts.observe is not None
     assert hosts.restart is not None
     for _ in range(2):
         hosts.restart()
+        tokens.restart()
         api.reads.clear()
         await hosts.observe(api, known, ObjectKey("", "studio-1"))
         assert api.reads == ["team/chat-token", f"{HOSTS_NAMESPACE}/studio-1"], "another leader may have written them"

@@ -13,7 +13,7 @@ from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, to
 from controller.tenant_limits import UNLIMITED
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
-from kube.errors import Forbidden, NotFound
+from kube.errors import Forbidden, NotFound, Unreachable
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
@@ -245,8 +245,8 @@ async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_
     assert step.rotation == TokenRotation()
 
 
-async def find_token(api: Client, tokens: KnownTokens, rotation: str = "") -> str | None:
-    return await tokens.find_token(api, SECRET, "uid-chat", rotation)
+async def find_token(api: Client, tokens: KnownTokens, rotation: str = "", uid: str = "uid-chat") -> str | None:
+    return (await tokens.find_token(api, SECRET, uid, rotation)).token
 
 
 async def test_hosts_get_the_token_of_a_new_service_without_a_read() -> None:
@@ -267,7 +267,7 @@ async def test_secret_is_read_once_for_its_service_and_all_hosts(*, hosts_first:
     assert api.reads == 2, "another leader may have written it"
 
 
-async def test_edit_that_a_host_met_is_followed_by_the_service_at_once() -> None:
+async def test_edit_that_a_host_met_is_followed_at_the_next_reconcile_of_the_service() -> None:
     api, tokens = OneSecret(stored_secret()), KnownTokens()
     await find_step(api, served(None), tokens)
     api.secret = edited(stored_secret(), "mine")
@@ -290,7 +290,76 @@ async def test_hosts_get_a_replaced_token_once_it_was_written() -> None:
 async def test_hosts_get_no_token_of_another_owner(owner_uid: str | None) -> None:
     foreign = stored_secret()
     foreign["metadata"]["ownerReferences"][0]["uid"] = owner_uid
-    assert await find_token(OneSecret(foreign if owner_uid else None), KnownTokens()) is None
+    tokens = KnownTokens()
+    tokens.remember(SECRETS, stored_secret())
+    api = OneSecret(foreign if owner_uid else None)
+    assert await find_token(api, tokens, "of another replacement") is None
+    assert await find_token(api, tokens) is None, "what was known is disproved"
+    assert (await find_step(api, served(None), tokens)).new_token
+
+
+@pytest.mark.parametrize("owner_uid", [None, "uid-other"])
+async def test_hosts_get_no_token_that_the_service_found_deleted(owner_uid: str | None) -> None:
+    foreign = stored_secret()
+    foreign["metadata"]["ownerReferences"][0]["uid"] = owner_uid
+    api, tokens = OneSecret(stored_secret()), KnownTokens()
+    await find_step(api, served(None), tokens)
+    api.secret = foreign if owner_uid else None
+    assert (await find_step(api, served(None), tokens, after=timedelta(minutes=11))).new_token
+    assert await find_token(api, tokens) is None
+
+
+async def test_hosts_of_a_former_service_get_no_token_of_its_successor() -> None:
+    api, tokens = OneSecret(stored_secret()), KnownTokens()
+    await find_step(api, served(None), tokens)
+    assert await find_token(api, tokens, uid="uid-former") is None
+    assert await find_token(OneSecret(None), tokens) is not None, "the successor's is known still"
+
+
+async def test_token_of_a_service_that_is_gone_is_not_kept() -> None:
+    tokens = KnownTokens()
+    tokens.remember(SECRETS, stored_secret())
+    tokens.forget(KEY)
+    assert await find_token(OneSecret(None), tokens) is None
+
+
+async def test_answer_that_is_older_than_a_write_is_not_kept() -> None:
+    api, tokens = SlowSecret(stored_secret()), KnownTokens()
+    after = noted(edited(stored_secret(), "mine"), **{"token-rotation": "r2"})
+    after = patched(after, await find_step(OneSecret(after), served("monday")))
+    reading = asyncio.ensure_future(find_token(api, tokens))
+    await asyncio.sleep(0)
+    tokens.remember(SECRETS, after)
+    api.secret = after
+    late = asyncio.ensure_future(find_token(api, tokens))
+    await asyncio.gather(reading, late)
+    assert api.reads == 2, "the answer that is on its way is not shared any more"
+    assert await find_token(OneSecret(None), tokens, rotation_of(after)) == after["data"]["token"]
+
+
+class HangingSecrets(Client):
+    """An API that answers no read, until it is told to refuse all of them."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.refused = asyncio.Event()
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        self.reads += 1
+        await self.refused.wait()
+        raise Unreachable(f"get {resource} {namespace}/{name}")
+
+
+async def test_read_that_hangs_or_fails_is_one_for_all_who_wait_for_it() -> None:
+    api, tokens = HangingSecrets(), KnownTokens()
+    waiting = [asyncio.ensure_future(find_token(api, tokens)) for _ in range(8)]
+    await asyncio.sleep(0)
+    waiting.pop().cancel()
+    await asyncio.sleep(0)
+    api.refused.set()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in answers] == [Unreachable] * 7
+    assert api.reads == 1
 
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:
