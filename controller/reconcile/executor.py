@@ -124,7 +124,7 @@ class Executor:
         if last is None or (last.uid, last.reason) != (uid, reason):
             last = Refusal(uid, reason, now, None)
         self._refusals[resource, key] = last
-        lasts = not _is_server_error(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
+        lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
         due = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
         if not lasts or not due:
             return
@@ -169,8 +169,14 @@ class Executor:
             resource, namespace, name, _uid = patch.ref
             with self._writing(resource, ObjectKey(namespace, name), writer) as write:
                 keep(write, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
+        refused: list[ApiError] = []
         for ref in plan.delete:
-            await self._delete(ref)
+            try:
+                await self._delete(ref)
+            except ApiError as error:  # one that is refused keeps no other object alive
+                refused.append(error)
+        if refused:
+            raise refused[0]
         return overtaken
 
     @contextlib.contextmanager
@@ -204,8 +210,11 @@ class Executor:
         """Apply an object that the store does not have, without force: another owner may have made it."""
         try:
             return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
-        except Conflict:
-            await self._get_ours(resource, obj)
+        except Conflict as conflict:
+            try:
+                await self._get_ours(resource, obj)
+            except NotFound:
+                raise conflict from None  # there is no other owner: a webhook refused it
             return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
@@ -270,13 +279,16 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
 
 def _is_passing(error: ApiError | NotOurs) -> bool:
     """Return whether the next try may well succeed, or no try can succeed and our own credentials are the cause."""
-    return isinstance(error, Conflict | Gone | Unauthorized) or (
+    return isinstance(error, Gone | Unauthorized) or (
         isinstance(error, ApiError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
     )
 
 
-def _is_server_error(error: ApiError | NotOurs) -> bool:
-    return isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+def _may_pass(error: ApiError | NotOurs) -> bool:
+    """Return whether the error counts only if it stays: most conflicts end with the next try, a webhook's does not."""
+    return isinstance(error, Conflict) or (
+        isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    )
 
 
 def _refusal_reason(error: ApiError | NotOurs) -> str:

@@ -82,6 +82,15 @@ class World(Client):
         return stored
 
 
+class GoneMeanwhile(World):
+    """An API that refuses a deletion of an object that is gone once it is looked for."""
+
+    async def delete(self, resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
+        if self.refusal:
+            raise self.refusal
+        await super().delete(resource, name, namespace, **options)
+
+
 class Told(EventRecorder):
     """An event recorder that collects the reasons."""
 
@@ -252,15 +261,22 @@ async def test_refused_read_on_which_the_decision_depends_is_an_event() -> None:
     assert shell.world.status == {}
 
 
-async def test_server_error_is_reported_when_it_lasts() -> None:
-    refusal = ApiError("create", status=500, reason="InternalError", message="failed calling webhook")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError("create", status=500, reason="InternalError", message="failed calling webhook"),
+        Conflict("create", status=409, reason="Conflict", message="a webhook denied it"),
+    ],
+    ids=lambda error: str(error.status),
+)
+async def test_refusal_that_may_pass_is_reported_when_it_lasts(refusal: ApiError) -> None:
     shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
-    for seconds, reported in ((0, []), (4.9, []), (5, ["InternalError"]), (6, ["InternalError"])):
+    for seconds, reported in ((0, []), (4.9, []), (5, [refusal.reason]), (6, [refusal.reason])):
         shell.now = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=seconds)
         with pytest.raises(ApiError):
             await shell.run()
         assert shell.told.reasons == reported
-    assert shell.condition("Ready")["reason"] == "InternalError"
+    assert shell.condition("Ready")["reason"] == refusal.reason
 
 
 @pytest.mark.parametrize(
@@ -336,27 +352,50 @@ async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
     assert answers == [(SECRETS, "chat-token")]
 
 
-@pytest.mark.parametrize(
-    "there",
-    [[], [(SERVICES, existing(SERVICE[1], namespace="team", uid="successor"))]],
-    ids=["gone", "a successor has the name"],
-)
-async def test_object_that_is_gone_before_it_is_deleted_is_forgotten(there: list[tuple[Resource, Obj]]) -> None:
-    stale = existing(SERVICE[1], namespace="team")
-    shell = Shell(World(*there), Plan(delete=(ref(SERVICES, stale),)))
-    shell.store.put(SERVICES, stale)
+REFUSED_DELETION = Conflict("delete", status=409, reason="Conflict")
+
+
+def deletes(world: World, *objects: Obj) -> Shell:
+    """Return an executor that deletes these Services, which the store has."""
+    shell = Shell(world, Plan(delete=tuple(ref(SERVICES, obj) for obj in objects), status=PLANNED))
+    for obj in objects:
+        shell.store.put(SERVICES, obj)
+    return shell
+
+
+@pytest.mark.parametrize("refusal", [None, REFUSED_DELETION], ids=["", "while another deletes it"])
+@pytest.mark.parametrize("successor", [False, True])
+async def test_object_that_is_gone_before_it_is_deleted_is_forgotten(
+    refusal: ApiError | None, *, successor: bool
+) -> None:
+    there = [(SERVICES, existing(SERVICE[1], namespace="team", uid="successor"))] if successor else []
+    shell = deletes(GoneMeanwhile(*there, refusal=refusal), existing(SERVICE[1], namespace="team"))
     await shell.run()
     assert shell.store.get(SERVICES, "chat", "team") is None
+    assert shell.world.status["phase"] == "Progressing"
 
 
 async def test_deletion_that_is_refused_by_a_conflict_is_tried_again() -> None:
     obj = existing(SERVICE[1], namespace="team")
-    world = World((SERVICES, obj), refusal=Conflict("delete", status=409, reason="Conflict"))
-    shell = Shell(world, Plan(delete=(ref(SERVICES, obj),)))
-    shell.store.put(SERVICES, obj)
+    shell = deletes(World((SERVICES, obj), refusal=REFUSED_DELETION), obj)
     with pytest.raises(Conflict):
         await shell.run()
     assert shell.store.get(SERVICES, "chat", "team") is obj, "a webhook or another writer refused it: it is there"
-    world.refusal = None
+    shell.world.refusal = None
     await shell.run()
-    assert world.there == {}
+    assert shell.world.there == {}
+
+
+@pytest.mark.parametrize("refusal", [REFUSED_DELETION, REFUSAL], ids=lambda error: str(error.status))
+async def test_deletion_that_is_refused_hinders_no_other(refusal: ApiError) -> None:
+    kept, other = (existing(SERVICE[1], namespace="team", name=name, uid=name) for name in ("kept", "other"))
+
+    class Protects(World):
+        async def delete(self, resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
+            self.refusal = refusal if name == "kept" else None
+            await super().delete(resource, name, namespace, **options)
+
+    world = Protects((SERVICES, kept), (SERVICES, other))
+    with pytest.raises(type(refusal)):
+        await deletes(world, kept, other).run()
+    assert world.there.keys() == {(SERVICES, "kept")}
