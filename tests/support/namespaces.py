@@ -27,10 +27,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
 
 _ENDPOINTS: Final = Resource("", "v1", "endpoints", "Endpoints")
-_DELETED: Final = (
-    *(INFERENCE_SERVICES, MODELS, METAL_PROCESSES, DEPLOYMENTS, JOBS, PODS, PVCS),
-    *(SERVICES, _ENDPOINTS, ENDPOINT_SLICES),
-)
+_CHILDREN: Final = (DEPLOYMENTS, JOBS, PODS, PVCS, SERVICES, _ENDPOINTS, ENDPOINT_SLICES, METAL_PROCESSES)
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +48,9 @@ async def open_namespace(plane: ControlPlane, prefix: str = "test") -> AsyncIter
 
 async def _delete_objects(plane: ControlPlane, name: str) -> None:
     options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
-    await asyncio.gather(*(plane.request("DELETE", kind.path(name), options) for kind in _DELETED))
+    # A controller that still runs would replace the children of what is there.
+    for kinds in ((INFERENCE_SERVICES, MODELS), _CHILDREN):
+        await asyncio.gather(*(plane.request("DELETE", kind.path(name), options) for kind in kinds))
     for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
         path = METAL_PROCESSES.path(name, process["metadata"]["name"])
         await plane.request("PATCH", path, {"metadata": {"finalizers": None}}, accept={404})
