@@ -41,7 +41,7 @@ from benchmarks.servers.ways import (
     Way,
     apart_from_proxies,
     open_ways,
-    pin,
+    pin_proxy,
     proxy_config,
     run_proxy,
     run_server,
@@ -226,7 +226,7 @@ async def measure_bodies() -> list[Figure]:
         stack.enter_context(apart_from_proxies())
         engine = stack.enter_context(run_server("stream_engine"))
         proxy = stack.enter_context(run_server("timed_proxy", str(engine.port), str(STREAMS)))
-        pin(proxy.pid, 0)
+        pin_proxy(proxy.pid)
         empty = psutil.Process(proxy.pid).memory_info().rss / MIB
         await asyncio.sleep(0.5)
         still = read_gaps(proxy)

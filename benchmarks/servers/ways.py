@@ -17,6 +17,8 @@ from metal_agent.traffic.proxy_process import Proxy
 
 ENGINE_NAME: Final = "weights.gguf"
 """The engine's name for the model, which the proxy puts into requests and replaces in responses."""
+_PROCESSORS: Final = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+"""The processors of this process at its start; none where a process cannot be kept on one."""
 
 
 class SupervisedProxy:
@@ -90,20 +92,20 @@ def run_server(module: str, *arguments: str) -> Iterator[Server]:
             process.stdin.close()
 
 
-def pin(pid: int, processor: int) -> None:
-    """Keep a process on one processor, where the system can do that; 0 is this process."""
-    if sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(pid, {processor})
+def pin_proxy(pid: int) -> None:
+    """Keep a process on the first processor, where the system can do that."""
+    if _PROCESSORS:
+        os.sched_setaffinity(pid, {_PROCESSORS[0]})
 
 
 @contextmanager
 def apart_from_proxies() -> Iterator[None]:
-    """Keep this process and those that it starts on the second processor, until the context ends."""
-    if sys.platform != "linux":
+    """Keep this process and those that it starts on the last processor, until the context ends."""
+    if not _PROCESSORS:
         yield
         return
     before = os.sched_getaffinity(0)
-    pin(0, max(before))
+    os.sched_setaffinity(0, {_PROCESSORS[-1]})
     try:
         yield
     finally:
@@ -145,7 +147,7 @@ async def open_ways(concurrency: int) -> AsyncIterator[Ways]:
         async with run_proxy() as running:
             port = await running.configure(proxy_config(engine.port, concurrency))
             for pid in (bare.pid, running.pid):
-                pin(pid, 0)
+                pin_proxy(pid)
             yield Ways(
                 Way(engine.port, engine.pid, [], []),
                 Way(bare.port, bare.pid, [], []),
