@@ -2,8 +2,9 @@
 
 The proxy runs as a process and is configured over its control socket, as the agent does it. The floor of speed and
 latency is a minimal proxy (`servers/raw_proxy.py`) in the same run; the ways to the engine take turns, so that other
-load on the machine affects all of them. The proxies run on one processor, the engine and the clients on another; what
-a request costs is counted in seconds of the proxy's processor time, which other load changes little.
+load on the machine affects all of them. The system schedules all processes, as on a host; what a request costs is
+counted in seconds of the proxy's processor time, which other load changes little. Only for the gaps that a large body
+makes has the proxy a processor of its own.
 `python -m benchmarks.proxy short streams` measures only these.
 """
 

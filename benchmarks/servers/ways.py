@@ -1,4 +1,4 @@
-"""Run an engine, the minimal proxy and the product's proxy beside each other, each on a processor of its own."""
+"""Run an engine, the minimal proxy and the product's proxy beside each other, on processors of their own if asked."""
 
 import asyncio
 import os
@@ -141,13 +141,10 @@ class Ways(NamedTuple):
 async def open_ways(concurrency: int) -> AsyncIterator[Ways]:
     """Run engine and proxies until the context ends."""
     with ExitStack() as stack:
-        stack.enter_context(apart_from_proxies())
         engine = stack.enter_context(run_server("stream_engine"))
         bare = stack.enter_context(run_server("raw_proxy", str(engine.port), TOKEN))
         async with run_proxy() as running:
             port = await running.configure(proxy_config(engine.port, concurrency))
-            for pid in (bare.pid, running.pid):
-                pin_proxy(pid)
             yield Ways(
                 Way(engine.port, engine.pid, [], []),
                 Way(bare.port, bare.pid, [], []),

@@ -135,10 +135,13 @@ class Exchange:
         """True while the client does not read what was written."""
         return self._connection.is_blocked
 
-    def finish(self) -> None:
-        """End the response."""
+    def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the response and its end, in one write."""
+        framed = self._frame(data)
         if self._chunked and self.head.method != "HEAD":
-            self._connection.write(_LAST_CHUNK)
+            framed += _LAST_CHUNK
+        if framed:
+            self._connection.write(framed)
         self.ended = True
         self._connection.end_exchange()
 

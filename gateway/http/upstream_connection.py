@@ -99,6 +99,11 @@ class UpstreamConnection(asyncio.Protocol):
         """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
         return self._transport is not None and not self._incoming.poll(0)
 
+    @property
+    def is_answered(self) -> bool:
+        """True once the response is here whole: its end is told right after its last piece."""
+        return self._message_ended
+
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
         """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response.
 

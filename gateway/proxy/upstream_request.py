@@ -81,8 +81,18 @@ class UpstreamRequest:
     """A client's request on its way to a backend of `service`, and the receiver of the backend's response."""
 
     __slots__ = (
-        *("_connection", "_exchange", "_fields", "_health", "_last_token_at", "_observer", "_pool", "_repeated"),
-        *("_request", "_response", "_service", "_starts_at_once", "_streams", "_task", "_text_events", "backend"),
+        *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
+        *(
+            "_repeated",
+            "_request",
+            "_response",
+            "_service",
+            "_starts_at_once",
+            "_streams",
+            "_task",
+            "_text_events",
+            "backend",
+        ),
     )
 
     def __init__(
@@ -107,6 +117,8 @@ class UpstreamRequest:
         self._repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
+        self._held = b""
+        """The last piece, which is sent with the end."""
         self._starts_at_once = False
         """The head is sent before any of the body has come."""
         self._streams = False
@@ -223,7 +235,10 @@ class UpstreamRequest:
         data = self._response.feed(piece) if piece else b""
         exchange = self._exchange
         if exchange.started:
-            exchange.write(data)
+            if self._connection and self._connection.is_answered:
+                self._held = data
+            else:
+                exchange.write(data)
         elif data or self._starts_at_once:
             exchange.start(self._request.status, self._fields, data)
         if exchange.is_blocked and self._connection:
@@ -256,7 +271,7 @@ class UpstreamRequest:
 
     def _end_response(self) -> None:
         request, exchange, response = self._request, self._exchange, self._response
-        last = response.finish()
+        last = self._held + response.finish()
         if response.failed and not exchange.started:
             request.refuse(self._translate_error(response, last))
             return
@@ -267,8 +282,7 @@ class UpstreamRequest:
         self._note_end(response)
         request.end()
         if exchange.started:
-            exchange.write(last)
-            exchange.finish()
+            exchange.finish(last)
         else:
             exchange.respond(request.status, self._fields, last)
 

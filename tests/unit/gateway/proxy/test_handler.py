@@ -1,15 +1,18 @@
 """A request whose configuration changes while it runs, and the end of any."""
 
+import asyncio
 import gc
 import json
 
 import aiohttp
+import pytest
 from aiohttp import web
 from msgspec import structs
 
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
+from gateway.http.server_connection import ServerConnection
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
@@ -30,7 +33,10 @@ from tests.unit.gateway.proxy.running_proxy import (
     make_service,
     post_chat,
     proxy_in_process,
+    raw_engine,
 )
+
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}],"model":"tiny"}\n\n'
 
 
 async def hello(_request: web.BaseRequest) -> web.StreamResponse:
@@ -86,3 +92,36 @@ async def test_ended_request_does_not_wait_for_the_garbage_collector() -> None:
             await eventually(lambda: remaining() == 0)
     finally:
         gc.enable()
+
+
+async def test_last_piece_of_a_stream_is_sent_with_the_end(
+    monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
+) -> None:
+    sent: list[bytes] = []
+    write = ServerConnection.write
+
+    def noted(connection: ServerConnection, data: bytes) -> None:
+        sent.append(data)
+        write(connection, data)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + chunked(TOKEN))
+        await first.wait()
+        writer.write(chunked(DONE_EVENT) + b"0\r\n\r\n")
+
+    def chunked(data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    monkeypatch.setattr(ServerConnection, "write", noted)
+    first = asyncio.Event()
+    async with (
+        raw_engine(talk) as backend,
+        proxy_in_process(backend) as (_, url),
+        http.post(f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, headers=AUTHORIZED) as response,
+    ):
+        assert (await response.content.readany()) == TOKEN
+        first.set()
+        assert await response.read() == DONE_EVENT
+    assert sent[1:] == [chunked(DONE_EVENT) + b"0\r\n\r\n"], "each write wakes the client"
