@@ -59,20 +59,11 @@ class World(Client):
             raise Conflict("apply", status=409, reason="Conflict")
         return self._store_answer(resource, obj)
 
-    async def delete(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str | None = None,
-        *,
-        uid: str | None = None,
-        propagation: str = "Background",
-    ) -> None:
-        assert propagation == "Background"
+    async def delete(self, resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
         found = await self.get(resource, name, namespace)
         if self.refusal:
             raise self.refusal
-        if found["metadata"]["uid"] != uid:
+        if found["metadata"]["uid"] != options["uid"]:
             raise Conflict("delete", status=409, reason="Conflict")
         del self.there[resource, name]
 
