@@ -118,7 +118,7 @@ async def measure(cluster: MeasuredCluster, fleet: HostFleet, waiting: int) -> N
         f"{SERVICES} services, {waiting} of them waiting, and {HOSTS} hosts that reported {reports} times in a minute",
         [
             Figure("CPU of the controller", 100 * cpu.seconds / seconds, None, MOST_PERCENT, "% of a core"),
-            Figure("CPU for each report of a host", 1000 * cpu.seconds / reports, None, None, "ms"),
+            Figure("CPU for each report, all else included", 1000 * cpu.seconds / reports, None, None, "ms"),
             Figure("resident", resident, None, MOST_MIB, "MiB"),
             *write_figures(cluster, "a minute at rest", at_rest),
             Figure("started again: caches full after", warm_seconds, None, MOST_WARM_SECONDS, "s"),
