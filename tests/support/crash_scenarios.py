@@ -76,23 +76,26 @@ async def live_in_pods(world: CrashWorld) -> None:
 
 
 async def live_on_hosts(world: CrashWorld) -> None:
-    """A service on hosts is created, scaled, edited, and deleted; its token is replaced meanwhile.
+    """A service on hosts is created, edited, scaled, and deleted; its token is replaced meanwhile.
 
-    Each host has room for one process, so that there is one good state, whichever hosts a controller knows of.
+    The first host has room for an edit, until another service takes it. So the second replica has one place to go, also
+    for a leader that does not know of the second host yet.
     """
     await make_host_model(world)
-    await world.host(gib=1)
+    await world.host(gib=2)
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
     await world.checkpoint("created", partial(ready, processes=1))
-    await world.host(2, gib=1)
-    await world.edit(replicas=2)
-    await world.checkpoint("scaled", partial(ready, replicas=2, processes=2))
-    await world.edit(replicas=1)
-    await world.checkpoint("scaled down", partial(_serves_on, host="NAMESPACE-1"))
     await world.edit(contextLength=8192)
-    await world.checkpoint("edited", partial(_serves_on, host="NAMESPACE-2"))
+    await world.checkpoint("edited", partial(ready, processes=1))
     await world.replace_token()
     await world.checkpoint("token replaced", partial(_has_another_token, processes=1))
+    await world.make(INFERENCE_SERVICES, "late", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("first host full", partial(ready, name="late", processes=2))
+    await world.host(2, gib=1)
+    await world.edit(replicas=2)
+    await world.checkpoint("scaled", partial(ready, replicas=2, processes=3))
+    await world.edit(replicas=1)
+    await world.checkpoint("scaled down", partial(ready, processes=2))
     await remove_service(world)
     await world.checkpoint("deleted", is_collected)
 
