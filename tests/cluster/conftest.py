@@ -127,12 +127,6 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
         yield name
 
 
-async def _end_outage(plane: ControlPlane) -> None:
-    # A test that failed in the middle of an outage must not fail those after it.
-    if not plane.apiserver.running:
-        await plane.start_apiserver()
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `cpu-1`, ready."""
@@ -174,7 +168,7 @@ async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]
     process.start()
     yield process
     watched.remove(process)
-    await _end_outage(plane)
+    await plane.end_outage()
     if process.running:
         await process.stop()
     # A killed controller still holds the Lease, and the next test's controller would wait for its expiry.
@@ -195,7 +189,7 @@ async def idle_host(
         return host
 
     yield add
-    await _end_outage(plane)
+    await plane.end_outage()
     for host in hosts:
         watched.remove(host.agent)
         await host.host.close()
