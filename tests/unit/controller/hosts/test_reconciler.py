@@ -299,7 +299,7 @@ async def test_token_of_a_service_is_read_until_its_secret_is_there() -> None:
     assert len(await secrets.read_tokens(api, "studio-1", needs, NOW)) == 1
 
 
-async def test_host_that_was_expired_gets_the_tokens_of_today() -> None:
+async def test_host_that_was_expired_gets_the_tokens_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
     known.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases, api, tokens = reconciler.LeaseReader(), CountedSecrets(), KnownTokens()
@@ -310,7 +310,7 @@ async def test_host_that_was_expired_gets_the_tokens_of_today() -> None:
         # Made anew while nothing served: no replacement is noted.
         _, secret = token_secret(as_service(service()), token)
         tokens.remember(SECRETS, secret)
-        leases.liveness.state = lambda _host, state=state: state  # type: ignore[method-assign,misc]
+        monkeypatch.setattr(leases.liveness, "state", lambda _host, state=state: state)
         found.append((await observe(api, known, KEY)).tokens)
     assert found == [{"team_chat-token_token": "Zmlyc3Q="}, None, {"team_chat-token_token": "YW5ldw=="}]
 
