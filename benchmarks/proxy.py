@@ -40,9 +40,8 @@ from benchmarks.servers.ways import (
     Server,
     SupervisedProxy,
     Way,
-    apart_from_proxies,
+    apart,
     open_ways,
-    pin_proxy,
     proxy_config,
     run_proxy,
     run_server,
@@ -224,10 +223,9 @@ async def measure_bodies() -> list[Figure]:
     gaps: dict[str, tuple[float, float]] = {}
     resident: list[float] = []
     with ExitStack() as stack:
-        stack.enter_context(apart_from_proxies())
         engine = stack.enter_context(run_server("stream_engine"))
         proxy = stack.enter_context(run_server("timed_proxy", str(engine.port), str(STREAMS)))
-        pin_proxy(proxy.pid)
+        stack.enter_context(apart(proxy, engine))
         empty = psutil.Process(proxy.pid).memory_info().rss / MIB
         await asyncio.sleep(0.5)
         still = read_gaps(proxy)

@@ -1,4 +1,4 @@
-"""Run an engine, the minimal proxy and the product's proxy beside each other, on processors of their own if asked."""
+"""Run an engine, the minimal proxy and the product's proxy beside each other, and keep them apart if asked."""
 
 import asyncio
 import os
@@ -17,8 +17,6 @@ from metal_agent.traffic.proxy_process import Proxy
 
 ENGINE_NAME: Final = "weights.gguf"
 """The engine's name for the model, which the proxy puts into requests and replaces in responses."""
-_PROCESSORS: Final = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-"""The processors of this process at its start; none where a process cannot be kept on one."""
 
 
 class SupervisedProxy:
@@ -92,24 +90,20 @@ def run_server(module: str, *arguments: str) -> Iterator[Server]:
             process.stdin.close()
 
 
-def pin_proxy(pid: int) -> None:
-    """Keep a process on the first processor, where the system can do that."""
-    if _PROCESSORS:
-        os.sched_setaffinity(pid, {_PROCESSORS[0]})
-
-
 @contextmanager
-def apart_from_proxies() -> Iterator[None]:
-    """Keep this process and those that it starts on the last processor, until the context ends."""
-    if not _PROCESSORS:
+def apart(proxy: Server, engine: Server) -> Iterator[None]:
+    """Keep a proxy on the first processor, its engine and this process on the last, where the system can do that."""
+    if sys.platform != "linux":
         yield
         return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {_PROCESSORS[-1]})
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(proxy.pid, {min(processors)})
+    for pid in (engine.pid, 0):
+        os.sched_setaffinity(pid, {max(processors)})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, processors)
 
 
 def proxy_config(engine: int, concurrency: int, port: int = 0) -> ProxyConfig:
