@@ -82,17 +82,8 @@ class UpstreamRequest:
 
     __slots__ = (
         *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
-        *(
-            "_repeated",
-            "_request",
-            "_response",
-            "_service",
-            "_starts_at_once",
-            "_streams",
-            "_task",
-            "_text_events",
-            "backend",
-        ),
+        *("_repeated", "_request", "_response", "_service", "_starts_at_once", "_streams", "_task", "_text_events"),
+        "backend",
     )
 
     def __init__(
