@@ -81,16 +81,13 @@ class AwaitedExchange:
 
     # Called by the connection
 
-    def take_body(self, piece: bytes) -> None:
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
         """Keep a piece of the body until it is read."""
+        del is_last  # `read` asks the exchange
         self._pieces.append(piece)
         self._unread_bytes += len(piece)
         if self._unread_bytes > _UNREAD_BODY_BYTES:
             self._exchange.pause_body()
-        _wake(self._reader)
-
-    def end_body(self) -> None:
-        """Note the end of the body."""
         _wake(self._reader)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:

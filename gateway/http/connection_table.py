@@ -19,6 +19,10 @@ class SweptConnection(Protocol):
     """The time of the loop's clock after which `expire` is called; infinite if there is none."""
 
     @property
+    def is_idle(self) -> bool:
+        """True while it has no request."""
+
+    @property
     def peer(self) -> str:
         """The address of the client."""
 
@@ -30,7 +34,7 @@ class SweptConnection(Protocol):
 
 
 class _Peer:
-    """The connections of one address: their number, and those of them that are idle, the longest idle first."""
+    """The connections of one address: their number, and those of them that became idle, the longest idle first."""
 
     __slots__ = ("accepted", "idle")
 
@@ -40,7 +44,10 @@ class _Peer:
 
 
 class ConnectionTable:
-    """The connections, and those of them that are idle, the longest idle first."""
+    """The connections, and those of them that became idle, the longest idle first.
+
+    One that has a request since is found out when it is looked at: that costs nothing for each request.
+    """
 
     def __init__(self, caps: ConnectionCaps, sweep_seconds: float) -> None:
         self.caps = caps
@@ -85,30 +92,30 @@ class ConnectionTable:
     def remove(self, connection: SweptConnection) -> None:
         """Forget a connection that was closed."""
         if connection in self._connections:
-            self.mark_busy(connection)
+            self._forget_idle(connection)
             self._connections.discard(connection)
             self.dismiss(connection.peer)
 
     def mark_idle(self, connection: SweptConnection) -> None:
         """Note that a connection has no request."""
         if connection in self._connections:
-            self.mark_busy(connection)  # it is the last to become idle
+            self._forget_idle(connection)  # it is the last to become idle
             self._idle[connection] = self._peers[connection.peer].idle[connection] = None
 
-    def mark_busy(self, connection: SweptConnection) -> None:
-        """Note that a connection has a request."""
+    def _forget_idle(self, connection: SweptConnection) -> None:
         if connection in self._idle:
             del self._idle[connection]
             del self._peers[connection.peer].idle[connection]
 
     def _close_longest_idle(self, idle: dict[SweptConnection, None]) -> bool:
         """Close the first of these idle connections; return False if there is none."""
-        connection = next(iter(idle), None)
-        if connection is None:
-            return False
-        self.remove(connection)
-        connection.close_idle()
-        return True
+        while connection := next(iter(idle), None):
+            if connection.is_idle:
+                self.remove(connection)
+                connection.close_idle()
+                return True
+            self._forget_idle(connection)
+        return False
 
     def _expire_late(self) -> None:
         self._sweep = None

@@ -27,11 +27,8 @@ class BodyTimeoutError(Exception):
 class RequestReceiver(Protocol):
     """The work on one request, as the connection of its client sees it; nothing is called after `hang_up`."""
 
-    def take_body(self, piece: bytes) -> None:
-        """Take a piece of the request body."""
-
-    def end_body(self) -> None:
-        """Note the end of the request body."""
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
+        """Take a piece of the request body; the last one may be empty."""
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Note that the rest of the request body will not come."""
@@ -50,8 +47,8 @@ class ClientConnection(Protocol):
     def is_blocked(self) -> bool:
         """True while the client does not read what was sent."""
 
-    def begin_stream(self) -> None:
-        """Send what is written at once, until the response has ended."""
+    def begin_stream(self, data: bytes) -> None:
+        """Send `data` at once, as all that is written until the response has ended."""
 
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
@@ -122,8 +119,7 @@ class Exchange:
         head = self._begin(status, fields)
         self._chunked = not self.head.is_http_1_0
         head = head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n"
-        self._connection.begin_stream()
-        self._connection.write(head + self._frame(data))
+        self._connection.begin_stream(head + self._frame(data))
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""

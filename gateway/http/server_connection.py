@@ -6,7 +6,6 @@ The next request is looked at when the response to the one before is sent; what 
 
 import asyncio
 import functools
-import math
 import socket
 import struct
 from collections.abc import Callable
@@ -17,8 +16,15 @@ from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
-from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
+from gateway.http.limits import HEAD_BYTES, NEVER, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
+from gateway.http.request_head import (
+    InvalidRequestError,
+    KnownHead,
+    RequestHead,
+    RequestParser,
+    RequestTarget,
+    read_known_head,
+)
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -45,7 +51,17 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
-        *("_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times", "_transport"),
+        *(
+            "_known_head",
+            "_loop",
+            "_on_end",
+            "_parser",
+            "_reading_paused",
+            "_streams",
+            "_table",
+            "_times",
+            "_transport",
+        ),
         "_unsent_bytes",
         *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
     )
@@ -59,7 +75,7 @@ class ServerConnection(asyncio.Protocol):
         on_end: Callable[["ServerConnection"], None],
     ) -> None:
         self.peer = peer
-        self.deadline = math.inf
+        self.deadline = NEVER
         self._handling = handling
         self._table = table
         self._times = times
@@ -73,6 +89,8 @@ class ServerConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
+        self._known_head: KnownHead | None = None
+        """The head of the last request; the next one has mostly the same."""
         self._parser: RequestParser | None = None
         """The parser of the chunked body that is read."""
         self._exchange: Exchange | None = None
@@ -119,11 +137,8 @@ class ServerConnection(asyncio.Protocol):
         was_idle, self.is_idle = self.is_idle, False
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
-        # Afterwards, so that a request that came whole is on its way first.
-        if was_idle and not self.is_idle:
-            self._table.mark_busy(self)
-            if self._exchange is None and not self._ended:
-                self.deadline = self._loop.time() + self._times.head_seconds
+        if was_idle and not self.is_idle and self._exchange is None and not self._ended:
+            self.deadline = self._loop.time() + self._times.head_seconds
 
     def pause_writing(self) -> None:
         """Begin to wait until the client reads."""
@@ -139,11 +154,14 @@ class ServerConnection(asyncio.Protocol):
 
     # The exchange's side
 
-    def begin_stream(self) -> None:
-        """Send what is written at once, until the response has ended."""
-        if self._transport and not self._is_tls:
+    def begin_stream(self, data: bytes) -> None:
+        """Send `data` at once, as all that is written until the response has ended."""
+        if self._transport is None:
+            return
+        if not self._is_tls:
             self._streams = True
             self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+        self._transport.write(data)
 
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""
@@ -204,7 +222,7 @@ class ServerConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """End what took too long: a head, a pause in a body, the idle time, or a client that does not read."""
-        self.deadline = math.inf
+        self.deadline = NEVER
         transport = self._transport
         if transport is None:
             return
@@ -259,11 +277,11 @@ class ServerConnection(asyncio.Protocol):
             self._pause_reading()
 
     def _take_head(self) -> bool:
-        """Begin the next request; return False if its head is not complete, or there is none."""
+        """Begin the next request; return False if its head is not complete, or nothing is left to be taken."""
         buffer = self._buffer
         if not buffer or self._ended:
             return False
-        while buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
+        while buffer[:2] == b"\r\n":  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
         length = buffer.find(_HEAD_END)
         if length < 0 and len(buffer) < HEAD_BYTES:
@@ -275,19 +293,20 @@ class ServerConnection(asyncio.Protocol):
         parser = None
         content_length: int | None
         try:
-            known = read_known_head(buffer[:end])
-            if known is None:
+            sized = read_known_head(buffer[:end], self._known_head)
+            if sized is None:
                 parser = RequestParser()
                 head, content_length = parser.parse_head(buffer[:end])
             else:
-                head, content_length = known
+                self._known_head, content_length = sized
+                head = self._known_head.head
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False
         exchange = self._exchange = Exchange(head, content_length, self)
         if self._draining:
             exchange.keep_alive = False
-        self.deadline = math.inf
+        self.deadline = NEVER
         body = b""
         if content_length is None:
             self._parser = parser
@@ -300,11 +319,11 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = buffer[end:]
         receiver = exchange.receiver = self._handling.begin(exchange)
         if receiver and exchange.body_complete:
-            self._give_body(exchange, receiver, body)
-        return True
+            receiver.take_body(body, is_last=True)
+        return bool(self._buffer)
 
     def _take_body(self, exchange: Exchange) -> bool:
-        """Give the receiver what has come of the body; return False if more has to come, or nothing."""
+        """Give the receiver what has come of the body; return False if more has to come, or nothing is left."""
         buffer, receiver = self._buffer, exchange.receiver
         if not buffer or exchange.body_complete or receiver is None:
             return False
@@ -326,14 +345,9 @@ class ServerConnection(asyncio.Protocol):
                 # What came together with the end of the chunks is lost in the parser: the client sends it again.
                 exchange.keep_alive = exchange.keep_alive and not self._parser.excess
                 exchange.body_complete = True
-        self._give_body(exchange, receiver, piece)
-        return True
-
-    def _give_body(self, exchange: Exchange, receiver: RequestReceiver, piece: bytes) -> None:
-        if piece:
-            receiver.take_body(piece)
-        if exchange.body_complete and exchange is self._exchange:
-            receiver.end_body()
+        if piece or exchange.body_complete:
+            receiver.take_body(piece, is_last=exchange.body_complete)
+        return bool(self._buffer)
 
     def _fail_body(self, exchange: Exchange, error: InvalidRequestError | BodyTimeoutError) -> None:
         exchange.keep_alive = False
@@ -416,7 +430,7 @@ class ServerConnection(asyncio.Protocol):
         """Set the deadline of what the connection waits for; what the client has to read first has its own."""
         if self.is_blocked or self._ended:
             return
-        seconds = math.inf
+        seconds = NEVER
         if self._exchange is None:
             seconds = self._times.idle_seconds if self.is_idle else self._times.head_seconds
         elif not self._exchange.body_complete and not self._reading_paused:

@@ -58,9 +58,19 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection; `on_free` is called when it is ready for another request, `on_end` when it is closed."""
 
     __slots__ = (
-        *("_answered", "_fields", "_has_length", "_head", "_head_bytes", "_in_head", "_incoming", "_keeps"),
-        *("_message_ended", "_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
-        *("_transport", "_until_close", "_was_used", "idle_since", "url"),
+        *(
+            "_answered",
+            "_fields",
+            "_has_length",
+            "_head",
+            "_head_bytes",
+            "_in_head",
+            "_incoming",
+            "_keeps",
+            "_last_headers",
+        ),
+        *("_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
+        *("_transport", "_until_close", "_was_used", "idle_since", "is_answered", "url"),
     )
 
     def __init__(
@@ -80,6 +90,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[Field] = []
+        self._last_headers = Headers()
+        """The header fields of the last response; those of the next one are mostly the same."""
         self._head: tuple[int, Headers] | None = None
         """The status and the header fields, until the receiver has got them."""
         self._pieces: list[bytes] = []
@@ -90,7 +102,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._has_length = False
         self._until_close = False
         self._answered = False
-        self._message_ended = False
+        self.is_answered = False
+        """The response is here whole: its end is told right after its last piece."""
         self._keeps = False
         self._paused = False
 
@@ -98,11 +111,6 @@ class UpstreamConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
         return self._transport is not None and not self._incoming.poll(0)
-
-    @property
-    def is_answered(self) -> bool:
-        """True once the response is here whole: its end is told right after its last piece."""
-        return self._message_ended
 
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
         """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response.
@@ -114,10 +122,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail("it closed the connection")
             return
         self._head = None
-        self._pieces = []
+        self._pieces.clear()
         self._head_bytes = 0
         self._in_head = True
-        self._until_close = self._answered = self._message_ended = self._keeps = self._has_length = False
+        self._until_close = self._answered = self.is_answered = self._keeps = self._has_length = False
         self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
             self._transport.write(b"".join([head, *body]))  # several times as fast as two buffers
@@ -186,7 +194,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(f"its response is not HTTP ({error})")
         except Exception:  # noqa: BLE001 - one response must not end the connections of all others
             self._fail_relay()
-        if self._message_ended:
+        if self.is_answered:
             self._end_response()
         elif self._in_head and self._head_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
@@ -210,15 +218,17 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Take the head, unless it is an interim response."""
         status = self._parser.get_status_code() if self._parser else 0
-        if status < _FIRST_FINAL_STATUS or self._message_ended:
+        if status < _FIRST_FINAL_STATUS or self.is_answered:
             return
         self._in_head = False
         fields, self._fields = self._fields, []
         if len(fields) > HEADER_COUNT or (self._head_bytes > HEAD_BYTES and _size_bytes(fields) > HEAD_BYTES):
             self._fail("the head of its response is too long")
             return
-        known = self._head_bytes <= _LONGEST_KNOWN_BYTES
-        headers = _known_headers(tuple(fields)) if known else Headers(fields)
+        headers = self._last_headers
+        if headers.fields != fields:
+            known = self._head_bytes <= _LONGEST_KNOWN_BYTES
+            headers = self._last_headers = _known_headers(tuple(fields)) if known else Headers(fields)
         self._until_close = (
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
@@ -227,7 +237,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if not self._message_ended:
+        if not self.is_answered:
             self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
@@ -236,7 +246,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._fields = []  # of an interim response
             self._has_length = False
             return
-        self._message_ended = True
+        self.is_answered = True
         if self._receiver and self._parser and self._transport:
             # An upstream that answered before it had the whole request may not read the rest.
             is_sent = not self._transport.get_write_buffer_size()
@@ -245,13 +255,14 @@ class UpstreamConnection(asyncio.Protocol):
     def _give_response(self, receiver: ResponseReceiver) -> None:
         """Give the receiver what one read has brought, in one call: each write of the receiver wakes a client."""
         head, pieces = self._head, self._pieces
-        if pieces:
-            self._pieces = []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
         if head:
             self._head = None
-            receiver.take_head(*head, b"".join(pieces))
-        elif pieces:
-            receiver.take_response(b"".join(pieces))
+            status, headers = head
+            receiver.take_head(status, headers, body)
+        elif body:
+            receiver.take_response(body)
 
     def _end_response(self) -> None:
         """Free the connection for another request, or close it, and tell the receiver."""

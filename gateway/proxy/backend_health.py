@@ -25,6 +25,8 @@ A sound one may take longer with a long prompt. So the agent that asks it must n
 """
 _TIMES_THE_PAST: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
+_FIRST_FAILURE: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
+_NOT_SERVED: Final = HTTPStatus.NOT_IMPLEMENTED.value
 
 
 class AnswerProgress:
@@ -152,4 +154,4 @@ def is_failure(status: int) -> bool:
 
     501 is an engine's answer on a path that its mode does not serve.
     """
-    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
+    return status >= _FIRST_FAILURE and status != _NOT_SERVED

@@ -20,11 +20,15 @@ def handle_requests(router: Router, shared: SharedResources) -> RequestHandling:
     """Return the work on the requests to the listener that has `router`."""
 
     def begin(exchange: Exchange) -> InferenceRequest | None:
+        head = exchange.head
         try:
-            return _dispatch(exchange, router, shared)
+            if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
+                return InferenceRequest(exchange, inference, router, shared)
+            _answer_other(exchange, router)
         except RequestError as error:
+            log_refusal(router, paths.route_name(head.path), error)
             exchange.respond(error.status, error.fields(), error.body)
-            return None
+        return None
 
     return RequestHandling(begin, render_invalid_request)
 
@@ -35,20 +39,13 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _dispatch(exchange: Exchange, router: Router, shared: SharedResources) -> InferenceRequest | None:
-    """Authorize the request and answer it by its path. Raises RequestError."""
-    head = exchange.head
-    path, method = head.path, head.method
+def _answer_other(exchange: Exchange, router: Router) -> None:
+    """Answer a request that is not for inference, by its path. Raises RequestError."""
+    path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)
-        return None
-    try:
-        if path in paths.INFERENCE and method == "POST":
-            return InferenceRequest(exchange, read_inference_head(head, router.tokens), router, shared)
-        authorize(head.headers, router.tokens)
-    except RequestError as error:
-        log_refusal(router, paths.route_name(path), error)
-        raise
+        return
+    authorize(exchange.head.headers, router.tokens)
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")
     if path != paths.MODELS and not path.startswith(f"{paths.MODELS}/"):
@@ -56,14 +53,15 @@ def _dispatch(exchange: Exchange, router: Router, shared: SharedResources) -> In
     if method != "GET":
         raise errors.method_not_allowed(method, path, "GET")
     _list_models(exchange, router, path.removeprefix(paths.MODELS)[1:])
-    return None
 
 
 def _report_health(exchange: Exchange, router: Router) -> None:
-    """Say whether requests are answered here; to anyone, so without a name. Raises RequestError."""
-    if not any(service.has_backend for service in router.services().values()):
-        raise errors.service_unavailable("this endpoint")
-    exchange.respond(200, _JSON, b'{"status":"ok"}')
+    """Say whether requests are answered here; to anyone, so without a name."""
+    if any(service.has_backend for service in router.services().values()):
+        exchange.respond(200, _JSON, b'{"status":"ok"}')
+    else:
+        error = errors.service_unavailable("this endpoint")
+        exchange.respond(error.status, error.fields(), error.body)
 
 
 def _list_models(exchange: Exchange, router: Router, only: str) -> None:

@@ -3,12 +3,20 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection
+from typing import Protocol
 
 from gateway.proxy.backend_health import AnswerProgress, BackendPast
 from gateway.proxy.config import Backend, BackendHealth
 
 CHECK_SECONDS = 1.0
 _DIGEST_BYTES = 4096
+
+
+class ExpectedAnswer(Protocol):
+    """An answer that has not begun."""
+
+    def observe(self) -> None:
+        """Call the monitor's `begin`."""
 
 
 class HealthMonitor:
@@ -18,6 +26,7 @@ class HealthMonitor:
         self._pasts: dict[str, BackendPast] = {}
         self._backends: dict[str, Backend] = {}
         self._watchers: set[HealthWatch] = set()
+        self._expected: set[ExpectedAnswer] = set()
         self._check: asyncio.TimerHandle | None = None
 
     def configure(self, backends: Collection[Backend]) -> None:
@@ -34,18 +43,27 @@ class HealthMonitor:
         past = self._pasts.get(uid)
         if past is None:
             return False
+        self._observe_expected()  # they belong to that past
         self._pasts[uid] = BackendPast(uid)
         if past.health.suspect:
             self._report(self._pasts[uid].health)
         return True
 
-    def begin(self, uid: str, body: bytes | bytearray) -> "AnswerObserver":
-        """Observe the answer to a request that is sent to `uid`."""
-        # A backend that has left the configuration is observed, too, but nobody reads the result.
-        past = self._pasts.get(uid) or BackendPast(uid)
+    def expect(self, answer: ExpectedAnswer) -> None:
+        """Observe the answer to a request that was sent, from when it begins, or from the next check on.
+
+        To observe it at once would delay it: an idle engine answers within microseconds.
+        """
+        self._expected.add(answer)
         if self._check is None:
             self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
-        return AnswerObserver(self, past, body)
+
+    def begin(self, answer: ExpectedAnswer, uid: str, body: bytes | bytearray, sent_at: float) -> "AnswerObserver":
+        """Observe the answer to a request with this body, which was sent to `uid` at a time of the monotonic clock."""
+        self._expected.discard(answer)
+        # A backend that has left the configuration is observed, too, but nobody reads the result.
+        past = self._pasts.get(uid) or BackendPast(uid)
+        return AnswerObserver(self, past, body, sent_at)
 
     def suspects(self) -> tuple[BackendHealth, ...]:
         """Return the health of the backends that are suspect."""
@@ -67,8 +85,14 @@ class HealthMonitor:
         for watch in self._watchers:
             watch.put(health)
 
+    def _observe_expected(self) -> None:
+        for answer in tuple(self._expected):
+            answer.observe()
+        self._expected.clear()
+
     def _check_pauses(self) -> None:
         self._check = None
+        self._observe_expected()
         now = time.monotonic()
         busy = [past for past in self._pasts.values() if past.under_way]
         for past in busy:
@@ -84,8 +108,8 @@ class AnswerObserver(AnswerProgress):
 
     __slots__ = ("_monitor", "_past")
 
-    def __init__(self, monitor: HealthMonitor, past: BackendPast, body: bytes | bytearray) -> None:
-        super().__init__(_digest(body), len(body), time.monotonic())
+    def __init__(self, monitor: HealthMonitor, past: BackendPast, body: bytes | bytearray, sent_at: float) -> None:
+        super().__init__(_digest(body), len(body), sent_at)
         self._monitor = monitor
         self._past = past
         past.under_way.add(self)

@@ -22,7 +22,7 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
 
 
 class InferenceHead(NamedTuple):
-    """The facts of a head, of a client that is authorized."""
+    """The facts of the head of a request for inference, of a client that is authorized."""
 
     route: str
     """The name of the path in metrics and log."""
@@ -33,17 +33,20 @@ class InferenceHead(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> InferenceHead:
-    """Read the head of a POST to an inference path; `authorize` says what `tokens` are. Raises RequestError.
+def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> InferenceHead | None:
+    """Read the head of a POST; None if its path is not for inference. `authorize` says what `tokens` are.
 
-    Only heads that are admitted are remembered, each with the tokens that admitted it.
+    Only heads that are admitted are remembered, each with the tokens that admitted it. Raises RequestError.
     """
     authorize(head.headers, tokens)
+    route = paths.INFERENCE.get(head.path)
+    if route is None:
+        return None
     if encoding := head.headers.get("Content-Encoding"):
         raise errors.unsupported_encoding(encoding)
     request_id = head.headers.get(REQUEST_ID)
     return InferenceHead(
-        paths.INFERENCE[head.path],
+        route,
         request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
         b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
     )

@@ -54,8 +54,8 @@ class InferenceRequest:
 
     __slots__ = (
         *("_content", "_exchange", "_held_bytes", "_router", "_service", "_shared", "_since", "_task", "_tried"),
-        *("_upstream", "arrived", "body", "error", "first_token_seconds", "head", "queued_seconds", "request_id"),
-        "status",
+        *("_upstream", "arrived", "body", "error", "first_token_seconds", "head", "id_line", "queued_seconds"),
+        *("request_id", "status"),
     )
 
     def __init__(self, exchange: Exchange, head: InferenceHead, router: Router, shared: SharedResources) -> None:
@@ -63,7 +63,9 @@ class InferenceRequest:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
         self.arrived = time.monotonic()
         self.head = head
-        self.request_id = head.request_id or f"{_process_id}{next(_numbers):08x}"
+        self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
+        self.id_line = b"X-Request-Id: " + self.request_id.encode() + b"\r\n"
+        """The field by which the engine and the client get the request's id."""
         self.status = CLIENT_GONE
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
@@ -82,7 +84,8 @@ class InferenceRequest:
         self._upstream: UpstreamRequest | None = None
         """Holds the slot of a backend."""
         self._tried: list[str] = []
-        exchange.send_continue()
+        if not exchange.body_complete:
+            exchange.send_continue()
 
     @property
     def route(self) -> str:
@@ -96,26 +99,30 @@ class InferenceRequest:
 
     # The body
 
-    def take_body(self, piece: bytes) -> None:
-        """Keep a piece of the body, in memory that is reserved for it."""
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
+        """Keep a piece of the body, in memory that is reserved for it; with the last one, find the service."""
         if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
             self.refuse(errors.request_too_large(BODY_LIMIT_BYTES))
-        elif not self._reserve(len(piece)):
+            return
+        if not self._reserve(len(piece)):
             self.refuse(errors.too_busy())
-        elif not self._content:
+            return
+        if not self._content:
             self._content = piece
         else:
             # A buffer that grows: to join the pieces of a large body would block all requests for a while.
             if not isinstance(self._content, bytearray):
                 self._content = bytearray(self._content)
             self._content += piece
+        if is_last:
+            self._end_body()
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Refuse the request, whose body does not come."""
         late = isinstance(error, BodyTimeoutError)
         self.refuse(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
-    def end_body(self) -> None:
+    def _end_body(self) -> None:
         """Find the service that the body names."""
         content = self._content
         try:

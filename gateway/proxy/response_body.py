@@ -127,12 +127,12 @@ class TokenStream:
     """
 
     failed = False
+    end = ResponseEnd.COMPLETE
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
-        self.end = ResponseEnd.COMPLETE
         self._route = route
         self._last_bytes = b""
-        """The last events so far; with them an engine says that it has failed, or that all has come."""
+        """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
         self._right_field, self._engine_field = _model_fields(model, engine_model)
         """The field as the engine sends it, or most likely will; empty if that is not known."""
@@ -176,6 +176,7 @@ class TokenStream:
     def finish(self) -> bytes:
         """Return the incomplete line with which the stream has ended."""
         last = self._rewrite(self._take_held()) if self._held else b""
+        self._count()
         self.end = read_stream_end(self._last_bytes, self._route)
         return last
 
@@ -193,6 +194,7 @@ class TokenStream:
         uncounted = self._uncounted
         while uncounted:
             lines = uncounted.pop(0)
+            self._last_bytes = (self._last_bytes + lines)[-STREAM_END_BYTES:]
             self._text_events += len(_TEXT.findall(lines))
             if b'"usage"' in lines or b'"timings"' in lines:
                 for line in lines.splitlines():
@@ -201,7 +203,6 @@ class TokenStream:
 
     def _rewrite(self, lines: bytes) -> bytes:
         self._uncounted.append(lines)
-        self._last_bytes = (self._last_bytes + lines)[-STREAM_END_BYTES:]
         if self._engine_field:
             lines = lines.replace(self._engine_field, self._right_field)
         if lines.count(b'"model"') == lines.count(self._right_field):

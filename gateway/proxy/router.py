@@ -41,11 +41,13 @@ class SingleServiceRouter:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The service's token, and the one before while it is valid."""
-        return self._service.config.valid_tokens(time.time())
+        service = self._service
+        is_replaced = service.config.previous_token is not None
+        return service.config.valid_tokens(time.time()) if is_replaced else service.only_token
 
     def services(self) -> Mapping[str, Service]:
         """Return the one service."""
-        return {self._service.config.model: self._service}
+        return {self._service.model: self._service}
 
     def find_service(self, model: str | None) -> Service:
         """Return the one service."""
@@ -68,9 +70,9 @@ class ModelRouter:
         """Route to `services`, as they are configured now, for clients with `token`."""
         self.tokens = None if token is None else (token,)
         self._by_name = dict(services)
-        counts = Counter(service.config.model for service in services.values())
+        counts = Counter(service.model for service in services.values())
         self._by_model = {
-            service.config.model if counts[service.config.model] == 1 else service.config.name: service
+            service.model if counts[service.model] == 1 else service.config.name: service
             for service in services.values()
         }
 

@@ -55,7 +55,8 @@ class RelayedRequest(Protocol):
 
     arrived: float
     head: InferenceHead
-    request_id: str
+    id_line: bytes
+    """The line of the header field X-Request-Id."""
     body: RequestBody
     status: int
     first_token_seconds: float | None
@@ -83,7 +84,7 @@ class UpstreamRequest:
     __slots__ = (
         *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
         *("_repeated", "_request", "_response", "_service", "_starts_at_once", "_streams", "_task", "_text_events"),
-        "backend",
+        *("_sent_at", "backend"),
     )
 
     def __init__(
@@ -105,6 +106,7 @@ class UpstreamRequest:
         self._task: asyncio.Task[None] | None = None
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
+        self._sent_at = 0.0
         self._repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
@@ -118,10 +120,14 @@ class UpstreamRequest:
 
     @property
     def observer(self) -> AnswerObserver:
-        """The observer of the answer, which begins when it is first needed: mostly after the request is sent."""
+        """The observer of the answer, which is made when it is first needed: mostly when the answer has begun."""
         if self._observer is None:
-            self._observer = self._health.begin(self.backend.uid, self._request.body.content)
+            self._observer = self._health.begin(self, self.backend.uid, self._request.body.content, self._sent_at)
         return self._observer
+
+    def observe(self) -> None:
+        """Make the observer of the answer, which has not begun yet."""
+        _ = self.observer
 
     @property
     def tokens(self) -> TokenCount:
@@ -133,12 +139,14 @@ class UpstreamRequest:
     def send(self, pool: UpstreamPool) -> None:
         """Send the request over a kept connection, or a new one."""
         self._pool = pool
+        self._sent_at = time.monotonic()
         try:
             if connection := pool.take_idle(self.backend.url):
                 self._send_over(connection)
             else:
                 self._connect(pool)
-            self._observer = self.observer
+            if self._observer is None:
+                self._health.expect(self)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self._request.fail()
 
@@ -181,11 +189,16 @@ class UpstreamRequest:
     def _send_over(self, connection: UpstreamConnection) -> None:
         request = self._request
         body = request.body.replace_model(self.backend.model)
-        head = b"%b%bContent-Length: %d\r\nX-Request-Id: %b\r\n\r\n" % (
-            request.head.forwarded,
-            _backend_fields(self.backend.url, self.backend.api_key),
-            len(body[0]) if len(body) == 1 else sum(map(len, body)),
-            request.request_id.encode(),
+        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        # Sums of bytes take a third of the time that formatting takes when the processor's caches are cold.
+        head = (
+            request.head.forwarded
+            + _backend_fields(self.backend.url, self.backend.api_key)
+            + b"Content-Length: "
+            + str(length).encode()
+            + b"\r\n"
+            + request.id_line
+            + b"\r\n"
         )
         self._connection = connection
         connection.send(head, body, self, at_once=request.body.streams)
@@ -196,24 +209,25 @@ class UpstreamRequest:
         """Choose the response to the client by the kind of the backend's, and send its begin; then note it."""
         fields = _read_fields(headers)
         self._request.status = status
-        self._fields = b"%bX-Request-Id: %b\r\n" % (fields.forwarded, self._request.request_id.encode())
+        self._fields = fields.forwarded + self._request.id_line
         if status >= _FIRST_ERROR_STATUS:
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"application/json":
-            self._response = JsonResponse(self._service.config.model)
+            self._response = JsonResponse(self._service.model)
         else:
             self._starts_at_once = True
             if fields.kind == b"text/event-stream":
-                self._response = TokenStream(self._service.config.model, self.backend.model, self._request.head.route)
+                self._response = TokenStream(self._service.model, self.backend.model, self._request.head.route)
                 self._streams = True
             else:
                 self._response = UnchangedResponse()
         self._pass_on(piece)
+        observer = self.observer
         self._request.free_body()
         if is_failure(status):
-            self.observer.fail(str(status))
+            observer.fail(str(status))
         if status < _FIRST_ERROR_STATUS:
-            self.observer.note_begin()
+            observer.note_begin()
         self._note_piece()
 
     def take_response(self, piece: bytes) -> None:

@@ -11,8 +11,9 @@ class Connection:
 
     deadline = math.inf
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, *, is_idle: bool) -> None:
         self._peer = peer
+        self.is_idle = is_idle
         self.asked = 0
         self.closed = False
 
@@ -30,7 +31,7 @@ class Connection:
 
 def connect(table: ConnectionTable, peer: str, *, idle: bool = True) -> Connection:
     assert table.admit(peer)
-    connection = Connection(peer)
+    connection = Connection(peer, is_idle=idle)
     table.add(connection)
     if idle:
         table.mark_idle(connection)
@@ -51,7 +52,6 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
     table = ConnectionTable(ConnectionCaps(total=1000, per_peer=3), sweep_seconds=60)
     others = [connect(table, f"10.0.0.{number}") for number in range(200)]
     first, second, third = (connect(table, "10.1.0.1") for _ in range(3))
-    table.mark_busy(first)
     table.mark_idle(first)
     asked = sum(each.asked for each in others)
     assert table.admit("10.1.0.1")
@@ -59,6 +59,19 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
     assert sum(each.asked for each in others) == asked
     table.remove(second)
     assert table.accepted == 203, "a connection that was closed is counted once"
+
+
+async def test_connection_with_a_request_since_it_was_idle_does_not_give_way() -> None:
+    table = ConnectionTable(ConnectionCaps(total=3, per_peer=3), sweep_seconds=60)
+    busy, idle, again = (connect(table, "10.1.0.1") for _ in range(3))
+    busy.is_idle = again.is_idle = False
+    assert table.admit("10.1.0.1")
+    assert [each.closed for each in (busy, idle, again)] == [False, True, False]
+    again.is_idle = True
+    table.mark_idle(again)
+    assert table.admit("10.1.0.1")
+    assert [each.closed for each in (busy, again)] == [False, True]
+    assert not table.admit("10.1.0.1"), "the last one has a request"
 
 
 async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> None:
