@@ -11,8 +11,9 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.backend_health import AnswerProgress, BackendPast, is_failure
-from gateway.proxy.config import BackendHealth, ProxyConfig
+from gateway.proxy.config import Backend, BackendHealth, ProxyConfig
 from gateway.proxy.control_client import ProxyRefusedError
+from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
 from tests.unit.gateway.proxy import impatient_proxy as impatient_proxy_module
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
@@ -340,6 +341,38 @@ async def test_agent_clears_a_suspicion_and_a_changed_backend_begins_anew(
         assert (await next_report(reports)).suspect
         await proxy.client.configure(ProxyConfig((make_service(),)))
         assert await next_report(reports) == BackendHealth("sick")
+
+
+class SentRequest:
+    """A request to the backend "u" whose answer has not begun."""
+
+    def __init__(self, monitor: HealthMonitor, number: int) -> None:
+        self._monitor = monitor
+        self._body = b"%d" % number
+        self.observer: AnswerObserver | None = None
+        monitor.expect(self)
+
+    def observe(self) -> None:
+        self.observer = self.observer or self._monitor.begin(self, "u", self._body, 0.0)
+
+    def fail(self) -> None:
+        self.observe()
+        assert self.observer
+        self.observer.fail("500")
+
+
+async def test_requests_that_were_sent_to_a_backend_show_nothing_of_what_it_is_changed_into() -> None:
+    monitor = HealthMonitor()
+    monitor.configure([Backend("u", "http://127.0.0.1:1")])
+    before = [SentRequest(monitor, number) for number in range(3)]
+    monitor.configure([Backend("u", "http://127.0.0.1:2")])
+    after = [SentRequest(monitor, number) for number in range(3)]
+    for request in before:
+        request.fail()
+    assert not monitor.suspects()
+    for request in after:
+        request.fail()
+    assert [health.uid for health in monitor.suspects()] == ["u"]
 
 
 # A running proxy that does not wait for long
