@@ -51,18 +51,8 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
-        *(
-            "_known_head",
-            "_loop",
-            "_on_end",
-            "_parser",
-            "_reading_paused",
-            "_streams",
-            "_table",
-            "_times",
-            "_transport",
-        ),
-        "_unsent_bytes",
+        *("_known_head", "_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times"),
+        *("_transport", "_unsent_bytes"),
         *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
     )
 
