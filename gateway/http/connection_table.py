@@ -109,13 +109,21 @@ class ConnectionTable:
 
     def _close_longest_idle(self, idle: dict[SweptConnection, None]) -> bool:
         """Close the first of these idle connections; return False if there is none."""
-        while connection := next(iter(idle), None):
+        busy: list[SweptConnection] = []
+        found = None
+        for connection in idle:
             if connection.is_idle:
-                self.remove(connection)
-                connection.close_idle()
-                return True
+                found = connection
+                break
+            busy.append(connection)
+        # After the walk: each new one over a dict passes all that was deleted from its front.
+        for connection in busy:
             self._forget_idle(connection)
-        return False
+        if found is None:
+            return False
+        self.remove(found)
+        found.close_idle()
+        return True
 
     def _expire_late(self) -> None:
         self._sweep = None

@@ -48,7 +48,7 @@ class ClientConnection(Protocol):
         """True while the client does not read what was sent."""
 
     def begin_stream(self, data: bytes) -> None:
-        """Send `data` at once, as all that is written until the response has ended."""
+        """Send `data` at once, and so all that is written until the response has ended."""
 
     def write(self, data: bytes) -> None:
         """Send `data`, after what was sent before."""

@@ -1,14 +1,11 @@
 """Limits of the HTTP server: sizes and times of one connection, and the number of connections by the open files."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 HEAD_BYTES: Final = 16 << 10
 """The longest head of a request or response, and the longest framing of a chunked body beside its chunks."""
 HEADER_COUNT: Final = 128
-NEVER: Final = math.inf
-"""The time of a deadline that is not set."""
 SEND_AT_ONCE_BYTES: Final = 0
 """The high-water mark of a transport on which uvloop sends what is written at once; what the system does not take is
 buffered, and pauses the writer. It is for streams, whose clients wait for each piece."""

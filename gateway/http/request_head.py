@@ -57,25 +57,12 @@ class RequestHead:
         return not self.is_http_1_0 and (self.headers.value(b"expect") or b"").lower() == b"100-continue"
 
 
-class KnownHead(NamedTuple):
-    """A head that was parsed in full, and its bytes before and after the digits of its Content-Length."""
-
-    begin: bytes
-    end: bytes
-    head: RequestHead
-
-
-def read_known_head(head: bytes, last: KnownHead | None) -> tuple[KnownHead, int] | None:
+def read_known_head(head: bytes) -> tuple[RequestHead, int] | None:
     """Return a head that is short and, but for the digits of its Content-Length, may be known, and that length.
 
-    The clients of one library send one head again and again: first it is compared with the `last` one of the
-    connection. It was parsed in full with other digits, and no digit has a meaning elsewhere. Raises
-    InvalidRequestError.
+    The clients of one library send one head again and again. It was parsed in full with other digits, and no digit
+    has a meaning elsewhere. Raises InvalidRequestError.
     """
-    if last and head.startswith(last.begin) and head.endswith(last.end):
-        digits = head[len(last.begin) : -len(last.end)]
-        if digits.isdigit() and len(digits) <= _MOST_DIGITS:
-            return last, int(digits)
     at = head.find(b"\r\nContent-Length: ")
     if at < 0:
         at = head.find(b"\r\ncontent-length: ")
@@ -90,9 +77,9 @@ def read_known_head(head: bytes, last: KnownHead | None) -> tuple[KnownHead, int
 
 
 @functools.lru_cache(maxsize=256)
-def _parse_sized(begin: bytes, end: bytes) -> KnownHead:
+def _parse_sized(begin: bytes, end: bytes) -> RequestHead:
     """Return the head between whose parts the length is missing. Raises InvalidRequestError."""
-    return KnownHead(begin, end, RequestParser().parse_head(b"%b0%b" % (begin, end))[0])
+    return RequestParser().parse_head(b"%b0%b" % (begin, end))[0]
 
 
 class RequestParser:

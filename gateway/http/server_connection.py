@@ -6,6 +6,7 @@ The next request is looked at when the response to the one before is sent; what 
 
 import asyncio
 import functools
+import math
 import socket
 import struct
 from collections.abc import Callable
@@ -16,15 +17,8 @@ from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
-from gateway.http.limits import HEAD_BYTES, NEVER, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
-from gateway.http.request_head import (
-    InvalidRequestError,
-    KnownHead,
-    RequestHead,
-    RequestParser,
-    RequestTarget,
-    read_known_head,
-)
+from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
 
 _PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -51,8 +45,8 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
-        *("_known_head", "_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times"),
-        *("_transport", "_unsent_bytes"),
+        *("_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times", "_transport"),
+        "_unsent_bytes",
         *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
     )
 
@@ -65,7 +59,7 @@ class ServerConnection(asyncio.Protocol):
         on_end: Callable[["ServerConnection"], None],
     ) -> None:
         self.peer = peer
-        self.deadline = NEVER
+        self.deadline = math.inf
         self._handling = handling
         self._table = table
         self._times = times
@@ -79,8 +73,6 @@ class ServerConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
-        self._known_head: KnownHead | None = None
-        """The head of the last request; the next one has mostly the same."""
         self._parser: RequestParser | None = None
         """The parser of the chunked body that is read."""
         self._exchange: Exchange | None = None
@@ -145,7 +137,7 @@ class ServerConnection(asyncio.Protocol):
     # The exchange's side
 
     def begin_stream(self, data: bytes) -> None:
-        """Send `data` at once, as all that is written until the response has ended."""
+        """Send `data` at once, and so all that is written until the response has ended."""
         if self._transport is None:
             return
         if not self._is_tls:
@@ -212,7 +204,7 @@ class ServerConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """End what took too long: a head, a pause in a body, the idle time, or a client that does not read."""
-        self.deadline = NEVER
+        self.deadline = math.inf
         transport = self._transport
         if transport is None:
             return
@@ -283,20 +275,19 @@ class ServerConnection(asyncio.Protocol):
         parser = None
         content_length: int | None
         try:
-            sized = read_known_head(buffer[:end], self._known_head)
-            if sized is None:
+            known = read_known_head(buffer[:end])
+            if known is None:
                 parser = RequestParser()
                 head, content_length = parser.parse_head(buffer[:end])
             else:
-                self._known_head, content_length = sized
-                head = self._known_head.head
+                head, content_length = known
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False
         exchange = self._exchange = Exchange(head, content_length, self)
         if self._draining:
             exchange.keep_alive = False
-        self.deadline = NEVER
+        self.deadline = math.inf
         body = b""
         if content_length is None:
             self._parser = parser
@@ -420,7 +411,7 @@ class ServerConnection(asyncio.Protocol):
         """Set the deadline of what the connection waits for; what the client has to read first has its own."""
         if self.is_blocked or self._ended:
             return
-        seconds = NEVER
+        seconds = math.inf
         if self._exchange is None:
             seconds = self._times.idle_seconds if self.is_idle else self._times.head_seconds
         elif not self._exchange.body_complete and not self._reading_paused:

@@ -64,7 +64,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if handing_over.done():
-            log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts.values()))
+            log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
             await _close(control)
             ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
@@ -141,7 +141,7 @@ async def _report_counts(connection: socket.socket, listeners: Listeners) -> Non
     reported: dict[str, int] | None = None
     with connection, suppress(OSError):
         while True:
-            counts = dict(listeners.in_flight.counts)
+            counts = dict(listeners.in_flight.counts())
             if counts != reported:
                 await loop.sock_sendall(connection, msgspec.json.encode(counts) + b"\n")
                 reported = counts

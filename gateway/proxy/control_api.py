@@ -92,7 +92,7 @@ class ControlApi:
                 await in_flight.wait_idle(uid)
         except TimeoutError:
             pass
-        _respond(exchange, BackendIdle(in_flight=in_flight.counts.get(uid, 0)))
+        _respond(exchange, BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
         exchange.start(HTTPStatus.OK, ((b"Content-Type", b"application/x-ndjson"),))

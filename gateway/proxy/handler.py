@@ -40,7 +40,7 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
 
 
 def _answer_other(exchange: Exchange, router: Router) -> None:
-    """Answer a request that is not for inference, by its path. Raises RequestError."""
+    """Authorize a request that is not for inference, but for the health, and answer it. Raises RequestError."""
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)

@@ -15,7 +15,7 @@ _DIGEST_BYTES = 4096
 class ExpectedAnswer(Protocol):
     """An answer that has not begun."""
 
-    def observe(self) -> None:
+    def observe(self) -> object:
         """Call the monitor's `begin`."""
 
 
@@ -88,7 +88,6 @@ class HealthMonitor:
     def _observe_expected(self) -> None:
         for answer in tuple(self._expected):
             answer.observe()
-        self._expected.clear()
 
     def _check_pauses(self) -> None:
         self._check = None

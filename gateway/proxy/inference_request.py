@@ -84,8 +84,7 @@ class InferenceRequest:
         self._upstream: UpstreamRequest | None = None
         """Holds the slot of a backend."""
         self._tried: list[str] = []
-        if not exchange.body_complete:
-            exchange.send_continue()
+        exchange.send_continue()
 
     @property
     def route(self) -> str:
@@ -109,7 +108,7 @@ class InferenceRequest:
             return
         if not self._content:
             self._content = piece
-        else:
+        elif piece:
             # A buffer that grows: to join the pieces of a large body would block all requests for a while.
             if not isinstance(self._content, bytearray):
                 self._content = bytearray(self._content)
@@ -267,7 +266,7 @@ class InferenceRequest:
             return
         self._service = None
         if upstream:
-            upstream.observer.abandon()
+            upstream.observe().abandon()
             self._shared.in_flight.end(upstream.backend.uid)
             service.queue.finish_request(time.monotonic() - self._since)
         service.record(self)

@@ -155,7 +155,7 @@ class Listeners:
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
         if late:
-            log.warning("requests_broken_off", requests=sum(self.in_flight.counts.values()))
+            log.warning("requests_broken_off", requests=sum(self.in_flight.counts().values()))
         for task in late:
             task.cancel()
 
@@ -236,7 +236,7 @@ class Listeners:
             yield ServiceLoad(name, service.queue.in_flight, service.queue.queued)
 
     def _service_state(self, service: Service) -> ListenerState:
-        counts = self.in_flight.counts
+        counts = self.in_flight.counts()
         backends = tuple(
             BackendState(
                 uid=backend.uid,

@@ -18,21 +18,26 @@ class InFlight:
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
-        self.counts: dict[str, int] = {}
-        """By backend, without backends that have none."""
+        self._counts: dict[str, int] = {}
         self._idle: dict[str, asyncio.Event] = {}
         self._ended: dict[str, float] = {}
         self._elsewhere: Counter[str] = Counter()
 
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of requests in flight by backend, without backends that have none."""
+        return self._counts
+
     def begin(self, uid: str) -> None:
         """Count one more request to `uid`."""
-        self.counts[uid] = self.counts.get(uid, 0) + 1
+        if uid not in self._counts:
+            self._counts[uid] = 0
+        self._counts[uid] += 1
 
     def end(self, uid: str) -> None:
         """Count one request to `uid` less."""
-        self.counts[uid] -= 1
-        if self.counts[uid] == 0:
-            del self.counts[uid]
+        self._counts[uid] -= 1
+        if self._counts[uid] == 0:
+            del self._counts[uid]
             self._ended[uid] = time.monotonic()
             if uid in self._idle:
                 self._idle.pop(uid).set()
@@ -49,7 +54,7 @@ class InFlight:
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""
-        if uid in self.counts:
+        if uid in self._counts:
             return 0.0
         return time.monotonic() - self._ended[uid] if uid in self._ended else None
 
@@ -59,7 +64,7 @@ class InFlight:
 
     async def wait_idle(self, uid: str) -> None:
         """Wait until `uid` has no request in flight; return at once if it never had one."""
-        if uid in self.counts:
+        if uid in self._counts:
             await self._idle.setdefault(uid, asyncio.Event()).wait()
 
 

@@ -41,9 +41,7 @@ class SingleServiceRouter:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The service's token, and the one before while it is valid."""
-        service = self._service
-        is_replaced = service.config.previous_token is not None
-        return service.config.valid_tokens(time.time()) if is_replaced else service.only_token
+        return self._service.config.valid_tokens(time.time())
 
     def services(self) -> Mapping[str, Service]:
         """Return the one service."""

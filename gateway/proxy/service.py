@@ -53,8 +53,7 @@ class Service:
     def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics) -> None:
         self.config = config
         self.model = config.model
-        self.only_token = (config.token,)
-        """The valid tokens, unless a token before is still valid."""
+        """The clients' name for the model; it follows from the name, which never changes."""
         self.created = int(time.time())
         self.queue = RequestQueue(self._take_slot, config.queue_limit)
         self._in_flight = in_flight
@@ -69,7 +68,6 @@ class Service:
     def update(self, config: ServiceListener) -> None:
         """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
         self.config = config
-        self.only_token = (config.token,)
         self.queue.limit = config.queue_limit
         if self.has_backend:
             self.queue.admit_waiting()
@@ -83,7 +81,7 @@ class Service:
 
     def take_other_backend(self, tried: Collection[str]) -> Backend | None:
         """Take a backend, with or without a free slot, except those in `tried`, which accepted no connection."""
-        backend = pick_backend(self.config.backends, self._in_flight.counts, tried)
+        backend = pick_backend(self.config.backends, self._in_flight.counts(), tried)
         if backend:
             self._in_flight.begin(backend.uid)
         return backend
@@ -108,7 +106,7 @@ class Service:
         )
 
     def _take_slot(self) -> Backend | None:
-        backend = pick_backend(self.config.backends, self._in_flight.counts, only_free=True)
+        backend = pick_backend(self.config.backends, self._in_flight.counts(), only_free=True)
         if backend:
             self._in_flight.begin(backend.uid)
         return backend

@@ -83,8 +83,8 @@ class UpstreamRequest:
 
     __slots__ = (
         *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
-        *("_repeated", "_request", "_response", "_service", "_starts_at_once", "_streams", "_task", "_text_events"),
-        *("_sent_at", "backend"),
+        *("_repeated", "_request", "_response", "_sent_at", "_service", "_starts_at_once", "_streams", "_task"),
+        *("_text_events", "backend"),
     )
 
     def __init__(
@@ -107,6 +107,7 @@ class UpstreamRequest:
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
         self._sent_at = 0.0
+        """The time at which it was sent first."""
         self._repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
@@ -118,16 +119,11 @@ class UpstreamRequest:
         self._text_events = 0
         self._last_token_at = 0.0
 
-    @property
-    def observer(self) -> AnswerObserver:
-        """The observer of the answer, which is made when it is first needed: mostly when the answer has begun."""
+    def observe(self) -> AnswerObserver:
+        """Return the observer of the answer, which is made when it is first needed: mostly when that has begun."""
         if self._observer is None:
             self._observer = self._health.begin(self, self.backend.uid, self._request.body.content, self._sent_at)
         return self._observer
-
-    def observe(self) -> None:
-        """Make the observer of the answer, which has not begun yet."""
-        _ = self.observer
 
     @property
     def tokens(self) -> TokenCount:
@@ -162,7 +158,7 @@ class UpstreamRequest:
         """Read the response again, because the client has read."""
         if self._connection:
             self._connection.resume_reading()
-            self.observer.note_data(time.monotonic())
+            self.observe().note_data(time.monotonic())
 
     def _connect(self, pool: UpstreamPool) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send_over_new(pool))
@@ -183,7 +179,7 @@ class UpstreamRequest:
             # The request was sent once: another backend must not get it as if it had not been.
             self._break_off(str(error))
         else:
-            self.observer.fail("it accepts no connection")
+            self.observe().fail("it accepts no connection")
             self._request.try_other_backend(self.backend, error)
 
     def _send_over(self, connection: UpstreamConnection) -> None:
@@ -222,7 +218,7 @@ class UpstreamRequest:
             else:
                 self._response = UnchangedResponse()
         self._pass_on(piece)
-        observer = self.observer
+        observer = self.observe()
         self._request.free_body()
         if is_failure(status):
             observer.fail(str(status))
@@ -295,9 +291,9 @@ class UpstreamRequest:
         """Note a response that is whole; an error for which the request is to blame shows nothing of the backend."""
         if response.end is ResponseEnd.FAILED:
             self._request.error = "engine_error"
-            self.observer.fail(response.end.value)
+            self.observe().fail(response.end.value)
         elif response.end is ResponseEnd.COMPLETE:
-            self.observer.succeed()
+            self.observe().succeed()
 
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
         """Return the backend's error in OpenAI's form."""
@@ -317,7 +313,7 @@ class UpstreamRequest:
     def _measure_stream(self) -> None:
         """Note that the backend is not silent, and the time that the tokens of a stream take."""
         now = time.monotonic()
-        observer, total = self.observer, self._response.text_events
+        observer, total = self.observe(), self._response.text_events
         observer.note_data(now)
         observer.waits_for_client = self._exchange.is_blocked
         new = total - self._text_events
@@ -336,7 +332,7 @@ class UpstreamRequest:
         name = self._service.config.name
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
         self._request.error = "engine_broke_off"
-        self.observer.fail("broken off")
+        self.observe().fail("broken off")
         if streaming:
             self._request.end()
             self._exchange.break_off()

@@ -1,8 +1,9 @@
 """The table of connections: which one gives way, and the number of connections that are looked at to find it."""
 
 import math
+from collections.abc import Iterator
 
-from gateway.http.connection_table import ConnectionTable
+from gateway.http.connection_table import ConnectionTable, SweptConnection
 from gateway.http.limits import ConnectionCaps
 
 
@@ -72,6 +73,27 @@ async def test_connection_with_a_request_since_it_was_idle_does_not_give_way() -
     assert table.admit("10.1.0.1")
     assert [each.closed for each in (busy, again)] == [False, True]
     assert not table.admit("10.1.0.1"), "the last one has a request"
+
+
+class CountedWalks(dict[SweptConnection, None]):
+    """Counts the iterations: each one passes all that was deleted from the front."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[SweptConnection]:
+        self.walks += 1
+        return super().__iter__()
+
+
+async def test_idle_connection_behind_busy_ones_is_found_in_one_walk() -> None:
+    table = ConnectionTable(ConnectionCaps(total=100, per_peer=100), sweep_seconds=60)
+    table._idle = CountedWalks()
+    connections = [connect(table, f"10.0.0.{number}") for number in range(100)]
+    for each in connections[:-1]:
+        each.is_idle = False
+    assert table.admit("10.0.1.1")
+    assert (connections[-1].closed, table._idle.walks) == (True, 1)
+    assert not table._idle, "those with a request are forgotten"
 
 
 async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> None:

@@ -48,14 +48,14 @@ async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
     in_flight.begin("a")
     in_flight.begin("a")
     waiting = asyncio.create_task(in_flight.wait_idle("a"))
-    assert in_flight.counts == {"a": 2}
+    assert in_flight.counts() == {"a": 2}
     in_flight.end("a")
     await asyncio.sleep(0)
     assert not waiting.done()
     assert in_flight.idle_seconds("a") == 0
     in_flight.end("a")
     await asyncio.wait_for(waiting, 1)
-    assert in_flight.counts == {}
+    assert in_flight.counts() == {}
     assert 0 < (in_flight.idle_seconds("a") or 0) < 1
     in_flight.forget_others(["b"])
     assert in_flight.idle_seconds("a") is None

@@ -293,6 +293,28 @@ async def test_requests_are_counted_and_logged_without_their_content(
     assert f"pomona_proxy_queued{series}}} 0.0" in text
 
 
+async def test_refusal_is_logged_by_the_name_of_its_path_whoever_asked(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(echo_model) as backend:
+        url = await proxy.serve(backend)
+        before = len(proxy.log)
+        for headers, status in (({}, 401), (AUTHORIZED, 404)):
+            async with http.get(f"{url}/a-secret-path", headers=headers) as response:
+                assert response.status == status
+
+    def refused() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in proxy.log[before:] if '"event":"request_refused"' in line]
+        assert [(line["listener"], line["route"], line["status"]) for line in lines] == [
+            ("service ns/tiny", "other", 401),
+            ("service ns/tiny", "other", 404),
+        ]
+        return lines
+
+    await eventually(refused)
+    assert not any("a-secret-path" in line for line in proxy.log)
+
+
 async def test_tokens_of_a_stream_are_counted_while_it_runs(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
     await proxy.client.configure(ProxyConfig())
     gated = GatedEngine()
