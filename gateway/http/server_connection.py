@@ -263,7 +263,7 @@ class ServerConnection(asyncio.Protocol):
         buffer = self._buffer
         if not buffer or self._ended:
             return False
-        while buffer[:2] == b"\r\n":  # some clients send an empty line after a body
+        while buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
         length = buffer.find(_HEAD_END)
         if length < 0 and len(buffer) < HEAD_BYTES:

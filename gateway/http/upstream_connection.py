@@ -59,7 +59,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_answered", "_fields", "_has_length", "_head", "_head_bytes", "_in_head", "_incoming", "_keeps"),
-        *("_last_headers", "_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
+        *("_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
         *("_transport", "_until_close", "_was_used", "idle_since", "is_answered", "url"),
     )
 
@@ -80,8 +80,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[Field] = []
-        self._last_headers = Headers()
-        """The header fields of the last response; those of the next one are mostly the same."""
         self._head: tuple[int, Headers] | None = None
         """The status and the header fields, until the receiver has got them."""
         self._pieces: list[bytes] = []
@@ -215,10 +213,8 @@ class UpstreamConnection(asyncio.Protocol):
         if len(fields) > HEADER_COUNT or (self._head_bytes > HEAD_BYTES and _size_bytes(fields) > HEAD_BYTES):
             self._fail("the head of its response is too long")
             return
-        headers = self._last_headers
-        if headers.fields != fields:
-            known = self._head_bytes <= _LONGEST_KNOWN_BYTES
-            headers = self._last_headers = _known_headers(tuple(fields)) if known else Headers(fields)
+        known = self._head_bytes <= _LONGEST_KNOWN_BYTES
+        headers = _known_headers(tuple(fields)) if known else Headers(fields)
         self._until_close = (
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
@@ -244,13 +240,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _give_response(self, receiver: ResponseReceiver) -> None:
         """Give the receiver what one read has brought, in one call: each write of the receiver wakes a client."""
-        head, pieces = self._head, self._pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        head, body = self._head, b"".join(self._pieces)
+        self._pieces.clear()
         if head:
             self._head = None
-            status, headers = head
-            receiver.take_head(status, headers, body)
+            receiver.take_head(*head, body)
         elif body:
             receiver.take_response(body)
 

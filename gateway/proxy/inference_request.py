@@ -64,7 +64,7 @@ class InferenceRequest:
         self.arrived = time.monotonic()
         self.head = head
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
-        self.id_line = b"X-Request-Id: " + self.request_id.encode() + b"\r\n"
+        self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         """The field by which the engine and the client get the request's id."""
         self.status = CLIENT_GONE
         self.queued_seconds = 0.0
