@@ -9,6 +9,7 @@ from unittest import mock
 
 from benchmarks.simulated_server import SimulatedServer, simulated_host
 from controller import run
+from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services import readiness_probe
 from crds.meta import Accelerator
@@ -87,7 +88,9 @@ async def simulated_controller(server: SimulatedServer) -> AsyncIterator[Simulat
         mock.patch.object(run, "follow", follow_by_watches),
         mock.patch.object(readiness_probe, "generate_token", _answer),
     ):
-        controller = Controller(Client(server), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+        controller = Controller(
+            Client(server), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False)
+        )
         async with running(controller.run()):
             world = SimulatedController(server, controller)
             await world.settle()

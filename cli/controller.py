@@ -17,6 +17,7 @@ from cli import log
 from cli.options import allow_private_sources
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
+from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.tenant_limits import TenantLimits
 from kube import credentials
@@ -116,7 +117,7 @@ def command(
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
-        options = ControllerOptions(image, environment, trust, leader_elect, limits)
+        options = ControllerOptions(PodSettings(image, environment, limits), trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

@@ -24,6 +24,7 @@ from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
+from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
@@ -34,7 +35,6 @@ from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
-from controller.tenant_limits import TenantLimits
 from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
@@ -90,16 +90,12 @@ log = structlog.get_logger()
 class ControllerOptions(NamedTuple):
     """Options of the command line."""
 
-    image: str
-    """Image with `pomona` as its entry point, for the Jobs."""
-    environment: dict[str, str]
-    """Environment variables that are passed to the Jobs."""
+    pods: PodSettings
+    """Settings of all pods: those of Jobs, and those that serve."""
     trust: ssl.SSLContext | None = None
     """Trust for the certificates of hosts; None: the system's roots."""
     elects: bool = True
     """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
-    limits: TenantLimits = TenantLimits()
-    """Limits of what tenants may state about pods."""
 
 
 class Item(NamedTuple):
@@ -118,8 +114,8 @@ def registrations(
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
-        model_reconciler(options.image, options.environment, options.limits),
-        service_reconciler(prober, options.limits, tokens),
+        model_reconciler(options.pods),
+        service_reconciler(prober, options.pods, tokens),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases, tokens),
     )

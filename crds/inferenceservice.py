@@ -5,45 +5,18 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from crds.meta import (
-    Accelerator,
     ApiStruct,
     Conditions,
     Name,
     ObjectMeta,
     Priority,
-    Quantity,
     Toleration,
     described,
     keyed_by,
     rule,
 )
+from crds.pods import ContainerOptions, Resources, ServiceHardware
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
-
-
-class ServiceHardware(ApiStruct, frozen=True):
-    """Hardware of one replica."""
-
-    accelerator: Annotated[
-        Accelerator | None,
-        described(
-            "Where replicas run: cpu and nvidia in pods, metal on an off-cluster host with a metal agent. "
-            "Default: the accelerator of the Model."
-        ),
-    ] = None
-
-
-class Resources(ApiStruct, frozen=True):
-    """Resources that one replica requests of its node if it runs as a pod."""
-
-    gpu: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None,
-        described("GPUs that one nvidia replica requests. Default: 1.", format="int32"),
-    ] = None
-    cpu: Annotated[Quantity | None, described("CPU that one replica requests, for example 2 or 500m.")] = None
-    memory: Annotated[
-        Quantity | None,
-        described("Memory that one replica requests. Default: the memory that the Model and its context take."),
-    ] = None
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -69,9 +42,11 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     runtime: Annotated[
         RuntimeName | None,
         described(
-            "Engine that serves the model. Default: llama.cpp for a GGUF file, mlx-lm for a folder of MLX "
-            "weights, ollama for an ollama:// source. Pods run llama.cpp only. A host runs the engines in its "
-            "status.runtimes, which `kubectl get mh -o yaml` shows."
+            "Engine that serves the model: llama.cpp, vllm, sglang, tgi, ollama, generic, mlx-lm, omlx or "
+            "llama-cpp-python; auto is the default: llama.cpp for a GGUF file, vllm for a folder of safetensors in "
+            "pods, mlx-lm for a folder on a host, ollama for an ollama:// source. The page of each engine in "
+            "docs/engines/ says where it runs. A host runs the engines in its status.runtimes, which `kubectl get mh "
+            "-o yaml` shows."
         ),
     ] = None
     speculative: Annotated[
@@ -103,7 +78,15 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = "normal"
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
-        described("Container image with llama-server as its entry point. Default: the image of llama.cpp."),
+        described(
+            "Container image with the engine as its entry point. Default: the image that the engine's page lists."
+        ),
+    ] = None
+    container: Annotated[
+        ContainerOptions | None,
+        described(
+            "The container of spec.image, for runtime generic, which serves any image with an OpenAI-compatible API."
+        ),
     ] = None
     node_selector: Annotated[
         dict[str, str], described("Labels that a node must have to run a pod of this service or fetch its weights.")

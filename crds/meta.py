@@ -50,7 +50,6 @@ MEMORY_PRESSURE: Final = "MemoryPressure"
 ADDRESS_ACCEPTED: Final = "AddressAccepted"
 """Condition of a MetalHost whose EndpointSlices may name the address that it states."""
 
-Accelerator = Literal["cpu", "nvidia", "metal"]
 Priority = Literal["critical", "high", "normal", "low", "batch"]
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
 """Position in the order of importance: 0 is the most important, which is bound and loaded first and evicted last."""
@@ -122,6 +121,8 @@ LabelName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={
 HostName = Annotated[str, Meta(max_length=63, extra_json_schema={"pattern": NAME_PATTERN})]
 SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema={"pattern": NAME_PATTERN})]
 """Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
+Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": LABEL_PATTERN})]
+"""Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
 Quantity = Annotated[
     int | str,
     Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$", "minimum": 0}),

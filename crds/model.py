@@ -40,7 +40,10 @@ class ModelHardware(ApiStruct, frozen=True):
 
     accelerator: Annotated[
         Accelerator,
-        described("Where services of this Model run by default: cpu and nvidia in pods, metal on an off-cluster host."),
+        described(
+            "Where services of this Model run by default: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an "
+            "off-cluster host."
+        ),
     ] = "cpu"
 
 

@@ -5,65 +5,38 @@ to the memory estimate, so that a new option is a field here, an argument of the
 of the estimate. Speculative decoding is separate: it names a Model in one kind and a file in the other.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Name, described, rule
+from crds.meta import ApiStruct, Name, described
 
-RuntimeName = Literal["llama.cpp", "mlx-lm", "llama-cpp-python", "omlx", "ollama"]
 Mode = Literal["chat", "embeddings", "rerank"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Role = Literal["draft", "projector", "adapter"]
 
-TUNING_ARGUMENTS: Final[Mapping[RuntimeName, tuple[str, ...]]] = MappingProxyType(
-    {
-        "llama.cpp": (
-            *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
-            *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu"),
-            *("-fa", "--flash-attn", "--swa-full", "--pooling", "-lm", "--load-mode"),
-            *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
-            *("--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--no-slots", "--warmup", "--no-warmup"),
-            *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
-            *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
-        ),
-        "mlx-lm": ("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
-        "llama-cpp-python": ("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
-        "omlx": (),
-        "ollama": (),
-    }
-)
-"""Arguments of the engine that a user may set, by runtime.
+# The schema has the pattern, the struct has not: the controller names an engine that does not exist in a condition.
+RuntimeName = Annotated[
+    str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"})
+]
+"""Name of an engine, as `runtimes/registry.py` lists them."""
 
-All other arguments are refused, unknown ones too: they could change arguments that Pomona renders, open the engine to
-the network, name files of its machine, log prompts, or take memory that is not reserved.
-"""
-_ANY_TUNING = tuple(dict.fromkeys(name for names in TUNING_ARGUMENTS.values() for name in names))
-EXTRA_ARGUMENT = rf"^({'|'.join(_ANY_TUNING)}|[^-\x00-\x1f\x7f][^\x00-\x1f\x7f]*)$"
-"""One item of extraArgs: one of these arguments, or a value, which has no leading '-' and no control character."""
+EXTRA_ARGUMENT: Final = r"^[^\x00-\x1f\x7f]+$"
+"""One item of extraArgs: an argument or a value, without control characters. Each engine lists those that it takes."""
 
 ExtraArguments = Annotated[
     list[
         Annotated[
             str,
-            Meta(min_length=1, max_length=512),
-            described(
-                "One argument or one value.",
-                rule(
-                    f"self.matches(r'{EXTRA_ARGUMENT}')",
-                    "neither an argument that extraArgs takes (`kubectl explain isvc.spec.extraArgs` lists them) nor a "
-                    "value: use the fields of spec for what they set; the rest belongs to Pomona",
-                ),
-            ),
+            Meta(min_length=1, max_length=512, extra_json_schema={"pattern": EXTRA_ARGUMENT}),
+            described("One argument or one value."),
         ]
     ],
     Meta(max_length=32),
     described(
         "Further arguments for the engine. Pomona appends them to its own arguments. Each argument and each "
-        "value is a separate item. "
-        + " ".join(f"{name} takes {' '.join(taken) or 'none'}." for name, taken in TUNING_ARGUMENTS.items()),
+        "value is a separate item. Each engine takes those that tune it; the page of the engine in docs/engines/ lists "
+        "them. A service with another argument is refused, and its condition Ready lists those that the engine takes.",
         **{"x-kubernetes-list-type": "atomic"},
     ),
 ]

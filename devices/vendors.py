@@ -1,40 +1,144 @@
-"""The table of accelerators: the resources and tolerations with which a pod gets a device. A vendor is one entry.
+"""The table of accelerators: the resources, tolerations and node labels with which a pod gets a device.
 
-The code that builds a pod names no vendor. The container images for a vendor are in the module of each engine.
+A vendor is one entry. The code that builds a pod names no vendor, and an administrator's file may change entries or add
+some (`devices/vendor_file.py`). The facts are those of the vendors' device plugins and labellers; research found many
+guides wrong, so each entry says where its names come from.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
 
 from crds.meta import Accelerator, Toleration
 
-
-class Vendor(NamedTuple):
-    """One accelerator: its pods and its llama.cpp settings."""
-
-    in_pods: bool
-    """True when replicas are pods; else they are processes of an off-cluster host."""
-    device_resource: str | None = None
-    """Extended resource of the vendor's device plugin; None if there is no device to count."""
-    tolerations: tuple[Toleration, ...] = ()
-    """Taints that keep other pods off the vendor's nodes, by the vendor's convention."""
-    gpu_layers: int | None = None
-    """Layers that llama.cpp keeps in device memory; None leaves it to llama.cpp."""
-
-
-_ALL_LAYERS = 999
+MIB: Final = 1 << 20
+_ALL_LAYERS: Final = 999
 """More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
 
-VENDORS: Final[Mapping[Accelerator, Vendor]] = MappingProxyType(
+
+class Exporter(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The vendor's own Prometheus exporter of device metrics, for dashboards."""
+
+    port: int
+    utilization: str
+    """Metric of the utilization, in percent."""
+    memory_used: str
+    """Metric of the memory in use."""
+    memory_unit_bytes: int = 1
+
+
+class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One accelerator, as pods get it."""
+
+    in_pods: bool = True
+    """True when replicas are pods; else they are processes of an off-cluster host."""
+    resource: str | None = None
+    """Extended resource of the vendor's device plugin; None if there is no device to count."""
+    further_resources: tuple[str, ...] = ()
+    """Further resources that spec.hardware.resource may name, such as partitions; a `*` at the end stands for the rest
+    of the name."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that keep other pods off the vendor's nodes, by the vendor's convention. Taints of devices that are sick
+    or being changed are never here."""
+    product_label: str | None = None
+    """Node label with the name of the product, which spec.hardware.products is compared with."""
+    memory_label: str | None = None
+    """Node label with the memory of one device."""
+    memory_values: Annotated[dict[str, int], Meta(max_length=64)] = {}
+    """MiB of each value that the memory label may have; empty: its value is a number of MiB."""
+    shared_label: str | None = None
+    """Node label by which a node says that several pods share a device."""
+    shared_values: tuple[str, ...] = ()
+    """Values of `shared_label` with which the memory of a device is not one pod's own."""
+    runtime_class: str | None = None
+    environment: dict[str, str] = {}
+    """Variables of every container with a device."""
+    supplemental_groups: tuple[int, ...] = ()
+    """Groups that own the device files, for containers without root."""
+    shared_memory_mib: Annotated[int, Meta(ge=64)] = 8192
+    """Limit of /dev/shm for each device, for engines whose processes exchange tensors there."""
+    hugepages_mib: Annotated[int, Meta(ge=0)] = 0
+    """Memory in pages of 2 MiB that each device needs."""
+    images: dict[str, str] = {}
+    """Container image by engine, where it differs from the engine's own default or the engine has none."""
+    exporter: Exporter | None = None
+
+    @property
+    def gpu_layers(self) -> int | None:
+        """Layers that llama.cpp keeps in device memory; None leaves it to llama.cpp."""
+        return _ALL_LAYERS if self.resource or not self.in_pods else None
+
+    def offers(self, resource: str) -> bool:
+        """Return whether devices of this vendor are counted by this resource."""
+        if resource == self.resource:
+            return True
+        return any(
+            resource == each or (each.endswith("*") and resource.startswith(each[:-1]))
+            for each in self.further_resources
+        )
+
+
+Vendors = Mapping[Accelerator, Vendor]
+"""The table: entries by the name that spec.hardware.accelerator states."""
+
+
+def _tolerate(key: str) -> tuple[Toleration, ...]:
+    return (Toleration(key=key, operator="Exists", effect="NoSchedule"),)
+
+
+CPU: Final = Vendor()
+
+VENDORS: Final[Vendors] = MappingProxyType(
     {
-        "cpu": Vendor(in_pods=True),
+        "cpu": CPU,
+        # Labels: GPU feature discovery. `gpu.memory` is a whole number of MiB, and that of a slice under MIG "single".
         "nvidia": Vendor(
-            in_pods=True,
-            device_resource="nvidia.com/gpu",
-            tolerations=(Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),),
-            gpu_layers=_ALL_LAYERS,
+            resource="nvidia.com/gpu",
+            further_resources=("nvidia.com/gpu.shared", "nvidia.com/mig-*"),
+            tolerations=_tolerate("nvidia.com/gpu"),
+            product_label="nvidia.com/gpu.product",
+            memory_label="nvidia.com/gpu.memory",
+            shared_label="nvidia.com/gpu.sharing-strategy",
+            shared_values=("time-slicing", "mps"),
+            exporter=Exporter(
+                port=9400,
+                utilization="DCGM_FI_DEV_GPU_UTIL",
+                memory_used="DCGM_FI_DEV_FB_USED",
+                memory_unit_bytes=MIB,
+            ),
         ),
-        "metal": Vendor(in_pods=False, gpu_layers=_ALL_LAYERS),
+        # Labels: AMD's node labeller, whose memory is text such as 192G. HIP_VISIBLE_DEVICES=all is not valid.
+        "amd": Vendor(
+            resource="amd.com/gpu",
+            further_resources=("amd.com/spx_*", "amd.com/dpx_*", "amd.com/qpx_*", "amd.com/cpx_*"),
+            tolerations=_tolerate("amd.com/gpu"),
+            product_label="amd.com/gpu.product-name",
+            memory_label="amd.com/gpu.vram",
+            memory_values={f"{gib}G": gib * 1024 for gib in (8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288)},
+            # The groups video and render as Debian and Ubuntu number them.
+            supplemental_groups=(44, 109, 110, 992, 993),
+            exporter=Exporter(
+                port=5000, utilization="gpu_gfx_activity", memory_used="gpu_used_vram", memory_unit_bytes=MIB
+            ),
+        ),
+        # HABANA_VISIBLE_DEVICES is the device plugin's: with `all` a pod would see the cards of others.
+        "intel-gaudi": Vendor(
+            resource="habana.ai/gaudi",
+            tolerations=_tolerate("habana.ai/gaudi"),
+            environment={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+            hugepages_mib=11876,
+            exporter=Exporter(
+                port=41611, utilization="habanalabs_utilization", memory_used="habanalabs_memory_used_bytes"
+            ),
+        ),
+        "intel": Vendor(
+            resource="gpu.intel.com/i915",
+            further_resources=("gpu.intel.com/xe",),
+            supplemental_groups=(44, 109, 110, 992, 993),
+        ),
+        "metal": Vendor(in_pods=False),
     }
 )

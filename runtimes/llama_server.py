@@ -20,15 +20,24 @@ from crds.meta import Accelerator
 from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
 from runtimes.environment import PYTHON, select_environment
-from runtimes.serving import Listen, Process, Runtime, Serving
+from runtimes.pod import EngineMetrics, EnginePod
+from runtimes.runtime import Process, Runtime
+from runtimes.serving import Listen, Serving
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
 """`version: 11549 (0c1e570)`; a build outside of llama.cpp's own repository has the number 0 or 1."""
-_IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
-    {
-        "cpu": "ghcr.io/ggml-org/llama.cpp:server",
-        "nvidia": "ghcr.io/ggml-org/llama.cpp:server-cuda",
-    }
+_IMAGE: Final = "ghcr.io/ggml-org/llama.cpp:server"
+IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
+    {"cpu": _IMAGE, "nvidia": f"{_IMAGE}-cuda", "amd": f"{_IMAGE}-rocm", "intel": f"{_IMAGE}-intel"}
+)
+_TUNING: Final = (
+    *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
+    *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu"),
+    *("-fa", "--flash-attn", "--swa-full", "--pooling", "-lm", "--load-mode"),
+    *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
+    *("--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--no-slots", "--warmup", "--no-warmup"),
+    *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
+    *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
 )
 
 CHECKPOINTS: Final = 3
@@ -162,10 +171,25 @@ RUNTIME: Final = Runtime(
     modes=frozenset[Mode](get_args(Mode)),
     settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
+    tuning=_TUNING,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
     process=Process(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
     install_hint="install Pomona's extra llama, or llama-server on PATH",
-    images=_IMAGES,
+    pod=EnginePod(
+        container="llama-server",
+        images=IMAGES,
+        arguments=lambda pod: arguments(pod.serving, pod.listen),
+        # It needs no token, answers 503 while weights load, and a busy engine still answers it.
+        health_path="/health",
+        key="file",
+        metrics=EngineMetrics(
+            requests_running="llamacpp:requests_processing",
+            requests_waiting="llamacpp:requests_deferred",
+            prompt_tokens="llamacpp:prompt_tokens_total",
+            generated_tokens="llamacpp:tokens_predicted_total",
+            needs_key=True,
+        ),
+    ),
 )

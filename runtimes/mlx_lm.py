@@ -19,7 +19,8 @@ from typing import Final
 from crds.serving import CacheType
 from devices.tools import find_program
 from runtimes.environment import PYTHON, select_environment
-from runtimes.serving import Listen, Process, Runtime, RuntimeDemand, Serving
+from runtimes.runtime import Process, Runtime, RuntimeDemand
+from runtimes.serving import Listen, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
 """Groups of 64 values with two 16-bit numbers: as many bytes for each value as llama.cpp's blocks of 32 with one."""
@@ -127,10 +128,11 @@ def _refusal(demand: RuntimeDemand) -> str | None:
 
 RUNTIME: Final = Runtime(
     name="mlx-lm",
-    formats=frozenset({"mlx"}),
+    formats=frozenset({"mlx", "safetensors"}),
     modes=frozenset({"chat"}),
     settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
+    tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
     process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),

@@ -28,7 +28,8 @@ from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
-from runtimes.serving import Runtime, Serving
+from runtimes.runtime import Runtime
+from runtimes.serving import Serving
 
 if TYPE_CHECKING:
     import ollama
@@ -340,7 +341,6 @@ RUNTIME: Final = Runtime(
     name="ollama",
     formats=frozenset({"gguf", "ollama"}),
     modes=frozenset({"chat"}),
-    process=None,
     installed=_installed,
     install_hint="install Ollama from ollama.com and start it",
 )

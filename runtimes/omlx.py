@@ -21,7 +21,8 @@ from crds.size import size_text
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
-from runtimes.serving import Runtime, Serving
+from runtimes.runtime import Runtime
+from runtimes.serving import Serving
 
 DEFAULT_PORT: Final = 8000
 _START: Final = "start it with `brew services start omlx` or `omlx serve`, or open the oMLX app"
@@ -335,10 +336,9 @@ def _installed(environment: Mapping[str, str] = os.environ) -> bool:
 
 RUNTIME: Final = Runtime(
     name="omlx",
-    formats=frozenset({"mlx"}),
+    formats=frozenset({"mlx", "safetensors"}),
     modes=frozenset({"chat"}),
     settings=frozenset({"parallel"}),
-    process=None,
     installed=_installed,
     install_hint="install oMLX (`brew install jundot/omlx/omlx`, or its app) and start it",
 )

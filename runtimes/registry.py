@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from runtimes import llama_cpp_python, llama_server, mlx_lm, ollama, omlx
-from runtimes.serving import Runtime
+from runtimes.runtime import Runtime
 
 RUNTIMES: Final[Mapping[str, Runtime]] = MappingProxyType(
     {each.RUNTIME.name: each.RUNTIME for each in (llama_server, mlx_lm, llama_cpp_python, omlx, ollama)}

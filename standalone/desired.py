@@ -24,6 +24,7 @@ from controller.services.rollout import process_prefix
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition
 from crds.model import Model, ModelStatus
+from crds.pods import ServiceHardware
 from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
 
@@ -32,6 +33,7 @@ _POD_FIELDS: Final = {
     "image": "spec.image",
     "node_selector": "spec.nodeSelector",
     "tolerations": "spec.tolerations",
+    "container": "spec.container",
 }
 
 
@@ -68,8 +70,8 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
     found = []
     for service in services:
         spec, name = service.spec, service.metadata.name
-        if spec.hardware.accelerator == "nvidia":
-            found.append(f"{name}: ignored on this machine: spec.hardware.accelerator nvidia")
+        if spec.hardware.accelerator not in {None, "cpu", "metal"}:
+            found.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
         fields = [field for attribute, field in _POD_FIELDS.items() if getattr(spec, attribute) != _default(attribute)]
         if fields:
             found.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
@@ -127,7 +129,7 @@ def _with_status(model: Model, phase: str, *, true: bool, reason: str, message: 
 
 def _as_host_service(service: InferenceService) -> InferenceService:
     """Return the service as one for a host, without the fields about pods."""
-    hardware = structs.replace(service.spec.hardware, accelerator="metal")
+    hardware = ServiceHardware(accelerator="metal")
     pod_defaults = {attribute: _default(attribute) for attribute in _POD_FIELDS}
     return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
 

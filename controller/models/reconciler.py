@@ -16,17 +16,18 @@ from controller.models import jobs, source_secret, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
 from controller.models.served import accelerator_of, claim_name, format_of, weights_path
 from controller.models.source_secret import SecretVerdict
-from controller.models.volume import INSPECTION, MODELS_PATH, JobSettings, ModelFacts
+from controller.models.volume import INSPECTION, MODELS_PATH, ModelFacts
+from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
-from controller.tenant_limits import UNLIMITED, TenantLimits, allowed_tolerations
-from crds.inferenceservice import InferenceService, ServiceHardware
+from controller.tenant_limits import allowed_tolerations
+from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
 from crds.size import size_text
-from devices.vendors import VENDORS
+from devices.vendors import VENDORS, Vendors
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey, Resource
 from kube.store import Store
@@ -65,15 +66,14 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that are kept until the inspection shows whether they are needed."""
 
 
-def model_reconciler(image: str, environment: Mapping[str, str], limits: TenantLimits = UNLIMITED) -> Reconciler:
-    """Return the reconciler; `image` and `environment` are those of its Jobs."""
-    settings = JobSettings(image, environment, limits)
+def model_reconciler(settings: PodSettings) -> Reconciler:
+    """Return the reconciler."""
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
         model = snapshot.read(MODELS, key, Model)
         if model is None or model.metadata.deletion_timestamp is not None:
             return Plan()  # its children are garbage-collected
-        return desired(model, observe_model(snapshot, key, model), settings, snapshot.now)
+        return desired(model, observe_model(snapshot, key, model, settings.vendors), settings, snapshot.now)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> SecretVerdict | None:
         model = snapshot.read(MODELS, key, Model)
@@ -92,7 +92,7 @@ def model_reconciler(image: str, environment: Mapping[str, str], limits: TenantL
     )
 
 
-def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedModel:
+def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors = VENDORS) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     claims = snapshot.children(PVCS, key.namespace, model.metadata.uid)
@@ -100,12 +100,12 @@ def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model) -> ObservedM
         jobs=owned,
         pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
         claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
-        consumer=_find_consumer(snapshot, key, model),
+        consumer=_find_consumer(snapshot, key, model, vendors),
         secret=snapshot.inputs,
     )
 
 
-def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model) -> InferenceService | None:
+def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> InferenceService | None:
     """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
     if format_of(model) == "mlx":
         return None
@@ -114,14 +114,15 @@ def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model) -> Inferenc
     for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
         if service.metadata.deletion_timestamp is None and not service.spec.suspend:
             placed = _with_accelerator(service, _served_model(snapshot, service) or model)
-            if VENDORS[accelerator_of(placed, model)].in_pods:
+            vendor = vendors.get(accelerator_of(placed, model))
+            if vendor is not None and vendor.in_pods:
                 return placed
     return None
 
 
 def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
     """Return the service with its accelerator stated in its spec."""
-    hardware = ServiceHardware(accelerator=accelerator_of(service, model))
+    hardware = msgspec.structs.replace(service.spec.hardware, accelerator=accelerator_of(service, model))
     return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
 
 
@@ -130,14 +131,14 @@ def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None
     return snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
 
 
-def desired(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> Plan:
+def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
     """Decide about a Model: its Jobs, its volume and its status."""
     verdict = _decide(model, observed, settings, now)
     conditions = [*verdict.conditions, *source_secret.list_conditions(model, observed.secret)]
     return _plan(model, observed, msgspec.structs.replace(verdict, conditions=conditions))
 
 
-def _decide(model: Model, observed: ObservedModel, settings: JobSettings, now: datetime) -> ModelDecision:
+def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
     try:
         source = parse(model.spec.source)
     except SourceError as error:
@@ -185,7 +186,7 @@ def _kept_facts(model: Model) -> ModelFacts | None:
 
 
 def _inspected_facts(
-    model: Model, observed: ObservedModel, settings: JobSettings, now: datetime
+    model: Model, observed: ObservedModel, settings: PodSettings, now: datetime
 ) -> tuple[ModelFacts, JobProgress]:
     """Return the facts of an inspected Model; a Model that an earlier release inspected is inspected again."""
     known = ModelFacts.of_status(model)
@@ -227,7 +228,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 def _decide_cache(
     model: Model,
     observed: ObservedModel,
-    settings: JobSettings,
+    settings: PodSettings,
     now: datetime,
     *,
     known: tuple[ModelFacts, JobProgress],
@@ -318,13 +319,13 @@ def _cached_message(cached: Cached) -> str:
     return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
 
 
-def _placement(model: Model, consumer: InferenceService | None, settings: JobSettings) -> Placement:
+def _placement(model: Model, consumer: InferenceService | None, settings: PodSettings) -> Placement:
     """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
     if consumer is None:
         return Placement()
     spec = consumer.spec
     allowed = allowed_tolerations(spec.tolerations, settings.limits)
-    tolerations = (*VENDORS[accelerator_of(consumer, model)].tolerations, *allowed)
+    tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
     return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 

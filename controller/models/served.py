@@ -13,8 +13,13 @@ from crds.meta import Accelerator
 from crds.model import Model
 from crds.serving import Role, RuntimeName
 from kube.resources import ObjectKey
-from runtimes.serving import Format, default_runtime
+from runtimes.runtime import default_runtime
+from runtimes.serving import Format
 
+AUTO: Final = "auto"
+"""Value of spec.runtime that leaves the choice to Pomona, as its absence does."""
+METAL: Final = "metal"
+"""The one accelerator outside of the cluster."""
 _SOURCES_KEPT: Final = 1024
 """Each decision about a service asks for its format and path again."""
 
@@ -73,8 +78,11 @@ def _format_of_source(text: str) -> Format:
 
 
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
-    """Return the runtime that the service states, else the default of the Model's format."""
-    return service.spec.runtime or default_runtime(format_of(model))
+    """Return the runtime that the service states, else the default of the Model's format where the service runs."""
+    stated = service.spec.runtime
+    if stated is not None and stated != AUTO:
+        return stated
+    return default_runtime(format_of(model), in_pods=accelerator_of(service, model) != METAL)
 
 
 def accelerator_of(service: InferenceService, model: Model) -> Accelerator:

@@ -3,7 +3,6 @@
 Pods that serve find the weights at the same path; hosts find them by the same revision and checksum.
 """
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -12,8 +11,8 @@ import msgspec
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse
 from controller.models.jobs import JobResult, Placement, Work
 from controller.models.served import claim_name, weights_path
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
-from controller.tenant_limits import UNLIMITED, TenantLimits
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Layout, Model
 from kube.client import Obj
@@ -30,14 +29,6 @@ INSPECTION: Final = 1
 """Version of the inspection result; releases before it wrote neither a version nor a layout."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
-
-
-class JobSettings(msgspec.Struct, frozen=True):
-    """Settings that all Jobs share."""
-
-    image: str
-    environment: Mapping[str, str] = {}
-    limits: TenantLimits = UNLIMITED
 
 
 class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -82,7 +73,7 @@ def is_outdated(model: Model) -> bool:
     return model.spec.memory_bytes is None and status.layout is None and status.inspection != INSPECTION
 
 
-def inspection(model: Model, settings: JobSettings, known: ModelFacts | None = None) -> Work:
+def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None) -> Work:
     """Return the work that reads the artifact's header, at the revision in `known` if there is one."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
@@ -106,7 +97,7 @@ def _source(model: Model, known: ModelFacts | None) -> str:
     return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
 
 
-def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: JobSettings) -> Work:
+def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: PodSettings) -> Work:
     """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one."""
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file)

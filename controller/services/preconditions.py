@@ -9,15 +9,17 @@ from typing import Final, Literal, NamedTuple
 from controller.models.served import Companion, Served, accelerator_of, format_of, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
-from crds.inferenceservice import InferenceService, Resources
+from controller.services.devices import find_hardware_problem
+from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
+from crds.pods import Resources, ServiceHardware
 from crds.serving import Role
 from crds.size import size_text
-from devices.vendors import VENDORS
+from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import Workload, estimate, further_bytes, is_understated, way_out
 from runtimes.registry import RUNTIMES
-from runtimes.serving import RuntimeDemand, refusal
+from runtimes.runtime import RuntimeDemand, refuse_demand
 
 _PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
@@ -72,10 +74,18 @@ class CheckedService(NamedTuple):
     """The problem of a Model, which a problem of the spec may hide."""
 
 
-def check_service(service: InferenceService, model: Model | None, companions: tuple[Companion, ...]) -> CheckedService:
+def check_service(
+    service: InferenceService, model: Model | None, companions: tuple[Companion, ...], vendors: Vendors = VENDORS
+) -> CheckedService:
     """Check whether a service may run: in the cluster and on a machine alone alike."""
-    of_model = _model_problem(service, model, companions)
-    problem = _spec_problem(service, model, companions) or of_model
+    accelerator = decided_accelerator(service, model)
+    vendor = vendors.get(accelerator) if accelerator is not None else None
+    if accelerator is not None and vendor is None:
+        known = ", ".join(sorted(vendors))
+        message = f"hardware.accelerator {accelerator} does not exist: use one of {known}"
+        return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
+    of_model = _model_problem(service, model, companions, vendor)
+    problem = _spec_problem(service, model, companions, vendor) or of_model
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
     served = Served(model, companions)
@@ -84,11 +94,10 @@ def check_service(service: InferenceService, model: Model | None, companions: tu
 
 
 def _model_problem(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion]
+    service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor | None
 ) -> ServiceProblem | None:
     """Return why this service cannot serve its Model or its companions' Models now, or None."""
-    accelerator = decided_accelerator(service, model)
-    in_pods = accelerator is not None and VENDORS[accelerator].in_pods
+    in_pods = vendor is not None and vendor.in_pods
     named = [
         ("modelRef", service.spec.model_ref, model),
         *((companion.field, companion.name, companion.model) for companion in companions),
@@ -125,15 +134,16 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
 
 
 def _spec_problem(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion]
+    service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor | None
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
     accelerator = decided_accelerator(service, model)
-    if accelerator is None:
+    if accelerator is None or vendor is None:
         return None
-    message = _contradiction(service, model, companions, accelerator)
+    message = find_hardware_problem(service, accelerator, vendor)
+    message = message or _contradiction(service, model, companions, vendor)
     if message is None and model is not None:
-        message = _inability(service, model, companions, accelerator)
+        message = _inability(service, model, companions, vendor)
     return ServiceProblem("InvalidSpec", message, "Failed") if message else None
 
 
@@ -142,22 +152,24 @@ def decided_accelerator(service: InferenceService, model: Model | None) -> Accel
     return accelerator_of(service, model) if model else service.spec.hardware.accelerator
 
 
-def _inability(
-    service: InferenceService, model: Model, companions: Sequence[Companion], accelerator: Accelerator
-) -> str | None:
+def _inability(service: InferenceService, model: Model, companions: Sequence[Companion], vendor: Vendor) -> str | None:
     """Return the demand of the service that the runtime cannot meet, or None."""
-    spec, runtime = service.spec, RUNTIMES[runtime_of(service, model)]
+    spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model))
+    if runtime is None:
+        return f"runtime {spec.runtime} does not exist: use one of {', '.join(sorted(RUNTIMES))}, or auto"
     roles = [companion.role for companion in companions]
     demand = RuntimeDemand(
         format=format_of(model),
-        accelerator=accelerator,
-        in_pods=VENDORS[accelerator].in_pods,
+        accelerator=accelerator_of(service, model),
+        in_pods=vendor.in_pods,
+        vendor=vendor,
+        has_image=spec.image is not None,
         options=spec,
         draft="draft" in roles,
         projector="projector" in roles,
         adapter_scales=[companion.scale for companion in companions if companion.role == "adapter"],
     )
-    return refusal(runtime, demand) or next(
+    return refuse_demand(runtime, demand) or next(
         (message for companion in companions if (message := _mismatch(companion, model)) is not None), None
     )
 
@@ -181,9 +193,9 @@ def _mismatch(companion: Companion, model: Model) -> str | None:
 
 
 def _contradiction(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion], accelerator: Accelerator
+    service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
-    spec, vendor = service.spec, VENDORS[accelerator]
+    spec, accelerator = service.spec, decided_accelerator(service, model)
     for each in (model, *(companion.model for companion in companions)):
         if vendor.in_pods and each is not None and each.spec.source.startswith(("file://", "ollama://")):
             return (
@@ -191,10 +203,6 @@ def _contradiction(
                 f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
                 "source"
             )
-    if spec.resources.gpu is not None and vendor.device_resource is None:
-        return (
-            f"resources.gpu is {spec.resources.gpu}, but accelerator {accelerator} has no devices: remove resources.gpu"
-        )
     if vendor.in_pods:
         return None
     of_pods = {
@@ -202,6 +210,8 @@ def _contradiction(
         "resources": spec.resources != Resources(),
         "nodeSelector": bool(spec.node_selector),
         "tolerations": bool(spec.tolerations),
+        "container": spec.container is not None,
+        "hardware": spec.hardware != ServiceHardware(accelerator=spec.hardware.accelerator),
     }
     stated = " and ".join(field for field, is_stated in of_pods.items() if is_stated)
     if stated:

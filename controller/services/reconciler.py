@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.served import Served, read_companions
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
@@ -31,11 +32,10 @@ from controller.services.readiness_probe import Prober
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
-from controller.tenant_limits import UNLIMITED, TenantLimits, check_limits
+from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
 from crds.model import Model
-from devices.vendors import VENDORS
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -71,7 +71,7 @@ class ServiceInputs(NamedTuple):
     rotation: TokenRotation = TokenRotation()
 
 
-def service_reconciler(prober: Prober, limits: TenantLimits, tokens: KnownTokens) -> Reconciler:
+def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownTokens) -> Reconciler:
     """Return the reconciler; `prober` probes the endpoints, and `tokens` are shared with the reconciler of hosts."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -81,7 +81,7 @@ def service_reconciler(prober: Prober, limits: TenantLimits, tokens: KnownTokens
             tokens.forget(key)
             return None
         revision = snapshot.store.revision
-        view = build_view(snapshot, key, service, limits)
+        view = build_view(snapshot, key, service, settings)
         question = view.question
         answer = prober.answer(key, question, view.proof)
         uid = service.metadata.uid
@@ -94,7 +94,7 @@ def service_reconciler(prober: Prober, limits: TenantLimits, tokens: KnownTokens
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
-        decide=functools.partial(decide_service, limits=limits),
+        decide=functools.partial(decide_service, settings=settings),
         triggers=(
             *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
             Trigger(MODELS, _services_of_model, everything),
@@ -108,14 +108,14 @@ def service_reconciler(prober: Prober, limits: TenantLimits, tokens: KnownTokens
     )
 
 
-def decide_service(snapshot: Snapshot, key: ObjectKey, limits: TenantLimits = UNLIMITED) -> Plan:
+def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
     """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
-    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service, limits)
+    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service, settings)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -145,7 +145,7 @@ def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None
 
 
 def build_view(
-    snapshot: Snapshot, key: ObjectKey, service: InferenceService, limits: TenantLimits = UNLIMITED
+    snapshot: Snapshot, key: ObjectKey, service: InferenceService, settings: PodSettings = DEFAULT_SETTINGS
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
@@ -156,8 +156,8 @@ def build_view(
     accelerator = preconditions.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
-    checked = preconditions.check_service(service, model, companions)
-    if exceeded := check_limits(service, limits):
+    checked = preconditions.check_service(service, model, companions, settings.vendors)
+    if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
@@ -168,7 +168,7 @@ def build_view(
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,
-        replicas=_observe_replicas(snapshot, service, accelerator, checked.served, wanted),
+        replicas=_observe_replicas(snapshot, service, accelerator, checked.served, wanted, settings=settings),
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
@@ -183,11 +183,17 @@ def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceSer
 
 
 def _observe_replicas(
-    snapshot: Snapshot, service: InferenceService, accelerator: Accelerator | None, served: Served | None, wanted: int
+    snapshot: Snapshot,
+    service: InferenceService,
+    accelerator: Accelerator | None,
+    served: Served | None,
+    wanted: int,
+    *,
+    settings: PodSettings,
 ) -> Replicas:
     """Return replicas in pods and on hosts. Without `served` none is created, and existing ones count as wanted."""
-    pods = observe_pods(snapshot, service, accelerator, served, wanted)
-    if served is None or accelerator is None or not VENDORS[accelerator].in_pods:
+    pods = observe_pods(snapshot, service, accelerator, served, wanted, settings=settings)
+    if served is None or accelerator is None or not settings.vendors[accelerator].in_pods:
         return combine_replicas(pods, observe_hosts(snapshot, service, served, wanted))
     # For each pod that is not ready yet, one earlier replica on a host stays.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))

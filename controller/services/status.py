@@ -11,8 +11,8 @@ import msgspec
 from controller.models.served import list_companions
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
-from controller.services.deployment import PORT
 from controller.services.endpoints import Endpoint
+from controller.services.pod_template import PORT
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.replicas import Replicas

@@ -5,14 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
 from devices.vendors import VENDORS
 from runtimes.registry import RUNTIMES
-from runtimes.serving import CompanionFile, Listen, Process, RuntimeDemand, Serving, build_serving, refusal
+from runtimes.runtime import Process, RuntimeDemand, refuse_demand
+from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 
 
 def list_installed() -> list[str]:
@@ -69,13 +68,12 @@ def find_obstacle(spec: MetalProcessSpec) -> str | None:
         format="mlx" if parse(spec.artifact.source).is_folder else "gguf",
         accelerator="metal",
         in_pods=False,
-        # The API server has checked the arguments; a newer one may allow more, which the engine here may also take.
-        options=structs.replace(spec, extra_args=[]),
+        options=spec,
         draft=any(each.role == "draft" for each in further),
         projector=any(each.role == "projector" for each in further),
         adapter_scales=[each.scale for each in further if each.role == "adapter"],
     )
-    return refusal(RUNTIMES[spec.runtime], demand)
+    return refuse_demand(RUNTIMES[spec.runtime], demand)
 
 
 def _process(spec: MetalProcessSpec) -> Process:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from crds.meta import LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
@@ -242,7 +243,7 @@ class CrashWorld:
         # A crash at the very end hides the cancellation.
         while not self._is_over:
             try:
-                options = ControllerOptions("pomona:test", {}, elects=False)
+                options = ControllerOptions(PodSettings("pomona:test"), elects=False)
                 await Controller(Client(self.transport), no_credentials, options).run()
             except* Crash:
                 self.crashes += 1

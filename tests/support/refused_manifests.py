@@ -40,10 +40,7 @@ NULLS: list[dict[str, Any]] = [
 ]
 """Parts of a service's spec with null (a YAML key without a value), which counts as absent."""
 GOOD_ARGUMENTS = ["--temp", "0.5", "-fa", "on", "--n_threads", "2", "{{ größer - 1 }}"]
-BAD_ARGUMENTS = [
-    *("--log_file=x", "--log-file", "--host", "--lora", "-cram", "--temp=0.5", "-"),
-    *("a\0b", "a\nb", "on\n", "\x7f"),
-]
+BAD_ARGUMENTS = ["a\0b", "a\nb", "on\n", "\x7f"]
 
 
 def make_manifest(resource: Resource, namespace: str = "default", name: str = "one", **spec: Any) -> Obj:
@@ -105,7 +102,7 @@ REFUSED_MANIFESTS = {
         MODELS, {"memoryBytes": 1 << 80}, "spec.memoryBytes: .*must be of type integer"
     ),
     "unknown accelerator": RefusedManifest(
-        MODELS, {"hardware": {"accelerator": "tpu"}}, 'spec.hardware.accelerator: .*"tpu".*"metal"'
+        MODELS, {"hardware": {"accelerator": "TPU!"}}, 'spec.hardware.accelerator: .*"TPU!".*should match'
     ),
     "long Model name": RefusedManifest(MODELS, {}, "use a name of at most 46 characters", "m" * 47),
     "name that is none": RefusedManifest(
@@ -141,7 +138,9 @@ REFUSED_MANIFESTS = {
         {"tolerations": [{"key": "a"}, {"operator": "In"}]},
         r'spec.tolerations\[1\].operator: Unsupported value: "In"',
     ),
-    "unknown runtime": RefusedManifest(INFERENCE_SERVICES, {"runtime": "vllm"}, 'spec.runtime: .*"vllm".*"mlx-lm"'),
+    "runtime that is no name": RefusedManifest(
+        INFERENCE_SERVICES, {"runtime": "v llm"}, 'spec.runtime: .*"v llm".*should match'
+    ),
     "unknown mode": RefusedManifest(INFERENCE_SERVICES, {"mode": "speech"}, 'spec.mode: .*"speech".*"embeddings"'),
     "unknown cache type": RefusedManifest(
         INFERENCE_SERVICES, {"cacheTypeK": "q2_k"}, 'spec.cacheTypeK: .*"q2_k".*"q8_0"'
@@ -223,7 +222,7 @@ REFUSED_MANIFESTS = {
         f"argument {item!r}": RefusedManifest(
             INFERENCE_SERVICES,
             {"extraArgs": ["--temp", item]},
-            r"spec\.extraArgs\[1\].*neither an argument that extraArgs takes",
+            r"spec\.extraArgs\[1\].*should match",
         )
         for item in BAD_ARGUMENTS
     },

@@ -8,7 +8,7 @@ import msgspec
 
 from controller.models.reconciler import ObservedModel, desired
 from controller.models.source_secret import SecretVerdict
-from controller.models.volume import JobSettings
+from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Plan
 from controller.tenant_limits import UNLIMITED
@@ -20,7 +20,7 @@ from kube.resources import JOBS, PVCS
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HTTP = "http://models.example/tiny.gguf"
-SETTINGS = JobSettings("pomona:test", {"HF_ENDPOINT": "http://mirror.example"})
+SETTINGS = PodSettings("pomona:test", {"HF_ENDPOINT": "http://mirror.example"})
 SHA = "ab" * 32
 INSPECTED = {
     "revision": '"etag-1"',

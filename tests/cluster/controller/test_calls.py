@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.address_policy import NETWORKS_VARIABLE
+from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
 from controller.run import Controller, ControllerOptions
 from kube import credentials
@@ -37,7 +38,7 @@ async def test_new_service_costs_six_calls_and_no_read(
     login = credentials.load(await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT))
     transport = FaultyTransport(AiohttpTransport(login))
     image, networks = "ghcr.io/pomona-dev/pomona:test", {NETWORKS_VARIABLE: "10.77.0.0/16"}
-    options = ControllerOptions(image, networks, elects=False)
+    options = ControllerOptions(PodSettings(image, networks), elects=False)
     controller = Controller(Client(transport), lambda: login, options)
     cluster = ServiceNamespace(client, namespace)
     gpu = {"hardware": {"accelerator": "nvidia"}}

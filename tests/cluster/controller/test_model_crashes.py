@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from controller.models.reconciler import model_reconciler
+from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
 from crds.model import Model
@@ -27,7 +28,7 @@ ANSWERS = {
     "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
     "fetch": {"file": "tiny.gguf", "sizeBytes": 1000},
 }
-KIND = model_reconciler("pomona:test", {})
+KIND = model_reconciler(PodSettings("pomona:test"))
 
 
 class ControllerLife:

@@ -35,7 +35,7 @@ class Image:
 
 def find(reference: str) -> Image | None:
     """Return the image that a reference names, or None; tag and digest of Pomona's own images are ignored."""
-    if reference in llama_server.RUNTIME.images.values():
+    if reference in llama_server.IMAGES.values():
         return _of_this_checkout(tuple(llama_server.command() or ()))
     match _repository(reference):
         case "ghcr.io/pomona-dev/pomona":

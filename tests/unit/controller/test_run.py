@@ -8,6 +8,7 @@ import pytest
 from controller import run
 from controller.hosts.reconciler import LeaseReader
 from controller.metrics import ControllerMetrics
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
 from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
 from controller.services.tokens import token_secret
@@ -56,7 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     world = World()
-    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
@@ -75,7 +76,7 @@ async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch:
 
     kind = Reconciler(resource=MODELS, decide=decide, restart=lambda: done.append("restart"))
     monkeypatch.setattr(run, "registrations", lambda *_: ((kind,), ()))
-    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     for _ in range(2):
         done.clear()
         async with running(controller._lead()):
@@ -115,7 +116,7 @@ async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(m
     kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
     monkeypatch.setattr(run, "registrations", lambda *_: ((kind,), ()))
     world = SuspendedAtJob(monkeypatch, "chat")
-    controller = Controller(world, no_credentials, ControllerOptions("pomona:test", {}))
+    controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test")))
     assert controller._elector is not None
     with pytest.raises(LeadershipLost):
         await controller._elector.run(controller._lead)
@@ -135,7 +136,9 @@ async def test_controller_that_was_suspended_beyond_its_lease_tries_nothing_more
 
     monkeypatch.setattr(run, "registrations", lambda *_: ((Reconciler(resource=MODELS, decide=decide),), ()))
     controller = Controller(
-        SuspendedAtJob(monkeypatch, *map(str, range(100))), no_credentials, ControllerOptions("pomona:test", {})
+        SuspendedAtJob(monkeypatch, *map(str, range(100))),
+        no_credentials,
+        ControllerOptions(PodSettings("pomona:test")),
     )
     assert controller._elector is not None
     with pytest.raises(LeadershipLost):
@@ -152,7 +155,7 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     monkeypatch.setattr(run, "registrations", lambda *_: ((), (crash,)))
-    controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)
 
@@ -186,7 +189,7 @@ def test_resync_enqueues_one_object_after_the_other() -> None:
             enqueued.append(asyncio.get_running_loop().time())
 
     async def main() -> None:
-        controller = Controller(World(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+        controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
         for number in range(3):
             controller.store.put(MODELS, model(f"m{number}"))
         controller._queue = Timed()
@@ -212,7 +215,7 @@ class NothingIsRead(Client):
 
 async def test_host_gets_the_token_of_a_new_service_without_a_read() -> None:
     leases = LeaseReader()
-    reconcilers, _ = run.registrations(ControllerOptions("pomona:test", {}), leases, ControllerMetrics())
+    reconcilers, _ = run.registrations(ControllerOptions(PodSettings("pomona:test")), leases, ControllerMetrics())
     services, hosts = (
         next(each for each in reconcilers if each.resource == kind) for kind in (INFERENCE_SERVICES, METAL_HOSTS)
     )

@@ -13,7 +13,7 @@ from runtimes import daemon, ollama, omlx
 from runtimes.ollama import Ollama, full_name
 from runtimes.omlx import Omlx
 from runtimes.registry import RUNTIMES
-from runtimes.serving import RuntimeDemand, refusal
+from runtimes.runtime import RuntimeDemand, refuse_demand
 
 
 @pytest.mark.parametrize(
@@ -126,17 +126,17 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
 @pytest.mark.parametrize(("runtime", "wanted"), [("ollama", "gguf"), ("omlx", "mlx")])
 def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
     asked = RuntimeDemand(format="gguf" if wanted == "gguf" else "mlx", accelerator="cpu", in_pods=True)
-    problem = refusal(RUNTIMES[runtime], asked)
+    problem = refuse_demand(RUNTIMES[runtime], asked)
     assert problem
     assert "set hardware.accelerator to metal" in problem
-    assert refusal(RUNTIMES[runtime], asked._replace(accelerator="metal", in_pods=False)) is None
+    assert refuse_demand(RUNTIMES[runtime], asked._replace(accelerator="metal", in_pods=False)) is None
 
 
 def test_settings_that_only_the_owner_of_ollama_decides_are_refused() -> None:
     asked = RuntimeDemand(format="gguf", accelerator="metal", in_pods=False)
-    assert "parallel" in (refusal(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) or "")
+    assert "parallel" in (refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) or "")
     assert "takes none" in (
-        refusal(RUNTIMES["ollama"], asked._replace(options=ServingOptions(extra_args=["--temp", "1"]))) or ""
+        refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(extra_args=["--temp", "1"]))) or ""
     )
 
 

@@ -13,9 +13,10 @@ import gguf
 import pytest
 from aiohttp import web
 
-from crds.serving import TUNING_ARGUMENTS, Mode
+from crds.serving import Mode
 from runtimes import llama_cpp_launcher, llama_cpp_python
 from runtimes.probe import ProbeResult, generate_token
+from runtimes.registry import RUNTIMES
 from tests.support.record_llama_cpp_python import CASES, rendered
 from tests.support.stub_server import serve_stub
 from tests.support.tiny_models.tiny_gguf import SENTENCE
@@ -91,7 +92,7 @@ def test_server_has_no_health_and_no_metrics() -> None:
 
 
 def test_tuning_arguments_exist() -> None:
-    assert set(TUNING_ARGUMENTS["llama-cpp-python"]) <= FLAGS
+    assert set(RUNTIMES["llama-cpp-python"].tuning) <= FLAGS
 
 
 def test_environment_has_no_variable_that_is_a_setting() -> None:

@@ -1,12 +1,14 @@
 """The demands that each runtime supports, and the messages for the others."""
 
-from typing import Any, get_args
+import itertools
+from typing import Any
 
 import pytest
 
-from crds.serving import TUNING_ARGUMENTS, RuntimeName, ServingOptions
+from crds.serving import ServingOptions
 from runtimes.registry import RUNTIMES
-from runtimes.serving import RuntimeDemand, default_runtime, refusal
+from runtimes.runtime import RuntimeDemand, default_runtime, refuse_demand
+from runtimes.serving import Format
 
 LLAMA = RuntimeDemand("gguf", "metal", in_pods=False)
 MLX = RuntimeDemand("mlx", "metal", in_pods=False)
@@ -31,7 +33,7 @@ def changed(demand: RuntimeDemand, **changes: Any) -> RuntimeDemand:
     ],
 )
 def test_supported_demand_is_not_refused(runtime: str, demand: RuntimeDemand) -> None:
-    assert refusal(RUNTIMES[runtime], demand) is None
+    assert refuse_demand(RUNTIMES[runtime], demand) is None
 
 
 @pytest.mark.parametrize(
@@ -61,15 +63,12 @@ def test_supported_demand_is_not_refused(runtime: str, demand: RuntimeDemand) ->
     ],
 )
 def test_unsupported_demand_is_refused_with_the_way_out(runtime: str, change: dict[str, Any], says: str) -> None:
-    told = refusal(RUNTIMES[runtime], changed(MLX, **change))
+    told = refuse_demand(RUNTIMES[runtime], changed(MLX, **change))
     assert told is not None
     assert says in told
 
 
-def test_every_runtime_of_the_api_is_registered_with_its_tuning_arguments() -> None:
-    assert RUNTIMES.keys() == TUNING_ARGUMENTS.keys() == set(get_args(RuntimeName))
-
-
 def test_default_runtime_serves_its_format() -> None:
-    for artifact_format in ("gguf", "mlx"):
-        assert artifact_format in RUNTIMES[default_runtime(artifact_format)].formats
+    formats: tuple[Format, ...] = ("gguf", "mlx", "ollama")
+    for artifact_format, in_pods in itertools.product(formats, (True, False)):
+        assert artifact_format in RUNTIMES[default_runtime(artifact_format, in_pods=in_pods)].formats

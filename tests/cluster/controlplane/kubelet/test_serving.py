@@ -25,7 +25,7 @@ async def test_a_pod_of_llama_cpps_image_answers_with_tokens(pods: Pods, client:
     arguments = llama_server.arguments(serving, Listen("$(POD_IP)", 8080, "/key/key"))
     mounts = [{"name": "models", "mountPath": "/models", "readOnly": True}, {"name": "key", "mountPath": "/key"}]
     main = {
-        "image": llama_server.RUNTIME.images["nvidia"],
+        "image": llama_server.IMAGES["nvidia"],
         "command": None,
         "args": arguments,
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Reconciler
 from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.run import Controller, ControllerOptions, Item
@@ -50,7 +51,7 @@ class Enqueued(WorkQueue[Item]):
 
 @pytest.fixture
 def controller() -> Controller:
-    return Controller(NoApi(), no_credentials, ControllerOptions("pomona:test", {}))
+    return Controller(NoApi(), no_credentials, ControllerOptions(PodSettings("pomona:test")))
 
 
 def deployment(**status: Any) -> Obj:
@@ -203,7 +204,7 @@ async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
                 world.store.put(resource, seen)
             return {**obj, "metadata": {**obj["metadata"], "resourceVersion": "2"}}
 
-    world = Controller(Observed(), no_credentials, ControllerOptions("pomona:test", {}, elects=False))
+    world = Controller(Observed(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     world.store.put(INFERENCE_SERVICES, service())
     world._queue = queue = Enqueued()
     plan = Plan(apply=((DEPLOYMENTS, stamped_deployment()),))

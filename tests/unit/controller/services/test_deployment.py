@@ -4,16 +4,19 @@ from typing import Any
 
 import pytest
 
-from controller.services.deployment import MountedWeights, deployment, network_service
+from controller.services.deployment import deployment, network_service
+from controller.services.pod_template import EngineChoice, MountedWeights
 from controller.services.tokens import token_secret
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
+from devices.vendors import VENDORS
 from kube.client import Obj
 from tests.support.api_objects import as_service, service
 
 
 def built(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
     weights = MountedWeights("tiny-cache", "0123abcd/tiny.gguf")
-    _, obj = deployment(as_service(service(**spec)), accelerator=accelerator, memory=2**30, weights=weights)
+    choice = EngineChoice("llama.cpp", accelerator, VENDORS[accelerator], 2**30)
+    _, obj = deployment(as_service(service(**spec)), choice, weights)
     return obj
 
 

@@ -5,12 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens
-from controller.tenant_limits import UNLIMITED, TenantLimits
+from controller.tenant_limits import TenantLimits
 from crds.model import Layout
 from crds.serving import ServingOptions
 from fitness.memory import Workload, estimate
@@ -367,7 +368,7 @@ class TokenSecret(Client):
 
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
-    observe = service_reconciler(Prober(), UNLIMITED, KnownTokens()).observe
+    observe = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens()).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
     facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
@@ -382,7 +383,7 @@ class NoSecretIsRead(Client):
 
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
-    reconciler = service_reconciler(Prober(), UNLIMITED, KnownTokens())
+    reconciler = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens())
     assert reconciler.observe is not None
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)
@@ -409,14 +410,14 @@ def test_each_change_is_one_event() -> None:
 async def test_service_beyond_the_limits_keeps_its_pods_and_says_why() -> None:
     spec = {"image": "evil.example/llama:1"}
     there = (chat_service(**spec), (MODELS, model()))
-    limits = TenantLimits(("ghcr.io/",))
+    settings = PodSettings(limits=TenantLimits(("ghcr.io/",)))
     deployed = (DEPLOYMENTS, chat_deployment(*there))
     key, inputs = KEY, ServiceInputs(None, None, None)
-    plan = decide_service(Snapshot(store(*there, deployed), NOW, inputs), key, limits)
+    plan = decide_service(Snapshot(store(*there, deployed), NOW, inputs), key, settings)
     assert ready_outcome(plan) == ("Failed", "False", "ImageNotAllowed")
     assert list_applied(plan, DEPLOYMENTS) == []
     assert plan.delete == (), "what runs is not ended by an update of the controller"
-    new = decide_service(Snapshot(store(*there), NOW, inputs), key, limits)
+    new = decide_service(Snapshot(store(*there), NOW, inputs), key, settings)
     assert list_applied(new, DEPLOYMENTS) == []
     assert list_applied(decide_service(Snapshot(store(*there), NOW, inputs), key), DEPLOYMENTS)
 

@@ -18,7 +18,7 @@ def test_tag_and_digest_of_our_images_are_ignored() -> None:
 
 
 def test_every_image_of_llama_cpp_is_this_machines_llama_server() -> None:
-    for reference in llama_server.RUNTIME.images.values():
+    for reference in llama_server.IMAGES.values():
         image = images.find(reference)
         assert image is not None
         assert list(image.entrypoint) == llama_server.command()

@@ -1,0 +1,124 @@
+"""The devices of one replica in a pod: their resource and number, and the nodes that have such devices.
+
+A request for the vendor's resource alone keeps a pod on nodes with such a device. Node affinity is added only for what
+the service says of them: their product, and their least memory.
+"""
+
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from crds.inferenceservice import InferenceService
+from crds.meta import Accelerator
+from crds.pods import ServiceHardware
+from crds.quantity import quantity_bytes
+from crds.size import size_text
+from devices.vendors import MIB, Vendor
+from kube.client import Obj
+
+_ACCEPTED_SHARE: Final = Decimal("0.97")
+"""An 80 GB card reports 79.6 GiB: what a device reports may be 3 % less than its nominal memory."""
+_MOST_WEIGHT: Final = 100
+"""Largest weight of a preference, by the API."""
+
+
+class DeviceRequest(NamedTuple):
+    """The devices that one replica requests."""
+
+    resource: str | None
+    """Extended resource; None: no device."""
+    number: int
+    """0 without a device."""
+
+
+def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
+    """Return the devices of one replica; `find_hardware_problem` has no objection to them."""
+    hardware = service.spec.hardware
+    resource = hardware.resource or vendor.resource
+    if resource is None:
+        return DeviceRequest(None, 0)
+    return DeviceRequest(resource, hardware.count or service.spec.resources.gpu or 1)
+
+
+def find_hardware_problem(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
+    """Return the first field about devices that contradicts another one or the vendor, with the way out, or None."""
+    hardware, gpu = service.spec.hardware, service.spec.resources.gpu
+    if gpu is not None and hardware.count is not None and gpu != hardware.count:
+        return f"hardware.count is {hardware.count} and resources.gpu is {gpu}: remove resources.gpu"
+    stated = _list_stated(hardware, gpu)
+    if vendor.resource is None:
+        if not stated:
+            return None
+        return f"{stated[0]}, but accelerator {accelerator} has no devices: remove it"
+    if hardware.resource is not None and not vendor.offers(hardware.resource):
+        offered = " or ".join((vendor.resource, *vendor.further_resources))
+        return f"hardware.resource {hardware.resource} is none of accelerator {accelerator}: use {offered}"
+    wants_product = hardware.products or hardware.preferred_products
+    if wants_product and vendor.product_label is None:
+        return (
+            f"hardware.products cannot be held for accelerator {accelerator}, whose nodes have no label with the "
+            "product: use nodeSelector, or add productLabel to the controller's --vendors file"
+        )
+    if hardware.memory is not None and vendor.memory_label is None:
+        return (
+            f"hardware.memory cannot be held for accelerator {accelerator}, whose nodes have no label with the memory "
+            "of a device: use nodeSelector, or add memoryLabel to the controller's --vendors file"
+        )
+    if hardware.memory is not None and vendor.memory_values and not _large_enough(vendor, hardware.memory):
+        most = size_text(max(vendor.memory_values.values()) * MIB)
+        return f"hardware.memory {hardware.memory} is more than any {accelerator} device has: use at most {most}"
+    return None
+
+
+def _list_stated(hardware: ServiceHardware, gpu: int | None) -> list[str]:
+    fields: dict[str, object] = {
+        "hardware.count": hardware.count,
+        "resources.gpu": gpu,
+        "hardware.resource": hardware.resource,
+        "hardware.memory": hardware.memory,
+        "hardware.products": ", ".join(hardware.products) or None,
+        "hardware.preferredProducts": ", ".join(hardware.preferred_products) or None,
+    }
+    return [f"{field} is {value}" for field, value in fields.items() if value is not None]
+
+
+def build_node_affinity(hardware: ServiceHardware, vendor: Vendor) -> Obj | None:
+    """Return the node affinity that holds product and least memory of the devices, or None if none are stated."""
+    required: list[Obj] = []
+    if hardware.products and vendor.product_label:
+        required.append({"key": vendor.product_label, "operator": "In", "values": sorted(hardware.products)})
+    if hardware.memory is not None and vendor.memory_label:
+        required.append(_hold_memory(vendor, vendor.memory_label, hardware.memory))
+        if vendor.shared_label:
+            values = list(vendor.shared_values)
+            required.append({"key": vendor.shared_label, "operator": "NotIn", "values": values})
+    affinity: Obj = {}
+    if required:
+        terms = [{"matchExpressions": required}]
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    if hardware.preferred_products and vendor.product_label:
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {
+                "weight": max(1, _MOST_WEIGHT >> place),
+                "preference": {
+                    "matchExpressions": [{"key": vendor.product_label, "operator": "In", "values": [product]}]
+                },
+            }
+            for place, product in enumerate(hardware.preferred_products)
+        ]
+    return {"nodeAffinity": affinity} if affinity else None
+
+
+def _hold_memory(vendor: Vendor, label: str, memory: int | str) -> Obj:
+    if vendor.memory_values:
+        return {"key": label, "operator": "In", "values": _large_enough(vendor, memory)}
+    return {"key": label, "operator": "Gt", "values": [str(_least_mib(memory) - 1)]}
+
+
+def _large_enough(vendor: Vendor, memory: int | str) -> list[str]:
+    least = _least_mib(memory)
+    return [value for value, mib in vendor.memory_values.items() if mib >= least]
+
+
+def _least_mib(memory: int | str) -> int:
+    """Return the MiB that a device must report."""
+    return int(quantity_bytes(memory) * _ACCEPTED_SHARE) // MIB

@@ -1,0 +1,84 @@
+"""The description of an engine in a pod: image, arguments, environment, key, probe and metrics.
+
+A pod is made of three things that do not know each other: the vendor's entry (`devices/vendors.py`), the engine's
+`EnginePod`, and the service. An engine module fills an `EnginePod` in; the controller reads it and names no engine.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from devices.vendors import Vendor
+from runtimes.serving import Listen, Serving
+
+KeyDelivery = Literal["file", "environment", "proxy"]
+"""The way in which an engine gets the service's bearer token: a file that an argument names, an environment variable
+from the Secret, or not at all: then Pomona's proxy runs beside it in the pod, checks the token, and the engine listens
+on loopback. A key is never an argument, because everyone who may read pods reads those."""
+
+NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class PodServing(NamedTuple):
+    """One engine in one pod, as its renderers see it."""
+
+    serving: Serving
+    listen: Listen
+    vendor: Vendor
+    devices: int = 0
+    """Devices of the vendor that the container gets; 0: it runs on the processor."""
+    cache_bytes: int | None = None
+    """Bytes of the KV cache, for an engine that keeps it in the container's memory and must be told; None: unknown."""
+
+
+class EngineMetrics(NamedTuple):
+    """Names of an engine's Prometheus metrics, without labels; None where the engine has none."""
+
+    requests_running: str
+    requests_waiting: str | None
+    prompt_tokens: str | None
+    generated_tokens: str | None
+    requests: str | None = None
+    """Counter of the requests that have ended."""
+    cache_usage: str | None = None
+    """Share of the KV cache in use, from 0 to 1."""
+    first_token_seconds: str | None = None
+    """Histogram."""
+    request_seconds: str | None = None
+    """Histogram of whole requests."""
+    path: str = "/metrics"
+    needs_key: bool = False
+    """True if the engine asks for its key at this path too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePod:
+    """One engine as it runs in a pod."""
+
+    container: str
+    """Name of its container."""
+    images: Mapping[str, str]
+    """Container image by vendor. A vendor's own entry may name another one, or one that is missing here."""
+    arguments: Callable[[PodServing], list[str]]
+    """Render the container's arguments. They contain no secret."""
+    environment: Callable[[PodServing], Mapping[str, str]] = lambda _pod: NO_VARIABLES
+    """Render its variables; those of the vendor's entry are added, and none is a secret."""
+    command: tuple[str, ...] = ()
+    """Entry point; empty: that of the image."""
+    health_path: str = "/health"
+    """Path that answers 200 without a key once the model is loaded; the probes of the kubelet ask it."""
+    key: KeyDelivery = "file"
+    key_variable: str = ""
+    """Environment variable with the key, if `key` is "environment"."""
+    metrics: EngineMetrics | None = None
+    shared_memory: bool = False
+    """True if its processes exchange tensors by /dev/shm, which is 64 MiB in a container unless it is mounted."""
+    read_only_root: bool = True
+    """False if the image writes outside of /tmp and its home."""
+    warning: str | None = None
+    """Remark about the engine that its users should read, such as that it is maintained no more."""
+
+    def image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
+        """Return the default image for a vendor, or None if there is none."""
+        return vendor.images.get(engine) or self.images.get(vendor_name)
