@@ -20,6 +20,8 @@ from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.tenant_limits import TenantLimits
+from devices.vendor_file import VendorFileError, parse_vendors
+from devices.vendors import VENDORS, Vendors
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
@@ -35,6 +37,13 @@ def _read_address(_context: click.Context, parameter: click.Parameter, text: str
         return parse_bind_address(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
+
+
+def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
+    try:
+        return parse_vendors(path.read_text()) if path else VENDORS
+    except (VendorFileError, OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}", param=parameter) from error
 
 
 @click.command()
@@ -88,6 +97,12 @@ def _read_address(_context: click.Context, parameter: click.Parameter, text: str
     is_flag=True,
     help="Accept InferenceServices that tolerate the taints of control-plane nodes.",
 )
+@click.option(
+    "--vendors",
+    callback=_read_vendors,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of accelerators: images, labels and resources that differ from the built-in ones, or new vendors.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -100,6 +115,7 @@ def command(
     allowed_networks: Networks,
     image_prefixes: tuple[str, ...],
     control_plane: bool,
+    vendors: Vendors,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -117,7 +133,7 @@ def command(
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
-        options = ControllerOptions(PodSettings(image, environment, limits), trust, leader_elect)
+        options = ControllerOptions(PodSettings(image, environment, limits, vendors), trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

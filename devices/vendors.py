@@ -12,22 +12,28 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from crds.meta import Accelerator, Toleration
+from crds.meta import LABEL_PATTERN, Accelerator, Toleration
 
 MIB: Final = 1 << 20
 _ALL_LAYERS: Final = 999
 """More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
 
 
+_Resource = Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9][-a-z0-9.]*/[-_.A-Za-z0-9]+\*?$")]
+_Label = Annotated[str, Meta(max_length=316, pattern=r"^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*$")]
+_Name = Annotated[str, Meta(max_length=63, pattern=LABEL_PATTERN)]
+_Image = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^\S+$")]
+
+
 class Exporter(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The vendor's own Prometheus exporter of device metrics, for dashboards."""
 
-    port: int
+    port: Annotated[int, Meta(ge=1, le=65535)]
     utilization: str
     """Metric of the utilization, in percent."""
     memory_used: str
     """Metric of the memory in use."""
-    memory_unit_bytes: int = 1
+    memory_unit_bytes: Annotated[int, Meta(ge=1)] = 1
 
 
 class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -35,34 +41,34 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
     in_pods: bool = True
     """True when replicas are pods; else they are processes of an off-cluster host."""
-    resource: str | None = None
+    resource: _Resource | None = None
     """Extended resource of the vendor's device plugin; None if there is no device to count."""
-    further_resources: tuple[str, ...] = ()
+    further_resources: tuple[_Resource, ...] = ()
     """Further resources that spec.hardware.resource may name, such as partitions; a `*` at the end stands for the rest
     of the name."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that keep other pods off the vendor's nodes, by the vendor's convention. Taints of devices that are sick
     or being changed are never here."""
-    product_label: str | None = None
+    product_label: _Label | None = None
     """Node label with the name of the product, which spec.hardware.products is compared with."""
-    memory_label: str | None = None
+    memory_label: _Label | None = None
     """Node label with the memory of one device."""
-    memory_values: Annotated[dict[str, int], Meta(max_length=64)] = {}
+    memory_values: dict[str, Annotated[int, Meta(ge=1)]] = {}
     """MiB of each value that the memory label may have; empty: its value is a number of MiB."""
-    shared_label: str | None = None
+    shared_label: _Label | None = None
     """Node label by which a node says that several pods share a device."""
     shared_values: tuple[str, ...] = ()
     """Values of `shared_label` with which the memory of a device is not one pod's own."""
-    runtime_class: str | None = None
+    runtime_class: _Name | None = None
     environment: dict[str, str] = {}
     """Variables of every container with a device."""
-    supplemental_groups: tuple[int, ...] = ()
+    supplemental_groups: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Groups that own the device files, for containers without root."""
     shared_memory_mib: Annotated[int, Meta(ge=64)] = 8192
     """Limit of /dev/shm for each device, for engines whose processes exchange tensors there."""
     hugepages_mib: Annotated[int, Meta(ge=0)] = 0
     """Memory in pages of 2 MiB that each device needs."""
-    images: dict[str, str] = {}
+    images: dict[str, _Image] = {}
     """Container image by engine, where it differs from the engine's own default or the engine has none."""
     exporter: Exporter | None = None
 

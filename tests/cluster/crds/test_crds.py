@@ -36,7 +36,7 @@ async def test_bad_manifest_is_refused_with_the_way_out(client: Client, namespac
 
 class TestExtraArgumentsOfProcess:
     @pytest.mark.parametrize("item", BAD_ARGUMENTS, ids=repr)
-    async def test_argument_with_a_control_character_is_refused(self, client: Client, namespace: str, item: str) -> None:
+    async def test_control_character_is_refused(self, client: Client, namespace: str, item: str) -> None:
         with pytest.raises(Invalid, match=r"spec\.extraArgs\[1\].*should match"):
             await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, extraArgs=["--temp", item]))
 
