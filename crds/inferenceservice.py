@@ -121,6 +121,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
     selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
+    runtime: Annotated[str, described("Engine of the replicas.")] = ""
+    memory: Annotated[str, described("Memory of its node or host that one replica takes, for example 4.4 GiB.")] = ""
+    nodes: Annotated[
+        list[str],
+        Meta(max_length=20),
+        described("Nodes and hosts that run a replica, at most 20 of them.", **{"x-kubernetes-list-type": "atomic"}),
+    ] = []
     endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
     proof: Annotated[
         str,

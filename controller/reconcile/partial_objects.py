@@ -126,13 +126,14 @@ def _conditions(status: Obj, kinds: Collection[str]) -> list[Obj]:
 def _of_pod(obj: Obj) -> Obj:
     metadata = {name: value for name, value in obj["metadata"].items() if name not in {"managedFields", "annotations"}}
     status = obj.get("status") or {}
-    containers = status.get("containerStatuses") or ()
+    # A sidecar is an init container that runs on: a pod with one that has ended does not serve.
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     kept = {
         **_pick(status, ("phase", "podIPs")),
         "conditions": _conditions(status, _POD_CONDITIONS),
-        "containerStatuses": [_pick(each, ("name", "state", "lastState")) for each in containers],
+        "containerStatuses": [_pick(each, ("name", "state", "lastState", "started")) for each in containers],
     }
-    return {"metadata": metadata, "status": kept}
+    return {"metadata": metadata, "spec": _pick(obj.get("spec") or {}, ("nodeName",)), "status": kept}
 
 
 def _of_deployment(obj: Obj) -> Obj:

@@ -58,12 +58,13 @@ def observe_pods(
     current = _current_ready(observed, desired, len(ready)) if desired or served is None else 0
     problems = [
         diagnosis.diagnose_deployment(observed),
-        *(diagnosis.diagnose_pod(pod) for pod in pods if not _is_ready(pod)),
+        *(diagnosis.diagnose_pod(pod, memory_requested(observed)) for pod in pods if not _is_ready(pod)),
     ]
     return Replicas(
         # Counted by the pods: the Deployment's own number follows seconds later when its controller has much to do.
         total=sum(is_scheduled(pod) and pod["status"].get("phase") not in _ENDED for pod in pods),
         ready=tuple(ready[-current:] if current else ()),
+        nodes=frozenset(node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))),
         problem=diagnosis.most_severe(problems) if desired else None,
         apply=desired,
         patch=_scale_down(observed, wanted) if wanted and served is None else (),
@@ -105,6 +106,14 @@ def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
         {"op": "replace", "path": "/spec/replicas", "value": wanted},
     )
     return (Patch(ref(DEPLOYMENTS, observed), operations),)
+
+
+def memory_requested(observed: Obj) -> str:
+    """Return the memory that each pod of a Deployment may use: its limit, else its request; empty if it has neither."""
+    container: Obj = next(iter(observed["spec"]["template"]["spec"]["containers"]), {})
+    resources = container.get("resources", {})
+    stated: str = resources.get("limits", {}).get("memory") or resources.get("requests", {}).get("memory") or ""
+    return stated
 
 
 def _is_ready(pod: Obj) -> bool:

@@ -26,6 +26,7 @@ _BROKEN: Final = frozenset(
         "CrashLoopBackOff",
     }
 )
+_OUT_OF_MEMORY: Final = "OOMKilled"
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
 _QUOTED_CHARACTERS: Final = 400
 
@@ -43,8 +44,8 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
     return None
 
 
-def diagnose_pod(pod: Obj) -> ServiceProblem | None:
-    """Return why a pod is not ready, or None if it is only starting."""
+def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
+    """Return why a pod is not ready, or None if it is only starting; `memory` is what its container may use."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -53,20 +54,30 @@ def diagnose_pod(pod: Obj) -> ServiceProblem | None:
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _BROKEN:
-            ended = _last_end(container)
+            ended = _last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
-        if ended := _last_end(container):
+        if ended := _last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
+        if container.get("started") and container.get("state", {}).get("running"):
+            message = f"pod {name}: {container['name']} has started, but its readiness probe fails"
+            return ServiceProblem("NotAnswering", message, "Progressing")
     return None
 
 
-def _last_end(container: Obj) -> str:
+def _last_end(container: Obj, memory: str) -> str:
     """Describe the last end of a container: exit code, reason and last output; empty if it has not ended."""
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
     words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]
     cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
+    if ended.get("reason") == _OUT_OF_MEMORY:
+        readable = size_text(int(memory)) if memory.isdecimal() else memory
+        return (
+            f"{container['name']} was killed ({_OUT_OF_MEMORY}): it took more than its memory"
+            f"{' of ' if readable else ''}{readable}, or its node ran out of memory: raise resources.memory, or lower "
+            "contextLength or parallel"
+        )
     return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
 
 

@@ -69,6 +69,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     return Replicas(
         total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
         ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
+        nodes=frozenset(each.spec.host_name for each in standing.kept if each.spec.host_name),
         problem=diagnosis.most_severe(problems),
         steps=steps,
     )

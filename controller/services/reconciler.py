@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.models.served import Served, read_companions
+from controller.models.served import Served, read_companions, runtime_of
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
@@ -36,6 +36,7 @@ from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
 from crds.model import Model
+from crds.quantity import quantity_bytes
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -165,6 +166,8 @@ def build_view(
     return ServiceView(
         service=service,
         accelerator=accelerator,
+        runtime=runtime_of(service, model) if model is not None else "",
+        memory_bytes=_replica_memory(service, checked.served),
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,
@@ -172,6 +175,13 @@ def build_view(
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
+
+
+def _replica_memory(service: InferenceService, served: Served | None) -> int | None:
+    stated = service.spec.resources.memory
+    if stated is not None:
+        return quantity_bytes(stated)
+    return preconditions.memory_bytes(service, served) if served is not None else None
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:

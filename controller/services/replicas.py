@@ -21,6 +21,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """All that exist, also those that are being replaced."""
     ready: tuple[str, ...] = ()
     """Sorted uids of the ready replicas of the wanted spec."""
+    nodes: frozenset[str] = frozenset()
+    """Nodes and hosts that run a replica."""
     problem: ServiceProblem | None = None
     """The most severe reason why a replica is not ready."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
@@ -33,6 +35,7 @@ def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
     return Replicas(
         total=pods.total + hosts.total,
         ready=(*pods.ready, *hosts.ready),
+        nodes=pods.nodes | hosts.nodes,
         problem=most_severe((pods.problem, hosts.problem)),
         apply=pods.apply,
         patch=pods.patch,

@@ -18,10 +18,12 @@ from controller.services.probe_policy import Question
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator
+from crds.size import size_text
 from kube.client import Obj
 from runtimes.probe import ProbeResult, build_success
 
 _MOST_NAMED: Final = 3
+_MOST_NODES: Final = 20
 READY: Final = "Ready"
 MODEL_READY: Final = "ModelReady"
 REASONS_WITHOUT_EVENT: Final = {
@@ -43,6 +45,10 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     service: InferenceService
     accelerator: Accelerator | None
+    runtime: str = ""
+    """Engine of the replicas; empty while it depends on a Model that does not exist."""
+    memory_bytes: int | None = None
+    """Memory of one replica; None: unknown."""
     model_problem: ServiceProblem | None
     blocker: ServiceProblem | None
     """The reason why no replica can be created now; replicas that serve stay."""
@@ -276,6 +282,9 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "readyReplicas": len(view.replicas.ready),
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": view.accelerator or "",
+        **({"runtime": view.runtime} if view.runtime else {}),
+        **({"memory": size_text(view.memory_bytes)} if view.memory_bytes else {}),
+        **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{PORT}/v1",
         "conditions": [ready, _model_condition(view)],
     } | ({"proof": proof} if proof else {})

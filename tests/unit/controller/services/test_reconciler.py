@@ -228,7 +228,17 @@ def waiting(reason: str, **last: Any) -> Obj:
                 ]
             },
             ("Progressing", "Restarting"),
-            "exit code 137 (OOMKilled)",
+            "llama-server was killed (OOMKilled): it took more than its memory of 1.1 GiB",
+        ),
+        (
+            {"containerStatuses": [{"name": "llama-server", "started": True, "state": {"running": {}}}]},
+            ("Progressing", "NotAnswering"),
+            "pod chat-1: llama-server has started, but its readiness probe fails",
+        ),
+        (
+            {"containerStatuses": [{"name": "llama-server", "started": False, "state": {"running": {}}}]},
+            ("Progressing", "Progressing"),
+            "0 of 1 replicas are ready",
         ),
         ({}, ("Progressing", "Progressing"), "0 of 1 replicas are ready"),
     ],
@@ -239,6 +249,16 @@ def test_reason_why_a_pod_does_not_serve_is_reported(status: Obj, expected: tupl
     plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, **status)))
     assert ready_outcome(plan) == (expected[0], "False", expected[1])
     assert says in planned_condition(plan, "Ready")["message"]
+
+
+def test_status_names_engine_memory_and_nodes() -> None:
+    base = (chat_service(), (MODELS, model()))
+    there = chat_deployment(*base, ready=1)
+    pods = [(PODS, chat_pod(f"chat-{number}") | {"spec": {"nodeName": node}}) for number, node in enumerate("ba")]
+    status = decide_chat(*base, (DEPLOYMENTS, there), *pods).status
+    assert status is not None
+    assert (status["accelerator"], status["runtime"], status["nodes"]) == ("cpu", "llama.cpp", ["a", "b"])
+    assert status["memory"] == "1.1 GiB"
 
 
 def test_quota_that_refuses_pods_is_reported() -> None:
