@@ -58,7 +58,7 @@ def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
         if ended := _last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
-        if container.get("started") and container.get("state", {}).get("running"):
+        if container.get("started") and "running" in container.get("state", {}):
             message = f"pod {name}: {container['name']} has started, but its readiness probe fails"
             return ServiceProblem("NotAnswering", message, "Progressing")
     return None
