@@ -95,7 +95,7 @@ format: setup ## Format the code and mend what can be mended
 	@$(BIN)/ruff format .
 
 .PHONY: crds
-crds: setup ## Write the CRD YAML from the structs in crds/
+crds: setup ## Write the CRD YAML and docs/reference.md from the structs in crds/
 	@$(BIN)/python -m crds.generate
 
 .PHONY: binaries

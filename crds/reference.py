@@ -1,0 +1,94 @@
+"""The reference of all resources as a document: the same schema that `kubectl explain` shows, in one page."""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from crds.definitions import DEFINITIONS, Definition
+from crds.meta import Condition
+from crds.schema import Schema
+
+_HEAD: Final = (
+    "# Reference of the resources\n\n"
+    "Generated from the structs in `crds/` by `make crds`; do not edit. `kubectl explain isvc.spec` shows the same.\n"
+)
+_CONDITION_FIELDS: Final = frozenset(each.encode_name for each in structs.fields(Condition))
+
+
+class _Row(NamedTuple):
+    path: str
+    schema: Schema
+    is_required: bool
+
+
+def render_reference() -> str:
+    """Return the document, in Markdown."""
+    return "\n".join([_HEAD, *(_render_kind(each) for each in DEFINITIONS)])
+
+
+def _render_kind(definition: Definition) -> str:
+    (version,) = definition.render()["spec"]["versions"]
+    schema: Schema = version["schema"]["openAPIV3Schema"]
+    scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
+    columns = ", ".join(each["name"] for each in version["additionalPrinterColumns"])
+    lines = [
+        f"## {definition.kind}",
+        "",
+        f"{schema['description']} Short name: `{definition.short}`. {scope}. Columns of `kubectl get`: {columns}.",
+        "",
+    ]
+    for part in ("spec", "status"):
+        lines += [f"### {definition.kind}: {part}", "", "| field | type | default | description |", "|---|---|---|---|"]
+        lines += [_render_row(row) for row in _walk(schema["properties"][part], part)]
+        lines.append("")
+    rules = [f"* {rule}" for rule in _list_rules(schema)]
+    lines += [f"### {definition.kind}: rules", "", *rules] if rules else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _walk(schema: Schema, path: str) -> Iterator[_Row]:
+    """Yield the fields below an object, each before the fields below it."""
+    required = schema.get("required", ())
+    for name, inner in schema.get("properties", {}).items():
+        below = f"{path}.{name}"
+        yield _Row(below, inner, name in required)
+        item = inner.get("items", inner)
+        if item.get("properties", {}).keys() != _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
+            yield from _walk(item, f"{below}[]" if "items" in inner else below)
+
+
+def _render_row(row: _Row) -> str:
+    schema = row.schema
+    default = f"`{_render_value(schema['default'])}`" if schema.get("default") not in (None, {}) else ""
+    if row.is_required:
+        default = "required"
+    text = schema.get("description", "").replace("|", "\\|").replace("\n", " ")
+    return f"| `{row.path}` | {_render_type(schema)} | {default} | {text} |"
+
+
+def _render_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _render_type(schema: Schema) -> str:
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"] if value)
+    if schema["type"] == "array":
+        return f"list of {_render_type(schema['items'])}"
+    if schema["type"] == "object" and "additionalProperties" in schema:
+        return f"map to {_render_type(schema['additionalProperties'])}"
+    bounds = [f"{sign} {schema[name]}" for name, sign in (("minimum", ">="), ("maximum", "<=")) if name in schema]
+    return " ".join([schema["type"], ", ".join(bounds)]).strip()
+
+
+def _list_rules(schema: Schema) -> Iterator[str]:
+    """Yield the messages of all rules of an object, at any depth."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield rule["message"]
+    for inner in schema.get("properties", {}).values():
+        yield from _list_rules(inner)
+    if "items" in schema:
+        yield from _list_rules(schema["items"])
