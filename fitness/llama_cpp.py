@@ -5,12 +5,12 @@ of the bytes that are live at once, fitted to `--verbosity` logs of many shapes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from crds.model import Layers, Layout
 from crds.serving import CacheType, ServingOptions
-from fitness.parts import Parts
+from fitness.parts import DeviceParts, Parts
 from runtimes.llama_server import CHECKPOINTS
 
 _PADDING: Final = 256
@@ -39,6 +39,14 @@ _PROCESS_BYTES: Final = 32 * 2**20
 _TOKEN_BYTES: Final = 400
 """Bytes of each token of the vocabulary: text, score, and its entries in the maps of `llama-vocab.cpp`; measured with
 byte pairs, which take twice as much as other kinds."""
+_DEVICE_CONTEXT_BYTES: Final = 640 * 2**20
+"""Context of the device's driver, code of the kernels, and workspace of its matrix library, on each device."""
+_DRIVER_BYTES: Final = 640 * 2**20
+"""The device's driver and libraries in the process, with pinned buffers for inputs."""
+_EMBEDDING_BYTES: Final = 2
+"""Bytes of an element of the token embeddings, of which quantized files have fewer."""
+_LAYER_ARGUMENTS: Final = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
+_SPLIT_ARGUMENTS: Final = frozenset({"-sm", "--split-mode"})
 
 
 def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts:
@@ -71,6 +79,45 @@ def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Par
         compute_bytes=_compute_bytes(layout, options, slot_tokens, batch, flash=_has_flash(options, runtime)),
         engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
     )
+
+
+def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str, devices: int) -> DeviceParts:
+    """Compute the memory of one server with all layers on `devices` devices: of its container, and of each device.
+
+    Layers are split among the devices, and the last one has the output as well (`--split-mode layer`). Weights are
+    mapped from their file and copied to the devices; then llama.cpp unmaps them, except the token embeddings, which it
+    always reads on the processor. So the container asks for the embeddings only: the other pages are the file's, and a
+    node that needs their memory drops them. Checkpoints are in the container too (`server-context.cpp`).
+    """
+    if _last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
+        devices = 1
+    whole = estimate_parts(layout, options, runtime)
+    embedding = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
+    output = embedding if devices > 1 else 0
+    # With fewer layers on the devices, any part of weights and cache may stay in the container.
+    is_partial = _last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
+    container = Parts(
+        weights_bytes=layout.tensor_bytes if is_partial else embedding,
+        cache_bytes=whole.cache_bytes if is_partial else 0,
+        checkpoints_bytes=whole.checkpoints_bytes,
+        # The logits of each slot are copied back.
+        compute_bytes=options.parallel * layout.vocabulary_size * _F32_BYTES,
+        engine_bytes=whole.engine_bytes + _DRIVER_BYTES,
+    )
+    device = Parts(
+        weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output),
+        cache_bytes=_split_bytes(layout, whole.cache_bytes, devices),
+        checkpoints_bytes=0,
+        compute_bytes=whole.compute_bytes,
+        engine_bytes=_DEVICE_CONTEXT_BYTES,
+    )
+    return DeviceParts(container, device)
+
+
+def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
+    """Return the part of the device with the most layers."""
+    count = sum(layers.count for layers in layout.layers)
+    return -(-size_bytes * -(-count // devices) // count) if count else size_bytes
 
 
 def _token_bytes(layers: Layers, options: ServingOptions) -> int:
@@ -109,12 +156,17 @@ def _has_flash(options: ServingOptions, runtime: str) -> bool:
     """
     if runtime == "llama-cpp-python":
         quantized = (options.cache_type_k, options.cache_type_v) != ("f16", "f16")
-        asked = [value for name, value in itertools.pairwise(options.extra_args) if name == "--flash_attn"]
-        return asked[-1].lower() in {"true", "1"} if asked else quantized
+        asked = _last_value(options.extra_args, {"--flash_attn"})
+        return quantized if asked is None else asked.lower() in {"true", "1"}
     if runtime == "ollama":
         return False
-    asked = [value for name, value in itertools.pairwise(options.extra_args) if name in {"-fa", "--flash-attn"}]
-    return not asked or asked[-1] != "off"
+    return _last_value(options.extra_args, {"-fa", "--flash-attn"}) != "off"
+
+
+def _last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
+    """Return the value of the last of these arguments, which counts if they are repeated; None if none is there."""
+    found = [value for name, value in itertools.pairwise(extra) if name in names]
+    return found[-1] if found else None
 
 
 def _is_switched_on(extra: Sequence[str], switches: dict[str, bool]) -> bool:

@@ -2,12 +2,15 @@
 
 The controller, a pod's request and the agent's admission use this one estimator, so that they agree. It counts the
 most that an engine holds, after prompts of the full context on every slot: on a Mac Metal wires all of it, so that none
-can be paged out, and on Linux it is the resident size. When a part is unknown the estimate is unknown too, and the
-caller must not place the model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp itself, and
+can be paged out, and on Linux it is the resident size. In a pod with devices, the memory of the container and that of
+each device are two figures. When a part is unknown the estimate is unknown too, and the caller must not place the
+model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp itself, and
 `benchmarks/memory_estimate.py` a whole table.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -15,15 +18,52 @@ from msgspec import structs
 from crds.model import Layout
 from crds.serving import Role, ServingOptions
 from crds.size import size_text
-from fitness import llama_cpp, mlx
-from fitness.parts import PART_NAMES, Parts
+from fitness import llama_cpp, mlx, vllm
+from fitness.parts import PART_NAMES, DeviceParts, Parts
 
-_LLAMA_CPP: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
-_MLX: Final = frozenset({"mlx-lm", "omlx"})
+
+class _Estimator(NamedTuple):
+    """The formulas of one engine."""
+
+    parts: Callable[[Layout, ServingOptions, str], Parts | None]
+    """Memory of a replica that has no devices of its own: on a host, or in a container on the processor."""
+    device_parts: Callable[[Layout, ServingOptions, str, int], DeviceParts | None] | None = None
+    """Memory of a replica in a pod with devices, by their number; None: the engine does not run so."""
+    device_percent: int = 100
+    """Share of each device that the engine uses."""
+    refuse_devices: Callable[[Layout, int], str | None] = lambda _layout, _devices: None
+    """Return why the engine cannot divide a model among so many devices, or None if it can."""
+
+
+_LLAMA_CPP: Final = _Estimator(llama_cpp.estimate_parts, llama_cpp.estimate_device_parts)
+_MLX: Final = _Estimator(lambda layout, options, _runtime: mlx.estimate_parts(layout, options))
+
+ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
+    {
+        "llama.cpp": _LLAMA_CPP,
+        "llama-cpp-python": _LLAMA_CPP,
+        "ollama": _LLAMA_CPP,
+        "mlx-lm": _MLX,
+        "omlx": _MLX,
+        **{
+            name: _Estimator(
+                vllm.estimate_parts, vllm.estimate_device_parts, engine.device_percent, vllm.refuse_devices
+            )
+            for name, engine in vllm.ENGINES.items()
+        },
+    }
+)
+"""By name of the engine. The memory of an engine that is not here is unknown, so that the user must state it."""
+
+_UNUSABLE_DEVICE_BYTES: Final = 450 * 2**20
+"""Memory of a device that labels count and programs do not get: 81,559 MiB are 79.22 GiB for a program on an H100 (vLLM
+pull request 10511), and 24,576 MiB are 23.58 GiB on an RTX 3090 (vLLM issue 10517)."""
 _LEAST_CONTEXT: Final = 512
 """A smaller context is not worth proposing."""
 _CONTEXT_STEP: Final = 256
 """llama.cpp pads the context to a multiple of it, and MLX grows its cache by it."""
+_DEVICE_COUNTS: Final = (2, 4, 8, 16)
+"""Numbers of devices that are worth proposing."""
 
 _TOLERANCE: Final = 0.9
 """Another version of Pomona may estimate a little less."""
@@ -78,15 +118,65 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     return Estimate(own, draft and draft._replace(engine_bytes=0))
 
 
+class PodMemory(NamedTuple):
+    """Memory of one replica in a pod: two figures, since container and devices have limits of their own."""
+
+    container: Estimate
+    device: Estimate | None = None
+    """Memory that is used of each device; None if the pod has none."""
+    device_bytes_each: int | None = None
+    """Memory that each device must have, as node labels state it, so that the engine's share of it is enough."""
+
+    @property
+    def container_bytes(self) -> int:
+        """Memory that the container must request."""
+        return self.container.total_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """KV cache that is in the container's memory, for an engine that must be told; 0 if devices have it."""
+        draft = self.container.draft
+        return self.container.parts.cache_bytes + (draft.cache_bytes if draft else 0)
+
+    def text(self) -> str:
+        """Return the parts of the scarcer memory for a message: those of each device, if there are devices."""
+        return f"{self.device.text()} on each device" if self.device else self.container.text()
+
+
+def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory | None:
+    """Compute the memory of one replica in a pod with `devices` devices; None when it cannot be known.
+
+    Without devices all of it is the container's, as `estimate` computes it.
+    """
+    if not devices:
+        found = estimate(workload, options)
+        return PodMemory(found) if found else None
+    estimator = ESTIMATORS.get(workload.runtime)
+    if estimator is None or estimator.device_parts is None or workload.layout is None:
+        return None
+    own = estimator.device_parts(workload.layout, options, workload.runtime, devices)
+    if own is None:
+        return None
+    container, device = Estimate(own.container), Estimate(own.device._replace(further_bytes=workload.further_bytes))
+    if workload.draft is not None:
+        draft = estimator.device_parts(workload.draft, options, workload.runtime, devices)
+        if draft is None:
+            return None
+        container = container._replace(draft=draft.container._replace(engine_bytes=0))
+        device = device._replace(draft=draft.device._replace(engine_bytes=0))
+    # Rounded up, so that the engine's share of exactly this much is enough.
+    each = -(-device.total_bytes * 100 // estimator.device_percent) + _UNUSABLE_DEVICE_BYTES
+    return PodMemory(container, device, each)
+
+
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
     """Return whether a stated memory is clearly less than what the estimate says, so that it must not be believed."""
     return stated_bytes < needed_bytes * _TOLERANCE
 
 
 def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
-    if runtime in _LLAMA_CPP:
-        return llama_cpp.estimate_parts(layout, options, runtime)
-    return mlx.estimate_parts(layout, options) if runtime in _MLX else None
+    estimator = ESTIMATORS.get(runtime)
+    return estimator and estimator.parts(layout, options, runtime)
 
 
 def further_bytes(role: Role, size_bytes: int | None) -> int | None:
@@ -100,14 +190,40 @@ def further_bytes(role: Role, size_bytes: int | None) -> int | None:
     return 2 * size_bytes if role == "projector" else size_bytes
 
 
-def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int) -> int | None:
+def refuse_device_count(workload: Workload, devices: int) -> str | None:
+    """Return why the engine cannot divide the model among `devices` devices, with what it can do; None if it can."""
+    estimator, layout = ESTIMATORS.get(workload.runtime), workload.layout
+    return estimator.refuse_devices(layout, devices) if estimator and layout else None
+
+
+class _Needed(NamedTuple):
+    """The memory that is compared with a limit: that of the container or host, or that of each device."""
+
+    total_bytes: int
+    weights_bytes: int
+    """The part that a smaller quantization reduces."""
+
+
+def _needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
+    found = estimate_pod(workload, options, devices)
+    if found is None:
+        return None
+    if found.device is None or found.device_bytes_each is None:
+        return _Needed(found.container_bytes, found.container.parts.weights_bytes)
+    # The weights, too, are to fit into the engine's share of the device.
+    share = (found.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, found.device.total_bytes)
+    return _Needed(found.device_bytes_each, math.ceil(found.device.parts.weights_bytes * share))
+
+
+def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
     """Return the longest context, shorter than that of `options`, that fits into `limit_bytes`, or None.
 
-    The estimate never falls with a longer context (a property test checks this), so a binary search finds it.
+    With `devices` the limit is the memory of each of them. The estimate never falls with a longer context (a property
+    test checks this), so a binary search finds it.
     """
 
     def fits(steps: int) -> bool:
-        found = estimate(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP))
+        found = _needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
         return found is not None and found.total_bytes <= limit_bytes
 
     low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
@@ -119,23 +235,41 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
     return low * _CONTEXT_STEP
 
 
-def way_out(workload: Workload, options: ServingOptions, limit_bytes: int) -> str:
-    """Return a message with a change to fit into `limit_bytes`: a shorter context, else fewer requests or bits."""
-    layout, context = workload.layout, largest_context(workload, options, limit_bytes)
+def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> str:
+    """Return a message with a change to fit into `limit_bytes`: a shorter context, else fewer requests or bits.
+
+    With `devices` the limit is the memory of each of them, and more devices are another way out.
+    """
+    layout, context = workload.layout, largest_context(workload, options, limit_bytes, devices)
+    count = _enough_devices(workload, options, limit_bytes, devices)
+    more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
-        return f"a contextLength of {context} would fit"
-    needed = estimate(workload, options)
+        return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
+    needed = _needed(workload, options, devices)
     if layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
+    if more_devices:
+        return f"{more_devices[0]} would fit"
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
-    for found, more in ((needed, []), (estimate(workload, smaller), changes)):
-        rest_bytes = found.total_bytes - found.parts.weights_bytes if found else limit_bytes
-        share = (limit_bytes - rest_bytes) / layout.tensor_bytes if layout.tensor_bytes else 0
+    for found, more in ((needed, []), (_needed(workload, smaller, devices), changes)):
+        rest_bytes = found.total_bytes - found.weights_bytes if found else limit_bytes
+        share = (limit_bytes - rest_bytes) / found.weights_bytes if found and found.weights_bytes else 0
         if share >= 1 and more:
             return f"{' and '.join(more)} would fit"
         if share >= _LEAST_QUANTIZATION_SHARE:
             fewer_bits = f"a quantization with weights of at most {min(99, math.floor(100 * share))}% of the size"
             return f"{' and '.join([fewer_bits, *more])} would fit"
-    return "no quantization of this model would fit: use a smaller model or a larger host"
+    larger = ", or more or larger devices" if devices else " or a larger host"
+    return f"no quantization of this model would fit: use a smaller model{larger}"
+
+
+def _enough_devices(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> int | None:
+    """Return the least number of devices above `devices` that fits and that engines can divide a model among."""
+    for count in _DEVICE_COUNTS if devices else ():
+        if count > devices and refuse_device_count(workload, count) is None:
+            found = _needed(workload, options, count)
+            if found and found.total_bytes <= limit_bytes:
+                return count
+    return None

@@ -1,4 +1,4 @@
-"""The parts of a memory estimate, which every engine's formulas fill."""
+"""The parts of a memory estimate, which every engine's formulas fill, and their split between container and device."""
 
 from typing import Final, NamedTuple
 
@@ -20,3 +20,12 @@ class Parts(NamedTuple):
     """The engine itself, with its vocabulary."""
     further_bytes: int = 0
     """Projector and adapters."""
+
+
+class DeviceParts(NamedTuple):
+    """Bytes of a replica in a pod with devices: two figures, because each has a limit of its own."""
+
+    container: Parts
+    """Memory of the container."""
+    device: Parts
+    """Memory of each device; all devices of a replica are alike."""

@@ -1,0 +1,264 @@
+"""Memory of engines with a KV cache in blocks (vLLM, SGLang, TGI): of each device, and of the container beside it.
+
+Weights and cache are sharded over the devices by tensor parallelism. On start each engine takes a share of the device,
+loads weights, measures one batch of the largest size, and gives the rest to the cache. The formulas here are upper
+bounds of what must fit; `tests/unit/fitness/test_vllm.py` holds them against published logs. Sources: vLLM 0.27
+(`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`), SGLang 0.5
+(`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and KAITO's `memory-estimator.md`.
+
+The engines are assumed to be started with as many sequences at once as `parallel` says (vLLM `--max-num-seqs`, SGLang
+`--max-running-requests`, TGI `--max-concurrent-requests`): their defaults of 256 and more would need more memory.
+"""
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from crds.model import Layers, Layout
+from crds.serving import ServingOptions
+from fitness.parts import DeviceParts, Parts
+
+_KIB: Final = 2**10
+_MIB: Final = 2**20
+_GIB: Final = 2**30
+_BLOCK: Final = 16
+"""Tokens of one block of the cache (`--block-size`)."""
+_CPU_BLOCK: Final = 128
+"""The same of vLLM on CPUs, whose cache has whole GiB (`VLLM_CPU_KVCACHE_SPACE`)."""
+_ELEMENT_BYTES: Final = 2
+"""bfloat16 or float16, of cache and of intermediate results."""
+_LOADED_WEIGHTS_PERCENT: Final = 102
+"""Weights in an engine are up to 2 % larger than in files: rotary tables, padding of the vocabulary (KAITO)."""
+_SAMPLER_COPIES: Final = 10
+"""float32 copies of the logits while tokens are drawn: 1.26 GiB for 256 sequences of Llama 3 (vLLM pull request
+10511)."""
+_GRAPH_BYTES: Final = 32 * _MIB
+"""One captured graph: 24 to 28 MiB (vLLM pull request 22897, Llama 3 8B)."""
+_FRONTEND_BYTES: Final = 2 * _GIB
+"""Processes that serve HTTP and schedule. With one worker they take 3 GiB (vLLM 0.32 on a CPU, measured)."""
+_WORKER_BYTES: Final = 2 * _GIB
+"""One worker process for each device: PyTorch, its kernels, the device's driver, and staging buffers of weights."""
+_TOKEN_BYTES: Final = 2 * 1200
+"""Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `fitness/mlx.py`)."""
+_MOST_TOKENS: Final = 1 << 24
+"""More than any context has: a larger argument is a mistake."""
+_MOST_DEVICES: Final = 16
+"""Devices of the largest nodes."""
+
+
+class _Batch(NamedTuple):
+    """The engine's own choice for devices of a size."""
+
+    from_gib: int
+    """Memory of the smallest such device."""
+    tokens: int
+    """Tokens of prompts that are computed at once."""
+    reserve_mib: int = 0
+    """Memory that the engine leaves free beside `_Engine.token_reserve_kib`, however little of it is needed."""
+
+
+class _Engine(NamedTuple):
+    """Differences between the engines."""
+
+    batches: tuple[_Batch, ...]
+    """By size of the device, the smallest first."""
+    batch_argument: str
+    """Argument with which a user sets the tokens of a batch."""
+    eager_argument: str | None = None
+    """Argument with which a user switches graphs off."""
+    has_windows: bool = False
+    """True if layers with a sliding window keep the window only."""
+    whole_prompts: bool = False
+    """True if a prompt is computed in one batch, however long it is."""
+    device_percent: int = 90
+    """Share of a device that the engine uses."""
+    context_mib: int = 1536
+    """Device context, NCCL buffers and workspace of the attention kernels of one worker: 0.4 GiB (RTX 3090, vLLM issue
+    10517) to 1.8 GiB (H100, vLLM pull request 10511). The same for one device and for many; NCCL's part is within it.
+    """
+    token_reserve_kib: int = 0
+    """Memory that the engine leaves free for each token of a batch."""
+
+
+ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
+    {
+        # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.9.
+        "vllm": _Engine(
+            batches=(_Batch(0, 2048), _Batch(70, 8192)),
+            batch_argument="--max-num-batched-tokens",
+            eager_argument="--enforce-eager",
+            has_windows=True,
+        ),
+        # It leaves free, of the whole device: 1.5 MiB for each token, 512 MiB for attention, 128 MiB for each device, 2
+        # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
+        "sglang": _Engine(
+            batches=(_Batch(0, 2048, 992), _Batch(20, 4096, 1136), _Batch(60, 8192, 1616), _Batch(160, 16384, 2256)),
+            batch_argument="--chunked-prefill-size",
+            eager_argument="--disable-cuda-graph",
+            device_percent=100,
+            context_mib=640,
+            token_reserve_kib=1536,
+        ),
+        # TGI_WIGGLE_ROOM is 0.90. Not all of its attention kernels can continue a prompt that was begun.
+        "tgi": _Engine(batches=(_Batch(0, 4096),), batch_argument="--max-batch-prefill-tokens", whole_prompts=True),
+    }
+)
+"""By name of the engine."""
+
+
+def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
+    """Compute the memory of one replica without devices: all of it is the container's, and the cache has whole GiB."""
+    if not _is_known(layout):
+        return None
+    engine = ENGINES[runtime]
+    tokens = _batch_tokens(engine, options, engine.batches[0])
+    cache = _cache_bytes(layout, options, 1, tokens if engine.has_windows else None, _CPU_BLOCK)
+    return Parts(
+        weights_bytes=_weights_bytes(layout, 1),
+        cache_bytes=-(-cache // _GIB) * _GIB,
+        checkpoints_bytes=0,
+        compute_bytes=_compute_bytes(layout, options, 1, tokens),
+        engine_bytes=_container_bytes(layout, 1),
+    )
+
+
+def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str, devices: int) -> DeviceParts | None:
+    """Compute the memory of one replica on `devices` devices: of its container, and of each device.
+
+    The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
+    device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
+    """
+    if not _is_known(layout):
+        return None
+    engine = ENGINES[runtime]
+    smallest, *larger = engine.batches
+    found = _with_batch(layout, options, devices, engine, smallest)
+    for batch in larger:
+        more = _with_batch(layout, options, devices, engine, batch)
+        if sum(more) * 100 > batch.from_gib * _GIB * engine.device_percent:
+            found = more
+    container = Parts(
+        weights_bytes=0,
+        cache_bytes=0,
+        checkpoints_bytes=0,
+        compute_bytes=0,
+        engine_bytes=_container_bytes(layout, devices),
+    )
+    return DeviceParts(container, found)
+
+
+def refuse_devices(layout: Layout, devices: int) -> str | None:
+    """Return why the attention heads of a model cannot be divided among `devices` devices, or None if they can.
+
+    All of these engines refuse to start then (vLLM: `verify_with_parallel_config`).
+    """
+    heads = layout.head_count
+    if devices <= 1 or not heads or heads % devices == 0:
+        return None
+    able = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
+    return (
+        f"hardware.count {devices} does not divide the {heads} attention heads of the model: set it to "
+        f"{' or '.join(able)}"
+    )
+
+
+def _is_known(layout: Layout) -> bool:
+    """Return whether the cache can be computed: not that of recurrent or latent layers, which engines pad and copy."""
+    return not any(
+        layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers
+    )
+
+
+def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _Engine, batch: _Batch) -> Parts:
+    tokens = _batch_tokens(engine, options, batch)
+    compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
+    reserve = batch.reserve_mib * _MIB + engine.token_reserve_kib * tokens * _KIB
+    return Parts(
+        weights_bytes=_weights_bytes(layout, devices),
+        cache_bytes=_cache_bytes(layout, options, devices, tokens if engine.has_windows else None, _BLOCK),
+        checkpoints_bytes=0,
+        compute_bytes=max(compute, reserve),
+        engine_bytes=engine.context_mib * _MIB,
+    )
+
+
+def _batch_tokens(engine: _Engine, options: ServingOptions, batch: _Batch) -> int:
+    """Return the tokens of the largest batch, which a user's argument decides."""
+    tokens = batch.tokens
+    items = itertools.chain.from_iterable(each.split("=", 1) for each in options.extra_args)
+    for name, value in itertools.pairwise(items):
+        if name == engine.batch_argument and value.isascii() and value.isdecimal():
+            tokens = min(int(value), _MOST_TOKENS)
+    return max(tokens, options.context_length) if engine.whole_prompts or options.mode != "chat" else tokens
+
+
+def _weights_bytes(layout: Layout, devices: int) -> int:
+    """Return the bytes of the weights on each device.
+
+    Embeddings are sharded like all else. Key and value heads that are fewer than the devices are kept by several of
+    them, and so are the weights that compute them.
+    """
+    element_bytes = layout.embedding_size * _ELEMENT_BYTES
+    whole = element_bytes * sum(each.count * (each.key_elements + each.value_elements) for each in layout.layers)
+    shard = element_bytes * sum(each.count * _shard(layout, each, devices) for each in layout.layers)
+    if whole > layout.tensor_bytes:
+        # Quantized weights are smaller, and all of them together are not more than the file.
+        shard, whole = -(-shard * layout.tensor_bytes // whole), layout.tensor_bytes
+    return (-(-(layout.tensor_bytes - whole) // devices) + shard) * _LOADED_WEIGHTS_PERCENT // 100
+
+
+def _shard(layout: Layout, layers: Layers, devices: int) -> int:
+    """Return the elements that each device keeps for a token and layer: keys and values of at least one whole head."""
+    head = max(1, layout.attention_size // layout.head_count if layout.head_count else 1)
+
+    def shard(elements: int) -> int:
+        heads = -(-elements // head)
+        return min(elements, -(-heads // devices) * head)
+
+    return shard(layers.key_elements) + shard(layers.value_elements)
+
+
+def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tokens: int | None, block: int) -> int:
+    """Return the bytes of the cache on each device, with which every request gets its whole context.
+
+    Args:
+        layout: layout of the model.
+        options: serving options.
+        devices: devices that share the cache.
+        near_tokens: tokens that a layer keeps in addition to its window; None: it keeps the whole context.
+        block: tokens of one block.
+    """
+    counts = [layers.count for layers in layout.layers]
+    least, most = min(counts, default=0), max(counts, default=0)
+    # vLLM makes groups of equally many layers, and fills the last one of each kind up.
+    group = most if most < least * 1.25 else least
+    total = 0
+    for layers in layout.layers:
+        tokens, more = options.context_length, 0
+        if layers.window is not None and near_tokens is not None:
+            # The window seldom begins with a block, hence one more.
+            tokens, more = min(tokens, layers.window - 1 + near_tokens), 1
+        filled = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
+        total += filled * (-(-tokens // block) + more) * block * _shard(layout, layers, devices) * _ELEMENT_BYTES
+    return total * options.parallel
+
+
+def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens: int) -> int:
+    """Return the bytes that are live at once while the largest batch is computed, or while its tokens are drawn."""
+    narrow = 5 * layout.embedding_size + layout.embedding_size * layout.expert_outputs
+    wide = 3 * max(layout.feed_forward_size, layout.attention_size)
+    batch = tokens * (narrow + -(-wide // devices)) * _ELEMENT_BYTES
+    return max(batch, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)
+
+
+def _graph_bytes(engine: _Engine, options: ServingOptions) -> int:
+    """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then for each 8 up to twice as many as may run."""
+    if engine.eager_argument in options.extra_args:
+        return 0
+    return (3 + -(-2 * options.parallel // 8)) * _GRAPH_BYTES
+
+
+def _container_bytes(layout: Layout, workers: int) -> int:
+    """Return the bytes of the processes. Weights are mapped from files, and their pages can be dropped at any time."""
+    return _FRONTEND_BYTES + workers * _WORKER_BYTES + _TOKEN_BYTES * layout.vocabulary_size

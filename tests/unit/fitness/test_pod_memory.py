@@ -1,0 +1,152 @@
+"""The memory of pods with devices, of every engine: two figures, which move with context, requests and devices."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from crds.serving import ServingOptions
+from fitness.memory import ESTIMATORS, PodMemory, Workload, estimate, estimate_pod, largest_context, way_out
+from runtimes.registry import RUNTIMES
+from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B
+
+GIB = 2**30
+ON_DEVICES = sorted(name for name, estimator in ESTIMATORS.items() if estimator.device_parts)
+KNOWN = LAYOUTS.map(
+    lambda layout: structs.replace(
+        layout,
+        layers=[
+            structs.replace(each, state_bytes=0, value_elements=max(1, each.value_elements)) for each in layout.layers
+        ],
+    )
+)
+WORKLOADS = st.builds(
+    Workload,
+    layout=KNOWN,
+    runtime=st.sampled_from(ON_DEVICES),
+    draft=st.none() | KNOWN,
+    further_bytes=st.integers(0, 2**32),
+)
+DEVICES = st.integers(1, 16)
+
+
+def _pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory:
+    found = estimate_pod(workload, options, devices)
+    assert found
+    return found
+
+
+def _each(workload: Workload, options: ServingOptions, devices: int) -> int:
+    found = _pod(workload, options, devices).device_bytes_each
+    assert found
+    return found
+
+
+@given(WORKLOADS, OPTIONS, DEVICES, st.integers(0, 2**20), st.integers(0, 8))
+def test_device_memory_never_falls_with_context_requests_or_companions(
+    workload: Workload, options: ServingOptions, devices: int, context: int, slots: int
+) -> None:
+    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + slots)
+    larger = workload._replace(further_bytes=workload.further_bytes + 1)
+    assert _each(workload, options, devices) <= _each(larger, more, devices)
+    assert _pod(workload, options, devices).container_bytes <= _pod(larger, more, devices).container_bytes
+
+
+@given(WORKLOADS, OPTIONS, DEVICES, DEVICES)
+def test_device_memory_never_rises_with_more_devices(
+    workload: Workload, options: ServingOptions, devices: int, more: int
+) -> None:
+    assert _each(workload, options, devices + more) <= _each(workload, options, devices)
+
+
+@given(WORKLOADS, OPTIONS, DEVICES)
+def test_the_devices_hold_all_weights(workload: Workload, options: ServingOptions, devices: int) -> None:
+    found = _pod(workload, options, devices)
+    assert workload.layout
+    assert found.device
+    assert devices * found.device.parts.weights_bytes >= workload.layout.tensor_bytes
+    assert _each(workload, options, devices) > found.device.total_bytes
+    assert found.container.parts.further_bytes == 0
+
+
+@given(WORKLOADS, OPTIONS, DEVICES, st.floats(0, 1))
+def test_the_largest_context_on_devices_fits_and_the_next_does_not(
+    workload: Workload, options: ServingOptions, devices: int, share: float
+) -> None:
+    limit = int(_each(workload, options, devices) * share)
+    found = largest_context(workload, options, limit, devices)
+    shortest = structs.replace(options, context_length=512)
+    if found is None:
+        assert options.context_length <= 512 or _each(workload, shortest, devices) > limit
+        return
+    assert _each(workload, structs.replace(options, context_length=found), devices) <= limit
+    if found + 256 < options.context_length:
+        assert _each(workload, structs.replace(options, context_length=found + 256), devices) > limit
+
+
+@given(WORKLOADS, OPTIONS, DEVICES, st.floats(0, 1))
+def test_a_number_of_devices_that_is_proposed_fits(
+    workload: Workload, options: ServingOptions, devices: int, share: float
+) -> None:
+    limit = int(_each(workload, options, devices) * share)
+    proposed = re.search(r"hardware\.count of (\d+)", way_out(workload, options, limit, devices))
+    if proposed:
+        assert int(proposed[1]) > devices
+        assert _each(workload, options, int(proposed[1])) <= limit
+
+
+def test_a_container_of_llama_cpp_asks_for_the_embeddings_only() -> None:
+    options = ServingOptions(context_length=8192)
+    found, whole = _pod(Workload(QWEN3_8B), options, 1), estimate(Workload(QWEN3_8B), options)
+    assert whole
+    assert found.device
+    assert found.container.parts.weights_bytes == 151_936 * 4096 * 2
+    assert found.container.parts.cache_bytes == found.container.parts.further_bytes == 0
+    assert found.device.parts.weights_bytes == QWEN3_8B.tensor_bytes
+    assert found.device.parts.cache_bytes == whole.parts.cache_bytes
+    assert found.container_bytes < 2 * GIB
+
+
+def test_llama_cpp_splits_by_layers_and_one_device_has_the_output() -> None:
+    found = _pod(Workload(QWEN3_8B), ServingOptions(), 4)
+    assert found.device
+    assert found.device.parts.weights_bytes == QWEN3_8B.tensor_bytes // 4 + 151_936 * 4096 * 2
+    assert found.device.parts.cache_bytes == 576 * 2**20 // 4
+    alone = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-sm", "none"]), 4)
+    assert alone.device == _pod(Workload(QWEN3_8B), ServingOptions(), 1).device
+
+
+def test_layers_that_stay_off_the_device_are_in_the_container() -> None:
+    found = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-ngl", "20"]), 1)
+    assert found.container.parts.weights_bytes == QWEN3_8B.tensor_bytes
+    assert found.container.parts.cache_bytes == 576 * 2**20
+
+
+def test_projector_and_adapters_are_on_the_device_and_a_draft_on_both() -> None:
+    found = _pod(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions(), 1)
+    assert found.device
+    assert found.device.parts.further_bytes == 7
+    assert found.device.draft
+    assert found.container.draft
+    assert found.device.draft.engine_bytes == found.container.draft.engine_bytes == 0
+    assert "the draft" in found.text()
+
+
+def test_without_devices_a_pod_takes_what_a_process_takes() -> None:
+    for runtime in ("llama.cpp", "mlx-lm", "vllm"):
+        found = _pod(Workload(QWEN3_8B, runtime), ServingOptions(), 0)
+        assert found.container == estimate(Workload(QWEN3_8B, runtime), ServingOptions())
+        assert found.text() == found.container.text()
+
+
+def test_unknown_layout_or_engine_has_no_estimate_on_devices() -> None:
+    for workload in (Workload(None), Workload(QWEN3_8B, "of-tomorrow"), Workload(QWEN3_8B, "mlx-lm")):
+        assert estimate_pod(workload, ServingOptions(), 1) is None
+        assert way_out(workload, ServingOptions(), GIB, 1) == (
+            "lower contextLength or parallel, or use a smaller quantization"
+        )
+
+
+def test_every_engine_of_the_registry_has_an_estimator_or_says_that_its_memory_is_stated() -> None:
+    assert set(RUNTIMES) - set(ESTIMATORS) <= {"generic"}

@@ -1,0 +1,251 @@
+"""The estimate of engines with a paged cache follows their source and agrees with published logs of real devices."""
+
+import re
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from crds.model import Layers, Layout
+from crds.serving import ServingOptions
+from fitness.memory import PodMemory, Workload, estimate_pod, largest_context, refuse_device_count, way_out
+
+MIB, GIB = 2**20, 2**30
+LLAMA3_8B = Layout(
+    tensor_bytes=16_060_522_496,
+    vocabulary_size=128_256,
+    embedding_size=4096,
+    attention_size=4096,
+    head_count=32,
+    feed_forward_size=14_336,
+    layers=[Layers(count=32, key_elements=1024, value_elements=1024)],
+)
+LLAMA3_70B_AWQ = Layout(
+    tensor_bytes=39_770_000_000,
+    vocabulary_size=128_256,
+    embedding_size=8192,
+    attention_size=8192,
+    head_count=64,
+    feed_forward_size=28_672,
+    layers=[Layers(count=80, key_elements=1024, value_elements=1024)],
+)
+QWEN2_14B = Layout(
+    tensor_bytes=29_540_067_328,
+    vocabulary_size=152_064,
+    embedding_size=5120,
+    attention_size=5120,
+    head_count=40,
+    feed_forward_size=13_824,
+    layers=[Layers(count=48, key_elements=1024, value_elements=1024)],
+)
+PHI4_MINI = Layout(
+    tensor_bytes=int(7.15 * GIB),
+    vocabulary_size=200_064,
+    embedding_size=3072,
+    attention_size=3072,
+    head_count=24,
+    feed_forward_size=8192,
+    layers=[Layers(count=32, key_elements=1024, value_elements=1024)],
+)
+RTX_3090, A6000 = 24_576 * MIB, 49_140 * MIB
+
+
+def _pod(layout: Layout, devices: int = 1, runtime: str = "vllm", **options: Any) -> PodMemory:
+    found = estimate_pod(Workload(layout, runtime), ServingOptions(**options), devices)
+    assert found
+    return found
+
+
+def _device(layout: Layout, devices: int = 1, runtime: str = "vllm", **options: Any) -> dict[str, int]:
+    found = _pod(layout, devices, runtime, **options).device
+    assert found
+    return {name.removesuffix("_bytes"): size for name, size in found.parts._asdict().items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "devices", "published_gib", "source"),
+    [
+        (LLAMA3_8B, 1, 14.96, "vLLM pull request 10511: model weights take 14.96GiB"),
+        (LLAMA3_8B, 2, 7.48, "vLLM pull request 10511, -tp 2: model weights take 7.48GiB"),
+        (QWEN2_14B, 2, 13.9476, "vLLM issue 13061, -tp 2 (14.77 GB each are 13.75 GiB): took 13.9476 GB"),
+    ],
+)
+def test_weights_of_each_device_are_those_of_published_logs(
+    layout: Layout, devices: int, published_gib: float, source: str
+) -> None:
+    assert 1 <= _device(layout, devices)["weights"] / GIB / published_gib < 1.03, source
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "published_gib", "source"),
+    [
+        (
+            LLAMA3_8B,
+            {"parallel": 64, "extra_args": ["--max-num-batched-tokens", "8192", "--enforce-eager"]},
+            14.96 + 0.97 + 1.79,
+            "vLLM pull request 10511, without the logits of 256 sequences: weights, activation, non_torch on an H100",
+        ),
+        (
+            LLAMA3_8B,
+            {"extra_args": ["--max-num-batched-tokens=20000", "--enforce-eager"]},
+            0.9 * 23.58 - 3.81,
+            "vLLM issue 10517, RTX 3090, --max-model-len 20000: all but kv_cache_size=3.81GiB",
+        ),
+        (
+            LLAMA3_8B,
+            {"extra_args": ["--max-num-batched-tokens", "29000", "--enforce-eager"]},
+            0.9 * 23.58 - 2.89,
+            "vLLM issue 10517, RTX 3090, --max-model-len 29000: all but kv_cache_size=2.89GiB",
+        ),
+    ],
+)
+def test_all_but_the_cache_is_that_of_published_logs(
+    layout: Layout, options: dict[str, Any], published_gib: float, source: str
+) -> None:
+    parts = _device(layout, **options)
+    assert 0.98 < (sum(parts.values()) - parts["cache"]) / GIB / published_gib < 1.15, source
+
+
+@pytest.mark.parametrize(
+    ("layout", "devices", "device_bytes", "published", "source"),
+    [
+        (LLAMA3_8B, 1, RTX_3090, 39_000, "vLLM issue 10517: 0.9 of 23.58 GiB less 14.99, 0.35 and 1 GiB"),
+        (PHI4_MINI, 1, RTX_3090, 83_640, "KAITO memory-estimator.md, A10"),
+        (LLAMA3_70B_AWQ, 2, A6000, 150_000, "arithmetic: 0.9 of 47.5 GiB less 18.6 and 1 GiB, at 160 KiB a token"),
+    ],
+)
+def test_the_longest_context_is_near_to_what_is_published(
+    layout: Layout, devices: int, device_bytes: int, published: int, source: str
+) -> None:
+    found = largest_context(Workload(layout, "vllm"), ServingOptions(context_length=2**20), device_bytes, devices)
+    assert found == pytest.approx(published, rel=0.2), source
+
+
+def test_the_engine_uses_its_share_of_a_device() -> None:
+    found = _pod(LLAMA3_8B, context_length=8192)
+    assert found.device
+    assert found.device_bytes_each
+    assert found.device.total_bytes <= 0.9 * (found.device_bytes_each - 450 * MIB) < found.device.total_bytes + 2
+
+
+def test_cache_has_whole_blocks_for_every_request() -> None:
+    token = 32 * 2 * 8 * 128 * 2
+    assert _device(LLAMA3_8B, context_length=8192)["cache"] == 8192 * token
+    assert _device(LLAMA3_8B, context_length=8193)["cache"] == 8208 * token
+    assert _device(LLAMA3_8B, context_length=8192, parallel=3)["cache"] == 3 * 8192 * token
+    assert _device(LLAMA3_8B, 4, context_length=8192)["cache"] == 8192 * token // 4
+
+
+def test_heads_fewer_than_devices_are_repeated() -> None:
+    eighth = _device(LLAMA3_8B, 8)
+    sixteenth = _device(LLAMA3_8B, 16)
+    assert sixteenth["cache"] == eighth["cache"]
+    # Keys and values of a head have 32 x 2 x 128 x 4096 weights, and each device keeps one whole head.
+    head = 32 * 2 * 128 * 4096 * 2
+    rest = LLAMA3_8B.tensor_bytes - 8 * head
+    assert sixteenth["weights"] == (rest // 16 + head) * 102 // 100
+
+
+def test_a_sliding_window_is_kept_by_vllm_only() -> None:
+    near = Layers(count=5, key_elements=1024, value_elements=1024, window=1024)
+    layout = structs.replace(LLAMA3_8B, layers=[near, structs.replace(near, count=1, window=None)])
+    token = 2 * 1024 * 2
+    # The window less one, a batch of 2,048 tokens, and one more block, in whole blocks; then the whole context.
+    assert _device(layout, context_length=32_768)["cache"] == token * (5 * (3072 + 16) + 32_768)
+    assert _device(layout, context_length=32_768, runtime="sglang")["cache"] == token * 6 * 32_768
+    # Groups of 2 layers: 5 layers take 3 groups.
+    two = structs.replace(layout, layers=[near, structs.replace(near, count=2, window=None)])
+    assert _device(two, context_length=32_768)["cache"] == token * (6 * (3072 + 16) + 2 * 32_768)
+
+
+def test_a_larger_batch_counts_where_the_smallest_device_that_chooses_it_could_not_hold_it() -> None:
+    wide = structs.replace(LLAMA3_8B, tensor_bytes=62 * GIB)
+    assert _device(LLAMA3_8B)["compute"] < _device(wide)["compute"]
+    stated = ["--max-num-batched-tokens", "2048"]
+    assert _device(wide, extra_args=stated)["compute"] == _device(LLAMA3_8B)["compute"]
+    assert _device(wide, extra_args=["--max-num-batched-tokens", "9" * 400])["compute"] < 2**50
+
+
+def test_sglang_leaves_its_reserve_free() -> None:
+    # 512 + 128 + 2 x 48 + 400 MiB and 1.5 MiB for each of 4,096 tokens on a device of 24 GiB.
+    assert _device(LLAMA3_8B, runtime="sglang")["compute"] == 7280 * MIB
+    shorter = _device(LLAMA3_8B, runtime="sglang", extra_args=["--chunked-prefill-size", "2048"])
+    assert shorter["compute"] == (1136 + 3072) * MIB
+
+
+def test_tgi_computes_a_prompt_in_one_batch() -> None:
+    assert _device(LLAMA3_8B, runtime="tgi", context_length=32_768)["compute"] > 3 * GIB
+    assert _device(LLAMA3_8B, context_length=32_768)["compute"] < GIB
+
+
+def test_weights_are_not_asked_for_twice() -> None:
+    found = _pod(LLAMA3_8B, 2)
+    assert 4 * GIB < found.container_bytes < 8 * GIB
+    assert found.container.parts.weights_bytes == found.cache_bytes == 0
+    assert found.text().startswith("7.6 GiB weights, ")
+    assert found.text().endswith(" on each device")
+
+
+def test_without_devices_all_is_in_the_container_and_the_cache_has_whole_gib() -> None:
+    found = _pod(LLAMA3_8B, 0, context_length=10_000)
+    assert found.device is found.device_bytes_each is None
+    assert found.cache_bytes == 2 * GIB
+    assert found.container_bytes > LLAMA3_8B.tensor_bytes + 2 * GIB
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        Layers(count=48, state_bytes=MIB),
+        Layers(count=48, key_elements=576, value_elements=0),
+    ],
+)
+def test_recurrent_and_latent_caches_are_unknown(layers: Layers) -> None:
+    layout = structs.replace(LLAMA3_8B, layers=[*LLAMA3_8B.layers, layers])
+    for devices in (0, 1):
+        assert estimate_pod(Workload(layout, "vllm"), ServingOptions(), devices) is None
+        assert estimate_pod(Workload(LLAMA3_8B, "vllm", draft=layout), ServingOptions(), 1) is None
+
+
+def test_devices_that_do_not_divide_the_heads_are_refused() -> None:
+    assert refuse_device_count(Workload(LLAMA3_8B, "vllm"), 3) == (
+        "hardware.count 3 does not divide the 32 attention heads of the model: set it to 1 or 2 or 4 or 8 or 16"
+    )
+    assert refuse_device_count(Workload(LLAMA3_8B, "vllm"), 4) is None
+    assert refuse_device_count(Workload(LLAMA3_8B, "llama.cpp"), 3) is None
+    assert refuse_device_count(Workload(None, "vllm"), 3) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "limit_bytes", "expected"),
+    [
+        ({"context_length": 131_072}, RTX_3090, r"a contextLength of 33280 or a hardware.count of 2 would fit"),
+        ({"context_length": 8192}, 16 * GIB, "a hardware.count of 2 would fit"),
+        ({"context_length": 8192}, 4 * GIB, "a hardware.count of 16 would fit"),
+        (
+            {"context_length": 8192},
+            2 * GIB,
+            "no quantization of this model would fit: use a smaller model, or more or larger devices",
+        ),
+    ],
+)
+def test_way_out_on_devices_names_a_context_or_a_number_of_devices(
+    options: dict[str, Any], limit_bytes: int, expected: str
+) -> None:
+    assert way_out(Workload(LLAMA3_8B, "vllm"), ServingOptions(**options), limit_bytes, devices=1) == expected
+
+
+def test_way_out_on_devices_names_a_quantization_that_fits_into_the_share_of_the_device() -> None:
+    # One head cannot be divided, so no number of devices helps.
+    layout = structs.replace(LLAMA3_8B, head_count=1)
+    limit_bytes = 10 * GIB
+    found = re.fullmatch(
+        r"a quantization with weights of at most (\d+)% of the size would fit",
+        way_out(Workload(layout, "vllm"), ServingOptions(context_length=512), limit_bytes, devices=1),
+    )
+    assert found
+    for percent, fits in ((int(found[1]), True), (int(found[1]) + 2, False)):
+        smaller = structs.replace(layout, tensor_bytes=layout.tensor_bytes * percent // 100)
+        each = _pod(smaller, context_length=512).device_bytes_each
+        assert each
+        assert (each <= limit_bytes) is fits
