@@ -188,7 +188,8 @@ def test_weights_are_not_asked_for_twice() -> None:
 
 def test_without_devices_all_is_in_the_container_and_the_cache_has_whole_gib() -> None:
     found = _pod(LLAMA3_8B, 0, context_length=10_000)
-    assert found.device is found.device_bytes_each is None
+    assert found.device is None
+    assert found.device_bytes_each is None
     assert found.cache_bytes == 2 * GIB
     assert found.container_bytes > LLAMA3_8B.tensor_bytes + 2 * GIB
 
