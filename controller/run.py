@@ -24,6 +24,7 @@ from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.binder import Binder
+from controller.placement.nodes import declare_nodes
 from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
@@ -51,6 +52,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NODES,
     PODS,
     PVCS,
     ROLE_BINDINGS,
@@ -79,7 +81,7 @@ OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
 """Followed by kopf."""
 REPORTED: Final = (
-    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES)),
+    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES)),
     *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
@@ -148,6 +150,7 @@ class Controller:
         self.store = Store()
         declare_indexes(self.store)
         declare_partial_objects(self.store)
+        declare_nodes(self.store, options.pods.vendors)
         self.store.subscribe(self._enqueue_concerned)
         self.store.subscribe(metrics.objects.count_change)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)

@@ -17,7 +17,7 @@ from artifacts.source import SourceError, is_of_hub, parse
 from controller.models.jobs import JobResult
 from controller.models.served import read_companions
 from controller.models.volume import ModelFacts
-from controller.services import preconditions
+from controller.services import preconditions, replica_memory
 from controller.services.metal_processes import desired_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
@@ -56,7 +56,7 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
     served, problem, _ = preconditions.check_service(adapted, model, companions)
-    memory = preconditions.memory_bytes(adapted, served) if served is not None else None
+    memory = replica_memory.memory_bytes(adapted, served) if served is not None else None
     if served is None or memory is None:
         return Decision(problem=problem)
     spec = desired_spec(adapted, served, memory)

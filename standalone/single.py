@@ -8,7 +8,7 @@ from msgspec import structs
 from artifacts.inspect import inspect
 from artifacts.source import parse
 from controller.models.served import Served
-from controller.services import preconditions
+from controller.services import replica_memory
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.resources import ObjectKey
@@ -51,7 +51,7 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
     found = await inspect(
         parse(model.spec.source), token=None, endpoint=options.endpoint, file_root=FILE_ROOT, sha256=None
     )
-    needed = preconditions.memory_bytes(service, Served(desired.with_inspection(model, found)))
+    needed = replica_memory.memory_bytes(service, Served(desired.with_inspection(model, found)))
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])

@@ -31,6 +31,8 @@ MODEL_INDEX: Final = "model"
 HOST_INDEX: Final = "host"
 """From a host's name to the MetalProcesses bound to it, and to its EndpointSlices; the empty name: bound to none."""
 UNBOUND: Final = ""
+REASON_INDEX: Final = "reason"
+"""From the reason of the condition Ready to the InferenceServices that have it."""
 ADDRESS_INDEX: Final = "address"
 """From an address to the MetalHosts that state it."""
 
@@ -102,6 +104,11 @@ def _host_of_slice(obj: Obj) -> list[str]:
     return [host] if host else []
 
 
+def _reasons(obj: Obj) -> list[str]:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return [each["reason"] for each in conditions if each["type"] == "Ready"]
+
+
 def stated_addresses(host: Obj) -> list[str]:
     """Return the address that a MetalHost states, if any."""
     address = host.get("status", {}).get("address")
@@ -117,5 +124,5 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
-    INFERENCE_SERVICES: {MODEL_INDEX: _models},
+    INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons},
 }

@@ -5,17 +5,22 @@ from copy import deepcopy
 from typing import Final
 
 from controller.models.served import Companion, Served, cache_path, claim_name, runtime_of
+from controller.placement.nodes import find_largest_memory
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, child, ref
 from controller.reconcile.stamp import is_desired, stamp
 from controller.reconcile.triggers import is_scheduled
-from controller.services import diagnosis, preconditions
+from controller.services import diagnosis, replica_memory
+from controller.services.devices import request_devices
 from controller.services.pod_template import PORT, PORT_NAME, EngineChoice, MountedWeights, build_pod
+from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
 from crds.model import Model
+from crds.quantity import quantity_bytes
+from crds.size import size_text
 from devices.vendors import Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, SERVICES, Resource
@@ -38,14 +43,17 @@ def observe_pods(
     vendor = settings.vendors.get(accelerator or "")
     if wanted and served is not None and accelerator is not None and vendor is not None and vendor.in_pods:
         stated = service.spec.resources.memory
-        memory = preconditions.memory_bytes(service, served) if stated is None else stated
+        devices = request_devices(service, vendor).number
+        memory = replica_memory.container_bytes(service, served, devices) if stated is None else stated
         companions = [
             (companion, _weights(companion.model)) for companion in served.companions if companion.model is not None
         ]
         if memory is not None:
-            choice = EngineChoice(runtime_of(service, served.model), accelerator, vendor, memory)
+            estimated = replica_memory.estimate_pod_memory(service, served, devices)
+            cache_bytes = estimated.cache_bytes if estimated is not None else None
+            choice = EngineChoice(runtime_of(service, served.model), accelerator, vendor, memory, cache_bytes)
             made = deployment(service, choice, _weights(served.model), companions)
-            is_estimate = stated is None and not preconditions.is_memory_stated(served)
+            is_estimate = stated is None and not replica_memory.is_memory_stated(served)
             resource, wanted_deployment = _keep_pods(made, observed, is_estimate=is_estimate) if observed else made
             desired = ((resource, stamp(wanted_deployment)),)
     if observed is None:
@@ -58,14 +66,14 @@ def observe_pods(
     current = _current_ready(observed, desired, len(ready)) if desired or served is None else 0
     problems = [
         diagnosis.diagnose_deployment(observed),
-        *(diagnosis.diagnose_pod(pod, memory_requested(observed)) for pod in pods if not _is_ready(pod)),
+        *(diagnosis.diagnose_pod(pod, _memory_requested(observed)) for pod in pods if not _is_ready(pod)),
     ]
     return Replicas(
         # Counted by the pods: the Deployment's own number follows seconds later when its controller has much to do.
         total=sum(is_scheduled(pod) and pod["status"].get("phase") not in _ENDED for pod in pods),
         ready=tuple(ready[-current:] if current else ()),
         nodes=frozenset(node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))),
-        problem=diagnosis.most_severe(problems) if desired else None,
+        problem=_explain_memory(snapshot, service, served, diagnosis.most_severe(problems)) if desired else None,
         apply=desired,
         patch=_scale_down(observed, wanted) if wanted and served is None else (),
     )
@@ -108,7 +116,33 @@ def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
     return (Patch(ref(DEPLOYMENTS, observed), operations),)
 
 
-def memory_requested(observed: Obj) -> str:
+def _explain_memory(
+    snapshot: Snapshot, service: InferenceService, served: Served | None, problem: ServiceProblem | None
+) -> ServiceProblem | None:
+    """Add to the scheduler's words that a replica requests more memory than any node has, with what would fit."""
+    if problem is None or problem.reason != "Unschedulable" or served is None:
+        return problem
+    needed, largest = _requested_bytes(service, served), find_largest_memory(snapshot.store)
+    if needed is None or largest is None or needed < largest + (1 << 30):
+        return problem
+    way_out = (
+        replica_memory.memory_advice(service, served, largest).way_out
+        if service.spec.resources.memory is None
+        else "lower resources.memory"
+    )
+    message = (
+        f"{problem.message}; a replica requests {size_text(needed)} of memory, and the largest node has "
+        f"{size_text(largest)}: {way_out}"
+    )
+    return problem._replace(message=message)
+
+
+def _requested_bytes(service: InferenceService, served: Served) -> int | None:
+    stated = service.spec.resources.memory
+    return replica_memory.memory_bytes(service, served) if stated is None else quantity_bytes(stated)
+
+
+def _memory_requested(observed: Obj) -> str:
     """Return the memory that each pod of a Deployment may use: its limit, else its request; empty if it has neither."""
     container: Obj = next(iter(observed["spec"]["template"]["spec"]["containers"]), {})
     resources = container.get("resources", {})

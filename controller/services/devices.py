@@ -30,12 +30,15 @@ class DeviceRequest(NamedTuple):
     """0 without a device."""
 
 
+NO_DEVICES: Final = DeviceRequest(None, 0)
+
+
 def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
     """Return the devices of one replica; `find_hardware_problem` has no objection to them."""
     hardware = service.spec.hardware
     resource = hardware.resource or vendor.resource
     if resource is None:
-        return DeviceRequest(None, 0)
+        return NO_DEVICES
     return DeviceRequest(resource, hardware.count or service.spec.resources.gpu or 1)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
-from controller.services.preconditions import Advice, Phase, ServiceProblem
+from controller.services.preconditions import Phase, ServiceProblem
+from controller.services.replica_memory import Advice
 from controller.services.rollout import SortedProcesses
 from crds.meta import MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess

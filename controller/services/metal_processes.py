@@ -11,9 +11,9 @@ from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
-from controller.services import diagnosis, preconditions
+from controller.services import diagnosis, replica_memory
 from controller.services.endpoints import ready_endpoints
-from controller.services.preconditions import Advice
+from controller.services.replica_memory import Advice
 from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
@@ -35,7 +35,7 @@ BINDING_SECONDS: Final = 2.0
 def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
     """Return replicas on hosts, and the next steps. Without `served` none is created."""
     children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
-    memory = preconditions.memory_bytes(service, served) if served is not None else None
+    memory = replica_memory.memory_bytes(service, served) if served is not None else None
     spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
         return Replicas(total=0)
@@ -46,7 +46,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)] if waits else []
     capacities = stored_capacities(snapshot.store, alive)
     name = process_prefix(service.metadata.name, spec) if spec else None
-    estimated = spec if served is not None and not preconditions.is_memory_stated(served) else None
+    estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)
     taken = {obj["metadata"]["name"] for obj in children}
     exposed = _exposed_hosts(snapshot, service)
@@ -55,7 +55,7 @@ def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served 
     )
 
     def advise(free_bytes: int) -> Advice:
-        return preconditions.memory_advice(service, served, free_bytes) if served else Advice()
+        return replica_memory.memory_advice(service, served, free_bytes) if served else Advice()
 
     problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
     # A displaced process counts while it answers.

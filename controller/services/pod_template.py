@@ -53,6 +53,8 @@ class EngineChoice(NamedTuple):
     vendor: Vendor
     memory: int | str
     """Memory of the node that each pod requests, as a Kubernetes quantity."""
+    cache_bytes: int | None = None
+    """KV cache in that memory, for an engine that must be told; None: unknown."""
 
     @property
     def pod(self) -> EnginePod:
@@ -165,7 +167,7 @@ def _serving(replica: _Replica) -> Serving:
 def _container(replica: _Replica) -> Obj:
     service, choice, engine = replica.service, replica.choice, replica.choice.pod
     listen = Listen("0.0.0.0", PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}" if engine.key == "file" else None)
-    serving = PodServing(_serving(replica), listen, choice.vendor, replica.devices.number)
+    serving = PodServing(_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _environment(replica, serving)
     return {
         "name": engine.container,

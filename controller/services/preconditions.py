@@ -9,23 +9,29 @@ from typing import Final, Literal, NamedTuple
 from controller.models.served import Companion, Served, accelerator_of, format_of, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
-from controller.services.devices import find_hardware_problem
+from controller.services.devices import NO_DEVICES, find_hardware_problem, request_devices
+from controller.services.replica_memory import (
+    ModelMemory,
+    describe_workload,
+    estimate_pod_memory,
+    measure_memory,
+)
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.pods import Resources, ServiceHardware
-from crds.serving import Role
+from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import VENDORS, Vendor, Vendors
-from fitness.memory import Workload, estimate, further_bytes, is_understated, way_out
+from fitness.memory import refuse_device_count, way_out
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand, refuse_demand
 
 _PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
 
-_MOST_BYTES: Final = 1 << 58
-"""Limit of one Model's size: a larger one comes from a corrupt header, and fits no MetalProcess or pod."""
+DEVICE_TOO_SMALL: Final = "DeviceTooSmall"
+"""Reason of a service that no device of the cluster can hold; another node may change that."""
 
 Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
 
@@ -37,30 +43,6 @@ class ServiceProblem(NamedTuple):
     message: str
     phase: Phase
     """The phase of the service while none of its replicas answers."""
-
-
-class _ModelMemory(NamedTuple):
-    """The memory that one Model of a service takes."""
-
-    name: str
-    stated_bytes: int | None
-    """Its spec.memoryBytes."""
-    measured_bytes: int | None
-    """Computed from its header."""
-    least_bytes: int | None
-    """The lower bound by the header or, if that has no layout, by the size of the file; None if neither is known."""
-
-    @property
-    def size_bytes(self) -> int | None:
-        """The bytes to reserve; None if they are not known."""
-        return self.measured_bytes if self.stated_bytes is None else self.stated_bytes
-
-    @property
-    def is_understated(self) -> bool:
-        """True if less is stated than is known to be needed."""
-        if not self.stated_bytes or not self.least_bytes:
-            return False
-        return is_understated(self.stated_bytes, self.least_bytes)
 
 
 class CheckedService(NamedTuple):
@@ -75,9 +57,22 @@ class CheckedService(NamedTuple):
 
 
 def check_service(
-    service: InferenceService, model: Model | None, companions: tuple[Companion, ...], vendors: Vendors = VENDORS
+    service: InferenceService,
+    model: Model | None,
+    companions: tuple[Companion, ...],
+    vendors: Vendors = VENDORS,
+    *,
+    largest_device_bytes: int | None = None,
 ) -> CheckedService:
-    """Check whether a service may run: in the cluster and on a machine alone alike."""
+    """Check whether a service may run: in the cluster and on a machine alone alike.
+
+    Args:
+        service: the service.
+        model: its Model; None if it does not exist.
+        companions: its companions.
+        vendors: the table of accelerators.
+        largest_device_bytes: the memory of the largest device of its accelerator in the cluster; None: unknown.
+    """
     accelerator = decided_accelerator(service, model)
     vendor = vendors.get(accelerator) if accelerator is not None else None
     if accelerator is not None and vendor is None:
@@ -89,7 +84,7 @@ def check_service(
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
     served = Served(model, companions)
-    problem = _memory_problem(service, served)
+    problem = _memory_problem(service, served) or _device_problem(service, served, vendor, largest_device_bytes)
     return CheckedService(served if problem is None else None, problem, of_model)
 
 
@@ -223,7 +218,7 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
     """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
     if service.spec.resources.memory is not None:
         return None
-    sizes = _measure_memory(service, served)
+    sizes = measure_memory(service, served)
     understated = next((each for each in sizes if each.is_understated), None)
     if understated is not None:
         return ServiceProblem("MemoryUnderstated", _explain_understated(understated), "Failed")
@@ -237,7 +232,38 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
     return ServiceProblem("MemoryUnknown", message, "Failed")
 
 
-def _explain_understated(memory: _ModelMemory) -> str:
+def _device_problem(
+    service: InferenceService, served: Served, vendor: Vendor | None, largest_device_bytes: int | None
+) -> ServiceProblem | None:
+    """Return why a replica fits into no device that the service allows or the cluster has, with what would fit."""
+    devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
+    if vendor is None or not devices.number:
+        return None
+    workload, hardware = describe_workload(service, served), service.spec.hardware
+    if refused := refuse_device_count(workload, devices.number):
+        return ServiceProblem("InvalidSpec", refused, "Failed")
+    needed = estimate_pod_memory(service, served, devices.number)
+    if needed is None or needed.device_bytes_each is None:
+        return None
+    if hardware.memory is not None:
+        limit, place = quantity_bytes(hardware.memory), f"hardware.memory is {hardware.memory}"
+    elif largest_device_bytes is not None and devices.resource == vendor.resource:
+        limit = largest_device_bytes
+        place = f"the largest {accelerator_of(service, served.model)} device of the cluster has {size_text(limit)}"
+    else:
+        return None
+    if needed.device_bytes_each <= limit:
+        return None
+    message = (
+        f"a replica needs {size_text(needed.device_bytes_each)} on each of {devices.number} devices "
+        f"({needed.text()}); {place}: {way_out(workload, service.spec, limit, devices.number)}"
+    )
+    if hardware.memory is None:
+        message += "; or state in hardware.memory what nodes have that an autoscaler adds"
+    return ServiceProblem(DEVICE_TOO_SMALL, message, "Failed" if hardware.memory is not None else "Pending")
+
+
+def _explain_understated(memory: ModelMemory) -> str:
     least, stated = memory.least_bytes or 0, size_text(memory.stated_bytes or 0)
     if memory.measured_bytes is None:
         return (
@@ -248,77 +274,3 @@ def _explain_understated(memory: _ModelMemory) -> str:
         f"by its header, serving it takes at least {size_text(least)}: raise spec.memoryBytes of Model {memory.name}, "
         f"which is {stated}, to {least}, or remove it, or lower contextLength or parallel"
     )
-
-
-def memory_bytes(service: InferenceService, served: Served) -> int | None:
-    """Return the bytes that one replica takes, stated by the user or computed from the headers; None: unknown."""
-    total_bytes = 0
-    for each in _measure_memory(service, served):
-        if each.size_bytes is None:
-            return None
-        total_bytes += each.size_bytes
-    return total_bytes
-
-
-def is_memory_stated(served: Served) -> bool:
-    """Return whether a Model of the service states its memory in spec.memoryBytes, so that it is not estimated."""
-    return any(
-        each.spec.memory_bytes is not None
-        for each in (served.model, *(companion.model for companion in served.companions))
-        if each
-    )
-
-
-def _measure_memory(service: InferenceService, served: Served) -> list[_ModelMemory]:
-    """Return the memory of each Model of a service."""
-    runtime = runtime_of(service, served.model)
-
-    def compute(model: Model, role: Role | None) -> int | None:
-        if role in {"projector", "adapter"}:
-            return further_bytes(role, model.status.size_bytes)
-        needed = estimate(Workload(model.status.layout, runtime), service.spec)
-        # A draft shares the engine's process.
-        return needed and needed.total_bytes - (needed.parts.engine_bytes if role == "draft" else 0)
-
-    def measure(name: str, model: Model | None, role: Role | None) -> _ModelMemory:
-        if model is None:
-            return _ModelMemory(name, None, None, None)
-        measured = compute(model, role)
-        if measured is not None and measured > _MOST_BYTES:
-            measured = None
-        stated, size_bytes = model.spec.memory_bytes, model.status.size_bytes
-        stated = None if stated is not None and stated > _MOST_BYTES else stated
-        return _ModelMemory(name, stated, measured, size_bytes if measured is None else measured)
-
-    return [
-        measure(served.model.metadata.name, served.model, None),
-        *(measure(companion.name, companion.model, companion.role) for companion in served.companions),
-    ]
-
-
-class Advice(NamedTuple):
-    """Advice about a replica that fits nowhere; the defaults apply if the user stated its memory."""
-
-    memory_parts: str = ""
-    """Its memory by part: weights, KV cache and so on."""
-    way_out: str = "lower contextLength or parallel"
-
-
-def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
-    """Return the parts of a replica's memory, and the settings that would fit into `free_bytes`."""
-    if is_memory_stated(served):
-        return Advice()
-    draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
-    further = sum(
-        further_bytes(companion.role, companion.model.status.size_bytes) or 0
-        for companion in served.companions
-        if companion.model and companion.role in {"projector", "adapter"}
-    )
-    workload = Workload(
-        served.model.status.layout,
-        runtime_of(service, served.model),
-        draft=draft.status.layout if draft else None,
-        further_bytes=further,
-    )
-    needed = estimate(workload, service.spec)
-    return Advice(needed.text(), way_out(workload, service.spec, free_bytes)) if needed else Advice()

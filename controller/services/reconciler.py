@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.served import Served, read_companions, runtime_of
+from controller.placement.nodes import find_largest_device
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, SERVICE_INDEX, UNBOUND, namespaced
+from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, REASON_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
     Trigger,
@@ -22,11 +23,11 @@ from controller.reconcile.triggers import (
     scheduled_pod,
     steady_facts,
 )
-from controller.services import preconditions
+from controller.services import preconditions, replica_memory
 from controller.services.deployment import network_service, observe_pods
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
-from controller.services.preconditions import CheckedService, ServiceProblem
+from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.readiness_probe import Prober
 from controller.services.replicas import Replicas, combine_replicas
@@ -45,6 +46,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NODES,
     PODS,
     SERVICES,
     ObjectKey,
@@ -100,6 +102,7 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
             *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
             Trigger(MODELS, _services_of_model, everything),
             Trigger(METAL_HOSTS, _services_of_host, steady_facts),
+            Trigger(NODES, _services_without_device, everything),
             Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
             Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
         ),
@@ -157,7 +160,10 @@ def build_view(
     accelerator = preconditions.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
-    checked = preconditions.check_service(service, model, companions, settings.vendors)
+    largest_device = find_largest_device(snapshot.store, accelerator) if accelerator is not None else None
+    checked = preconditions.check_service(
+        service, model, companions, settings.vendors, largest_device_bytes=largest_device
+    )
     if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
@@ -181,7 +187,7 @@ def _replica_memory(service: InferenceService, served: Served | None) -> int | N
     stated = service.spec.resources.memory
     if stated is not None:
         return quantity_bytes(stated)
-    return preconditions.memory_bytes(service, served) if served is not None else None
+    return replica_memory.memory_bytes(service, served) if served is not None else None
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
@@ -213,6 +219,11 @@ def _observe_replicas(
 def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
     named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
+
+
+def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
+    """Return the services that no device is large enough for, which another node may change."""
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:

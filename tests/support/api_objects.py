@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from controller.models.volume import INSPECTION
+from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import Plan
@@ -23,6 +24,7 @@ from crds.meta import (
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import Resource
 from kube.store import Store
@@ -202,6 +204,7 @@ def store(*objects: tuple[Resource, Obj]) -> Store:
     known = Store()
     declare_indexes(known)
     declare_partial_objects(known)
+    declare_nodes(known, VENDORS)
     for resource, obj in objects:
         known.put(resource, obj)
     return known

@@ -7,9 +7,11 @@ import pytest
 
 from controller.hosts.reconciler import HostInputs, decide_host
 from controller.placement.binder import decide_bindings
+from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from controller.services.reconciler import ServiceInputs, decide_service
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -81,6 +83,7 @@ def other_service(number: int, on_metal: bool) -> list[tuple[Resource, Obj]]:
 def count_reads(decide: Callable[[Snapshot], object], objects: list[tuple[Resource, Obj]], others: int) -> int:
     known = CountingStore()
     declare_indexes(known)
+    declare_nodes(known, VENDORS)
     everything = [*objects, *(each for number in range(others) for each in other_service(number, bool(number % 2)))]
     for resource, obj in everything:
         known.put(resource, deepcopy(obj))

@@ -9,7 +9,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller.models.served import Served
 from controller.services.metal_processes import desired_spec
-from controller.services.preconditions import memory_bytes
+from controller.services.replica_memory import memory_bytes
 from crds.inferenceservice import InferenceService
 from crds.model import GGUF, Layout, Model
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey

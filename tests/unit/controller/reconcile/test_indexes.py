@@ -11,6 +11,7 @@ from controller.reconcile.indexes import (
     INDEXES,
     MODEL_INDEX,
     OWNER_INDEX,
+    REASON_INDEX,
     SERVICE_INDEX,
     controller_of,
     declare_indexes,
@@ -19,7 +20,7 @@ from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
 from kube.store import Store
-from tests.support.api_objects import process, service, slice_of
+from tests.support.api_objects import condition, process, service, slice_of
 
 NAMES = st.sampled_from(["one", "two", "three"])
 
@@ -31,7 +32,8 @@ def pod(name: str, owner: str, served: str) -> Obj:
 
 
 def chat(name: str, model: str, adapter: str) -> Obj:
-    return service(name, modelRef=model, adapters=[{"modelRef": adapter}])
+    reasons = {"conditions": [condition("ModelReady", "True", adapter), condition("Ready", "False", model)]}
+    return service(name, modelRef=model, adapters=[{"modelRef": adapter}]) | {"status": reasons}
 
 
 def bound(name: str, host: str, _: str) -> Obj:
@@ -66,6 +68,8 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(each["modelRef"] for each in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)
+        if index == REASON_INDEX:
+            return any(each["type"] == "Ready" and each["reason"] == value for each in obj["status"]["conditions"])
         assert index == HOST_INDEX
         host = spec.get("hostName", "") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         return bool(host == value)

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
 from controller.services.deployment import network_service
 from controller.services.reconciler import ServiceInputs, decide_service
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS
 from kube.store import Store
@@ -31,6 +33,7 @@ def pod() -> Obj:
 def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
     known = Store()
     declare_indexes(known)
+    declare_nodes(known, VENDORS)
     if partial:
         declare_partial_objects(known)
     for resource, obj in (*BASE, (DEPLOYMENTS, deployment), (PODS, pod())):

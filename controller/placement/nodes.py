@@ -1,0 +1,93 @@
+"""The devices and memory of the cluster's nodes, as far as messages about services need them.
+
+Of each node only labels and allocatable resources are kept, and two indexes by value: a decision reads the few sizes
+that exist, however many nodes there are. Kubernetes' own scheduler places pods; this only explains why it cannot.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from crds.quantity import quantity_bytes
+from devices.vendors import MIB, Vendor, Vendors
+from kube.client import Obj
+from kube.resources import NODES
+from kube.store import Store
+
+_DEVICE_INDEX: Final = "device"
+"""From `ACCELERATOR=MIB` to the nodes that have such devices; MIB is empty if a node does not state it."""
+_MEMORY_INDEX: Final = "memory"
+"""From the allocatable memory in GiB, rounded down, to the nodes that have it."""
+_GIB: Final = 1 << 30
+
+
+def declare_nodes(store: Store, vendors: Vendors) -> None:
+    """Keep of each node what the indexes need, and keep the indexes."""
+    labels = {
+        label
+        for vendor in vendors.values()
+        for label in (vendor.product_label, vendor.memory_label, vendor.shared_label)
+        if label
+    }
+
+    def reduce(node: Obj) -> Obj:
+        metadata = node["metadata"]
+        return {
+            "metadata": {
+                "name": metadata["name"],
+                "uid": metadata.get("uid", ""),
+                "resourceVersion": metadata.get("resourceVersion", ""),
+                "labels": {name: value for name, value in (metadata.get("labels") or {}).items() if name in labels},
+            },
+            "status": {"allocatable": (node.get("status") or {}).get("allocatable") or {}},
+        }
+
+    store.reduce(NODES, reduce)
+    store.index(NODES, _DEVICE_INDEX, _list_devices(vendors))
+    store.index(NODES, _MEMORY_INDEX, _list_memory)
+
+
+def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
+    def keys(node: Obj) -> list[str]:
+        allocatable: dict[str, str] = node["status"]["allocatable"]
+        labels: dict[str, str] = node["metadata"]["labels"]
+        return [
+            f"{accelerator}={'' if (mib := read_device_mib(vendor, labels)) is None else mib}"
+            for accelerator, vendor in vendors.items()
+            if any(vendor.offers(name) and count != "0" for name, count in allocatable.items())
+        ]
+
+    return keys
+
+
+def read_device_mib(vendor: Vendor, labels: dict[str, str]) -> int | None:
+    """Return the memory of each device of a node by its labels, in MiB; None if they do not state it."""
+    value = labels.get(vendor.memory_label or "", "")
+    if vendor.memory_values:
+        return vendor.memory_values.get(value)
+    return int(value) if value.isascii() and value.isdecimal() else None
+
+
+def _list_memory(node: Obj) -> list[str]:
+    try:
+        return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // _GIB)]
+    except ValueError:
+        return []  # a form of quantity that no kubelet writes
+
+
+def find_largest_device(store: Store, accelerator: str) -> int | None:
+    """Return the bytes of the largest device of an accelerator on any node.
+
+    None: no node has one, or a node does not state the memory of its devices, so that a larger one may exist.
+    """
+    sizes = [
+        value.partition("=")[2]
+        for value in store.index_values(NODES, _DEVICE_INDEX)
+        if value.partition("=")[0] == accelerator
+    ]
+    return max(map(int, sizes)) * MIB if sizes and all(sizes) else None
+
+
+def find_largest_memory(store: Store) -> int | None:
+    """Return the largest allocatable memory of a node, rounded down to GiB, in bytes; None: no node is known."""
+    sizes = [int(value) for value in store.index_values(NODES, _MEMORY_INDEX)]
+    return max(sizes) * _GIB if sizes else None

@@ -1,0 +1,75 @@
+"""The devices and memory of nodes, by indexes of the few sizes that exist."""
+
+from typing import Any
+
+import pytest
+
+from controller.placement.nodes import declare_nodes, find_largest_device, find_largest_memory
+from devices.vendor_file import parse_vendors
+from devices.vendors import MIB
+from kube.client import Obj
+from kube.resources import NODES
+from kube.store import Store
+
+NPU = "npu: {resource: example.com/npu, memoryLabel: example.com/npu.memory}"
+
+
+def node(name: str, labels: dict[str, str] | None = None, **allocatable: Any) -> Obj:
+    stated = {key.replace("__", "/").replace("_", "."): str(value) for key, value in allocatable.items()}
+    metadata = {
+        "name": name,
+        "uid": name,
+        "resourceVersion": "1",
+        "labels": {"kubernetes.io/arch": "a"} | (labels or {}),
+    }
+    return {"metadata": metadata, "spec": {"podCIDR": "a"}, "status": {"allocatable": stated, "images": [{}]}}
+
+
+def nodes(*found: Obj) -> Store:
+    store = Store()
+    declare_nodes(store, parse_vendors(NPU))
+    for each in found:
+        store.put(NODES, each)
+    return store
+
+
+GPU = {"nvidia.com/gpu.memory": "23034"}
+LARGE = {"nvidia.com/gpu.memory": "81559"}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "found", "expected"),
+    [
+        ("nvidia", [], None),
+        ("nvidia", [node("a", GPU, nvidia_com__gpu=1), node("b", LARGE, nvidia_com__gpu=8)], 81559 * MIB),
+        ("nvidia", [node("a", LARGE, nvidia_com__gpu=0), node("b", GPU, nvidia_com__gpu=1)], 23034 * MIB),
+        ("nvidia", [node("a", GPU, nvidia_com__gpu=1), node("b", nvidia_com__gpu=1)], None),
+        ("nvidia", [node("a", {"nvidia.com/gpu.memory": "much"}, nvidia_com__gpu=1)], None),
+        ("amd", [node("a", {"amd.com/gpu.vram": "192G"}, amd_com__gpu=1)], 192 * 1024 * MIB),
+        ("npu", [node("a", {"example.com/npu.memory": "100"}, example_com__npu=1)], 100 * MIB),
+        ("cpu", [node("a", cpu=4)], None),
+    ],
+)
+def test_largest_device_is_known_if_all_nodes_state_it(
+    accelerator: str, found: list[Obj], expected: int | None
+) -> None:
+    assert find_largest_device(nodes(*found), accelerator) == expected
+
+
+def test_node_that_goes_counts_no_more() -> None:
+    store = nodes(node("a", LARGE, nvidia_com__gpu=1), node("b", GPU, nvidia_com__gpu=1))
+    store.remove(NODES, None, "a")
+    assert find_largest_device(store, "nvidia") == 23034 * MIB
+
+
+def test_only_labels_and_resources_of_a_node_are_kept() -> None:
+    store = nodes(node("a", GPU, nvidia_com__gpu=1))
+    (kept,) = store.list(NODES)
+    assert kept["metadata"]["labels"] == GPU
+    assert kept.keys() == {"metadata", "status"}
+    assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "1"}}
+
+
+def test_largest_memory_is_that_of_one_node() -> None:
+    assert find_largest_memory(nodes()) is None
+    assert find_largest_memory(nodes(node("a", memory="7900Mi"), node("b", memory="1e9"))) == 7 << 30
