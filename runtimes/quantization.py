@@ -1,0 +1,236 @@
+"""The table of quantizations: which engine can serve weights of which method on which accelerator.
+
+An engine that cannot fails minutes after the pod was placed, so a service is refused before. Sources: the pages
+"Quantization" of vLLM 0.15, SGLang 0.5 and TGI 3.3, the list of vLLM's ROCm platform, and the release notes of vLLM's
+Gaudi plugin. Where they disagree the stricter one counts: vLLM's page denies AWQ on Gaudi, which the plugin lists.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from devices.products import find_family, list_families, list_products
+from devices.vendors import VENDORS
+
+_ANY: Final = "*"
+_PLAIN: Final = "unquantized"
+"""Method of weights with 16 or 32 bits."""
+
+_TABLE: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
+    {
+        "vllm": {
+            "nvidia": {
+                _PLAIN: "*",
+                "awq": "turing+",
+                "gptq": "volta+",
+                "int8": "turing+",
+                "compressed-tensors": "turing+",
+                "fp8": "ada+ ~ampere",
+                "nvfp4": "blackwell+ ~ampere ~ada ~hopper",
+                "mxfp4": "blackwell+ ~ampere ~ada ~hopper",
+                "quark": "ada+",
+                "torchao": "ampere+",
+                "bitsandbytes": "volta+",
+                "gguf": "volta+",
+            },
+            "amd": {
+                _PLAIN: "*",
+                "awq": "*",
+                "gptq": "*",
+                "int8": "cdna2 cdna3 cdna4",
+                "compressed-tensors": "*",
+                "fp8": "cdna3 cdna4 rdna4",
+                "nvfp4": "~cdna2 ~cdna3",
+                "mxfp4": "cdna4",
+                "mxfp6": "cdna4",
+                "quark": "cdna3 cdna4",
+                "torchao": "*",
+                "bitsandbytes": "*",
+                "gguf": "*",
+            },
+            "intel-gaudi": {_PLAIN: "*", "gptq": "*", "int8": "*", "compressed-tensors": "*", "fp8": "*", "inc": "*"},
+            "intel": {_PLAIN: "*", "awq": "*", "gptq": "*", "fp8": "*"},
+            "cpu": {_PLAIN: "*", "awq": "*", "gptq": "*", "int8": "*", "compressed-tensors": "*"},
+        },
+        "sglang": {
+            "nvidia": {
+                _PLAIN: "*",
+                "awq": "turing+",
+                "gptq": "turing+",
+                "int8": "turing+",
+                "compressed-tensors": "turing+",
+                "fp8": "ada+ ~ampere",
+                "nvfp4": "blackwell+",
+                "mxfp4": "blackwell+ ~hopper",
+                "quark": "ada+",
+                "torchao": "ampere+",
+                "bitsandbytes": "turing+",
+                "gguf": "turing+",
+            },
+            "amd": {
+                _PLAIN: "*",
+                "awq": "*",
+                "gptq": "*",
+                "int8": "*",
+                "compressed-tensors": "*",
+                "fp8": "cdna3 cdna4",
+                "nvfp4": "~cdna2 ~cdna3",
+                "mxfp4": "cdna4",
+                "quark": "cdna3 cdna4",
+            },
+        },
+        "tgi": {
+            "nvidia": {
+                _PLAIN: "*",
+                "awq": "turing+",
+                "gptq": "turing+",
+                "compressed-tensors": "ampere+",
+                "fp8": "ada+ ~ampere",
+                "bitsandbytes": "turing+",
+            },
+            "amd": {_PLAIN: "*", "awq": "*", "gptq": "*"},
+            "intel-gaudi": {_PLAIN: "*", "fp8": "*"},
+        },
+        **{
+            engine: {vendor: {_PLAIN: "*", "gguf": "*"} for vendor in ("nvidia", "amd", "intel", "cpu", "metal")}
+            for engine in ("llama.cpp", "ollama")
+        },
+    }
+)
+"""Architectures by engine, vendor and method; an engine or vendor that is not here is not judged.
+
+`*` is every product, `ada+` this architecture of NVIDIA and later ones, and `~` stands before an architecture that
+keeps weights in this form but computes with 16 bits, so that they save memory and no time.
+"""
+
+_METHODS: Final = tuple(
+    (re.compile(pattern), method)
+    for pattern, method in (
+        (r"|none|half|(bf|fp|f|float|bfloat)(16|32)", _PLAIN),
+        (r"i?q\d.*|tq\d.*|gguf.*|mxfp4_moe", "gguf"),
+        (r"mx\d.*|\d+-bit", "mlx"),
+        (r".*mxfp4.*", "mxfp4"),
+        (r".*mxfp6.*", "mxfp6"),
+        (r".*(nvfp4|modelopt_fp4).*", "nvfp4"),
+        (r".*fp8.*|modelopt", "fp8"),
+        (r"awq.*", "awq"),
+        (r"gptq.*", "gptq"),
+        (r"(bitsandbytes|bnb).*", "bitsandbytes"),
+        (r"(int8|w8a8).*", "int8"),
+        (r"compressed-tensors.*", "compressed-tensors"),
+        (r"torchao.*", "torchao"),
+        (r"quark.*", "quark"),
+        (r"inc", "inc"),
+    )
+)
+_BITS: Final = re.compile(r"(?<=\w) \d+-bit$")
+_OPEN_ENDED: Final = "nvidia"
+"""The vendor whose architectures each do what earlier ones did; AMD has two lines of them."""
+
+
+class _Support(NamedTuple):
+    """Architectures of one vendor on which an engine serves a method."""
+
+    native: frozenset[str]
+    emulated: frozenset[str]
+    is_any: bool
+    """True if every product of the vendor will do, listed or not."""
+
+
+def name_method(quantization: str) -> str | None:
+    """Return the method of a quantization as a Model's status states it (`awq 4-bit`, `Q4_K_M`, `bfloat16`).
+
+    None: it is not known, so it is not judged.
+    """
+    text = _BITS.sub("", quantization.strip().lower())
+    return next((method for pattern, method in _METHODS if pattern.fullmatch(text)), None)
+
+
+def refuse_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
+    """Return why an engine cannot serve weights of a quantization on an accelerator, with pairs that work, or None.
+
+    Args:
+        quantization: as a Model's status states it, or the name of a method.
+        engine: name of the runtime.
+        vendor: name of the accelerator.
+        device: product or architecture; empty or not listed: unknown, so that any product of the vendor may be meant.
+    """
+    by_vendor, method = _TABLE.get(engine), name_method(quantization)
+    if by_vendor is None or vendor not in VENDORS:
+        return None
+    if vendor not in by_vendor:
+        return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
+    if method is None:
+        return None
+    support, family = _find_support(method, engine, vendor), find_family(vendor, device)
+    if support is None:
+        return (
+            f"runtime {engine} cannot serve {quantization} weights on accelerator {vendor}, where it takes "
+            f"{', '.join(by_vendor[vendor])}: {_list_pairs(method)}"
+        )
+    if support.is_any or family is None or family in support.native | support.emulated:
+        return None
+    return (
+        f"runtime {engine} cannot serve {quantization} weights on {device}, which is {vendor} {family}: "
+        f"{_list_pairs(method)}"
+    )
+
+
+def warn_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
+    """Return a remark about a pair that is not refused: it is emulated, or works on some products only; else None."""
+    method = name_method(quantization)
+    support = _find_support(method, engine, vendor) if method else None
+    if method is None or support is None or support.is_any:
+        return None
+    family = find_family(vendor, device)
+    if family is None:
+        return f"{quantization} with {engine} needs {_describe(method, engine, vendor)}: set hardware.products"
+    if family not in support.emulated:
+        return None
+    better = f"; {vendor} {_name_families(vendor, support.native)} would compute with them" if support.native else ""
+    return (
+        f"runtime {engine} emulates {quantization} on {device}, which is {vendor} {family}: the weights save memory, "
+        f"but are computed with 16 bits{better}"
+    )
+
+
+def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
+    terms = _TABLE.get(engine, {}).get(vendor, {}).get(method)
+    if terms is None:
+        return None
+    families, native, emulated = list_families(vendor), set[str](), set[str]()
+    for term in terms.split():
+        found = native if not term.startswith("~") else emulated
+        name = term.strip("~+")
+        found.update(families[families.index(name) :] if term.endswith("+") else {name} - {_ANY})
+    return _Support(frozenset(native), frozenset(emulated), terms == _ANY)
+
+
+def _list_pairs(method: str) -> str:
+    """Return the pairs of engine and accelerator that serve a method, for a message."""
+    pairs = [
+        f"{engine} on {', '.join(described)}"
+        for engine, by_vendor in _TABLE.items()
+        if (described := [_describe(method, engine, vendor) for vendor in by_vendor if method in by_vendor[vendor]])
+    ]
+    if not pairs:
+        return "use other weights of the model"
+    return f"it works with {'; '.join(pairs)}"
+
+
+def _describe(method: str, engine: str, vendor: str) -> str:
+    """Return a vendor with the architectures that serve a method, if not all do."""
+    support = _find_support(method, engine, vendor)
+    if support is None or support.is_any:
+        return vendor
+    return f"{vendor} {_name_families(vendor, support.native | support.emulated)}"
+
+
+def _name_families(vendor: str, families: frozenset[str]) -> str:
+    """Return `from ampere on` if all later architectures are among `families`, else the products of each."""
+    ordered = list_families(vendor)
+    first = next(each for each in ordered if each in families)
+    if set(ordered[ordered.index(first) :]) == families and vendor == _OPEN_ENDED:
+        return f"from {first} on"
+    return "/".join(name for family in ordered if family in families for name in list_products(vendor, family))
