@@ -29,8 +29,6 @@ class _Estimator(NamedTuple):
     """Memory of a replica that has no devices of its own: on a host, or in a container on the processor."""
     device_parts: Callable[[Layout, ServingOptions, str, int], DeviceParts | None] | None = None
     """Memory of a replica in a pod with devices, by their number; None: the engine does not run so."""
-    device_percent: int = 100
-    """Share of each device that the engine uses."""
     refuse_devices: Callable[[Layout, int], str | None] = lambda _layout, _devices: None
     """Return why the engine cannot divide a model among so many devices, or None if it can."""
 
@@ -46,10 +44,8 @@ ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
         "mlx-lm": _MLX,
         "omlx": _MLX,
         **{
-            name: _Estimator(
-                vllm.estimate_parts, vllm.estimate_device_parts, engine.device_percent, vllm.refuse_devices
-            )
-            for name, engine in vllm.ENGINES.items()
+            name: _Estimator(vllm.estimate_parts, vllm.estimate_device_parts, vllm.refuse_devices)
+            for name in vllm.ENGINES
         },
     }
 )
@@ -165,7 +161,7 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
         container = container._replace(draft=draft.container._replace(engine_bytes=0))
         device = device._replace(draft=draft.device._replace(engine_bytes=0))
     # Rounded up, so that the engine's share of exactly this much is enough.
-    each = -(-device.total_bytes * 100 // estimator.device_percent) + _UNUSABLE_DEVICE_BYTES
+    each = -(-device.total_bytes * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
     return PodMemory(container, device, each)
 
 

@@ -29,3 +29,5 @@ class DeviceParts(NamedTuple):
     """Memory of the container."""
     device: Parts
     """Memory of each device; all devices of a replica are alike."""
+    used_permille: int = 1000
+    """Share of each device that the engine uses, in thousandths."""

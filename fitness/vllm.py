@@ -2,15 +2,16 @@
 
 Weights and cache are sharded over the devices by tensor parallelism. On start each engine takes a share of the device,
 loads weights, measures one batch of the largest size, and gives the rest to the cache. The formulas here are upper
-bounds of what must fit; `tests/unit/fitness/test_vllm.py` holds them against published logs. Sources: vLLM 0.27
+bounds of what must fit; `tests/unit/fitness/test_vllm.py` holds them against published logs. Sources: vLLM 0.32
 (`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`), SGLang 0.5
 (`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and KAITO's `memory-estimator.md`.
 
-The engines are assumed to be started with as many sequences at once as `parallel` says (vLLM `--max-num-seqs`, SGLang
-`--max-running-requests`, TGI `--max-concurrent-requests`): their defaults of 256 and more would need more memory.
+The engines are started for as many sequences at once as `parallel` says (see `runtimes/vllm.py` and its neighbours):
+their own defaults of 256 and more would need more memory.
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -41,8 +42,8 @@ _WORKER_BYTES: Final = 2 * _GIB
 """One worker process for each device: PyTorch, its kernels, the device's driver, and staging buffers of weights."""
 _TOKEN_BYTES: Final = 2 * 1200
 """Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `fitness/mlx.py`)."""
-_MOST_TOKENS: Final = 1 << 24
-"""More than any context has: a larger argument is a mistake."""
+_NUMBER: Final = re.compile(r"[0-9]{1,7}|[01]?\.[0-9]{1,7}")
+"""A number of tokens, or a share of memory."""
 _MOST_DEVICES: Final = 16
 """Devices of the largest nodes."""
 
@@ -63,15 +64,23 @@ class _Engine(NamedTuple):
 
     batches: tuple[_Batch, ...]
     """By size of the device, the smallest first."""
-    batch_argument: str
+    share_argument: str
+    """Argument with which a user sets the share of a device that the engine uses, from 0 to 1."""
+    block_argument: str | None = None
+    """Argument with which a user sets the tokens of a block."""
+    batch_argument: str | None = None
     """Argument with which a user sets the tokens of a batch."""
+    whole_prompts_argument: str | None = None
+    """Argument with which a user has each prompt computed in one batch."""
     eager_argument: str | None = None
     """Argument with which a user switches graphs off."""
     has_windows: bool = False
     """True if layers with a sliding window keep the window only."""
     whole_prompts: bool = False
     """True if a prompt is computed in one batch, however long it is."""
-    device_percent: int = 90
+    has_margin: bool = False
+    """True if `device_percent` is a part of the share that the user sets, not the default of it."""
+    device_percent: int = 92
     """Share of a device that the engine uses."""
     context_mib: int = 1536
     """Device context, NCCL buffers and workspace of the attention kernels of one worker: 0.4 GiB (RTX 3090, vLLM issue
@@ -83,10 +92,13 @@ class _Engine(NamedTuple):
 
 ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
     {
-        # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.9.
+        # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.92.
         "vllm": _Engine(
-            batches=(_Batch(0, 2048), _Batch(70, 8192)),
+            batches=(_Batch(0, 2048), _Batch(70, 8192), _Batch(160, 16384)),
+            share_argument="--gpu-memory-utilization",
+            block_argument="--block-size",
             batch_argument="--max-num-batched-tokens",
+            whole_prompts_argument="--no-enable-chunked-prefill",
             eager_argument="--enforce-eager",
             has_windows=True,
         ),
@@ -94,14 +106,22 @@ ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
         # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
         "sglang": _Engine(
             batches=(_Batch(0, 2048, 992), _Batch(20, 4096, 1136), _Batch(60, 8192, 1616), _Batch(160, 16384, 2256)),
+            share_argument="--mem-fraction-static",
+            block_argument="--page-size",
             batch_argument="--chunked-prefill-size",
             eager_argument="--disable-cuda-graph",
             device_percent=100,
             context_mib=640,
             token_reserve_kib=1536,
         ),
-        # TGI_WIGGLE_ROOM is 0.90. Not all of its attention kernels can continue a prompt that was begun.
-        "tgi": _Engine(batches=(_Batch(0, 4096),), batch_argument="--max-batch-prefill-tokens", whole_prompts=True),
+        # TGI_WIGGLE_ROOM is 0.90, of the share that is set. Pomona lets one whole prompt into a batch.
+        "tgi": _Engine(
+            batches=(_Batch(0, 0),),
+            share_argument="--cuda-memory-fraction",
+            whole_prompts=True,
+            device_percent=90,
+            has_margin=True,
+        ),
     }
 )
 """By name of the engine."""
@@ -132,11 +152,12 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
     if not _is_known(layout):
         return None
     engine = ENGINES[runtime]
+    permille = _used_permille(engine, options)
     smallest, *larger = engine.batches
     found = _with_batch(layout, options, devices, engine, smallest)
     for batch in larger:
         more = _with_batch(layout, options, devices, engine, batch)
-        if sum(more) * 100 > batch.from_gib * _GIB * engine.device_percent:
+        if sum(more) * 1000 > batch.from_gib * _GIB * permille:
             found = more
     container = Parts(
         weights_bytes=0,
@@ -145,7 +166,7 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
         compute_bytes=0,
         engine_bytes=_container_bytes(layout, devices),
     )
-    return DeviceParts(container, found)
+    return DeviceParts(container, found, permille)
 
 
 def refuse_devices(layout: Layout, devices: int) -> str | None:
@@ -172,11 +193,15 @@ def _is_known(layout: Layout) -> bool:
 
 def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _Engine, batch: _Batch) -> Parts:
     tokens = _batch_tokens(engine, options, batch)
+    block = max(_BLOCK, _stated_number(options, engine.block_argument) or 0)
     compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
     reserve = batch.reserve_mib * _MIB + engine.token_reserve_kib * tokens * _KIB
+    if _stated(options, engine.share_argument):
+        # The engine leaves free what is not of the stated share.
+        reserve = 0
     return Parts(
         weights_bytes=_weights_bytes(layout, devices),
-        cache_bytes=_cache_bytes(layout, options, devices, tokens if engine.has_windows else None, _BLOCK),
+        cache_bytes=_cache_bytes(layout, options, devices, tokens if engine.has_windows else None, block),
         checkpoints_bytes=0,
         compute_bytes=max(compute, reserve),
         engine_bytes=engine.context_mib * _MIB,
@@ -185,12 +210,31 @@ def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _
 
 def _batch_tokens(engine: _Engine, options: ServingOptions, batch: _Batch) -> int:
     """Return the tokens of the largest batch, which a user's argument decides."""
-    tokens = batch.tokens
+    tokens = _stated_number(options, engine.batch_argument) or batch.tokens
+    whole = engine.whole_prompts or engine.whole_prompts_argument in options.extra_args or options.mode != "chat"
+    return max(tokens, options.context_length) if whole else tokens
+
+
+def _used_permille(engine: _Engine, options: ServingOptions) -> int:
+    """Return the share of a device that the engine uses, in thousandths."""
+    stated = _stated(options, engine.share_argument)
+    if stated is None:
+        return engine.device_percent * 10
+    # The default of an engine without a margin of its own is replaced.
+    margin = engine.device_percent if engine.has_margin else 100
+    return max(1, int(min(1.0, float(stated)) * margin * 10))
+
+
+def _stated(options: ServingOptions, name: str | None) -> str | None:
+    """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
     items = itertools.chain.from_iterable(each.split("=", 1) for each in options.extra_args)
-    for name, value in itertools.pairwise(items):
-        if name == engine.batch_argument and value.isascii() and value.isdecimal():
-            tokens = min(int(value), _MOST_TOKENS)
-    return max(tokens, options.context_length) if engine.whole_prompts or options.mode != "chat" else tokens
+    found = [value for argument, value in itertools.pairwise(items) if argument == name]
+    return found[-1] if found and _NUMBER.fullmatch(found[-1]) else None
+
+
+def _stated_number(options: ServingOptions, name: str | None) -> int | None:
+    found = _stated(options, name)
+    return int(float(found)) if found else None
 
 
 def _weights_bytes(layout: Layout, devices: int) -> int:
@@ -232,7 +276,7 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
     counts = [layers.count for layers in layout.layers]
     least, most = min(counts, default=0), max(counts, default=0)
     # vLLM makes groups of equally many layers, and fills the last one of each kind up.
-    group = most if most < least * 1.25 else least
+    group = most if most < least * 1.5 else least
     total = 0
     for layers in layout.layers:
         tokens, more = options.context_length, 0

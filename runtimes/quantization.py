@@ -1,8 +1,9 @@
 """The table of quantizations: which engine can serve weights of which method on which accelerator.
 
-An engine that cannot fails minutes after the pod was placed, so a service is refused before. Sources: the pages
-"Quantization" of vLLM 0.15, SGLang 0.5 and TGI 3.3, the list of vLLM's ROCm platform, and the release notes of vLLM's
-Gaudi plugin. Where they disagree the stricter one counts: vLLM's page denies AWQ on Gaudi, which the plugin lists.
+An engine that cannot fails minutes after the pod was placed, so a service is refused before. Sources: vLLM 0.32's own
+lists (`platforms/`, `get_min_capability`) and its page "Quantization", the release notes of its Gaudi plugin, and the
+pages "Quantization" of SGLang 0.5 and TGI 3.3. Where they disagree the stricter one counts: vLLM's page denies AWQ on
+Gaudi, which the plugin lists. GGUF and bitsandbytes are not in vLLM any more, but in plugins that its images lack.
 """
 
 import re
@@ -26,13 +27,11 @@ _TABLE: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
                 "gptq": "volta+",
                 "int8": "turing+",
                 "compressed-tensors": "turing+",
-                "fp8": "ada+ ~ampere",
-                "nvfp4": "blackwell+ ~ampere ~ada ~hopper",
+                "fp8": "ada+ ~turing ~ampere",
+                "nvfp4": "blackwell+ ~turing ~ampere ~ada ~hopper",
                 "mxfp4": "blackwell+ ~ampere ~ada ~hopper",
                 "quark": "ada+",
-                "torchao": "ampere+",
-                "bitsandbytes": "volta+",
-                "gguf": "volta+",
+                "torchao": "turing+",
             },
             "amd": {
                 _PLAIN: "*",
@@ -41,16 +40,14 @@ _TABLE: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
                 "int8": "cdna2 cdna3 cdna4",
                 "compressed-tensors": "*",
                 "fp8": "cdna3 cdna4 rdna4",
-                "nvfp4": "~cdna2 ~cdna3",
+                "nvfp4": "~cdna2 ~cdna3 ~cdna4",
                 "mxfp4": "cdna4",
                 "mxfp6": "cdna4",
                 "quark": "cdna3 cdna4",
                 "torchao": "*",
-                "bitsandbytes": "*",
-                "gguf": "*",
             },
             "intel-gaudi": {_PLAIN: "*", "gptq": "*", "int8": "*", "compressed-tensors": "*", "fp8": "*", "inc": "*"},
-            "intel": {_PLAIN: "*", "awq": "*", "gptq": "*", "fp8": "*"},
+            "intel": {_PLAIN: "*", "awq": "*", "gptq": "*", "fp8": "*", "mxfp4": "*", "inc": "*"},
             "cpu": {_PLAIN: "*", "awq": "*", "gptq": "*", "int8": "*", "compressed-tensors": "*"},
         },
         "sglang": {

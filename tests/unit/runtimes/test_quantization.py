@@ -57,7 +57,7 @@ def test_refusal_names_what_the_pair_takes_and_the_pairs_that_work() -> None:
     )
     assert refuse_quantization("mxfp4", "vllm", "amd", "AMD_Instinct_MI300X_OAM") == (
         "runtime vllm cannot serve mxfp4 weights on AMD_Instinct_MI300X_OAM, which is amd cdna3: it works with vllm on "
-        "nvidia from ampere on, amd MI350X/MI355X; sglang on nvidia from hopper on, amd MI350X/MI355X"
+        "nvidia from ampere on, amd MI350X/MI355X, intel; sglang on nvidia from hopper on, amd MI350X/MI355X"
     )
     assert refuse_quantization("4-bit", "vllm", "cpu") == (
         "runtime vllm cannot serve 4-bit weights on accelerator cpu, where it takes unquantized, awq, gptq, int8, "
@@ -80,14 +80,17 @@ def test_refusal_names_what_the_pair_takes_and_the_pairs_that_work() -> None:
         ("mxfp6", "vllm", "amd", "75a3", False),
         ("mxfp6", "vllm", "nvidia", B200, True),
         ("nvfp4", "vllm", "nvidia", H100, False),
-        ("nvfp4", "vllm", "nvidia", "turing", True),
+        ("nvfp4", "vllm", "nvidia", "turing", False),
+        ("nvfp4", "vllm", "nvidia", V100, True),
         ("nvfp4", "sglang", "nvidia", H100, True),
         ("nvfp4", "vllm", "cpu", "", True),
         ("fp8", "vllm", "nvidia", A100, False),
         ("fp8", "vllm", "nvidia", V100, True),
         ("fp8", "vllm", "amd", "MI210", True),
         ("Q4_K_M", "vllm", "intel-gaudi", "", True),
-        ("Q4_K_M", "vllm", "cpu", "", True),
+        ("Q4_K_M", "vllm", "nvidia", B200, True),
+        ("bitsandbytes 4-bit", "vllm", "nvidia", B200, True),
+        ("bitsandbytes 4-bit", "sglang", "nvidia", B200, False),
         ("Q4_K_M", "llama.cpp", "amd", "MI210", False),
         ("Q4_K_M", "sglang", "amd", "", True),
         ("bfloat16", "vllm", "intel-gaudi", "", False),
