@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runtimes import llama_server
+from runtimes.registry import RUNTIMES
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 VENV = Path(sys.prefix)
 PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_STAND_INS = CHECKOUT / "tests/support/pod_engines/programs"
+"""Programs of engines that need a GPU or gigabytes, by the names that they have in their images."""
+_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("/opt/nvidia/nvidia_entrypoint.sh",),
+    "tgi": ("text-generation-launcher",),
+}
+"""Entry points of those engines' images; that of SGLang's starts a shell."""
 
 # Variables of every container; the API server is at the first address of the Service range.
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {
@@ -37,6 +47,10 @@ def find(reference: str) -> Image | None:
     """Return the image that a reference names, or None; tag and digest of Pomona's own images are ignored."""
     if reference in llama_server.IMAGES.values():
         return _of_this_checkout(tuple(llama_server.command() or ()))
+    for engine, entrypoint in _ENTRY_POINTS.items():
+        pod = RUNTIMES[engine].pod
+        if pod and reference in pod.images.values():
+            return _of_stand_in(entrypoint)
     match _repository(reference):
         case "ghcr.io/pomona-dev/pomona":
             return _of_this_checkout((sys.executable, "-m", "cli.main"))
@@ -59,3 +73,9 @@ def _of_this_checkout(entrypoint: tuple[str, ...]) -> Image:
         folders.append(Path(binary).resolve().parent)
         environment["LLAMA_SERVER_BIN"] = binary
     return Image(entrypoint=entrypoint, environment=environment, visible=tuple(folders))
+
+
+def _of_stand_in(entrypoint: tuple[str, ...]) -> Image:
+    image = _of_this_checkout(entrypoint)
+    own = {"PATH": f"{_STAND_INS}:{PATH}", "PYTHONPATH": f"{CHECKOUT}:{_STAND_INS}"}
+    return replace(image, environment={**image.environment, **own})

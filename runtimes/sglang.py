@@ -1,0 +1,68 @@
+"""SGLang in a pod: its arguments, environment, key and metrics.
+
+SGLang takes a key only as an argument, which everyone who may read pods could read, and without one it lets every
+client replace its weights. So it listens on loopback, and Pomona's proxy in the same pod checks the key.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from runtimes.environment import PYTORCH_IN_POD
+from runtimes.pod import EngineMetrics, EnginePod, PodServing
+from runtimes.runtime import Runtime
+
+_IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1"
+_IMAGES: Final[Mapping[str, str]] = MappingProxyType({"amd": f"{_IMAGE}-rocm720-mi30x", "nvidia": f"{_IMAGE}-cu129"})
+_TUNING: Final = (
+    *("--mem-fraction-static", "--page-size", "--chunked-prefill-size", "--max-prefill-tokens"),
+    *("--attention-backend", "--sampling-backend", "--schedule-policy", "--schedule-conservativeness"),
+    *("--disable-radix-cache", "--disable-overlap-schedule", "--stream-interval", "--random-seed"),
+    *("--reasoning-parser", "--tool-call-parser"),
+)
+
+
+def arguments(pod: PodServing) -> list[str]:
+    """Render the arguments of SGLang's server. A model's own code is never run, which is SGLang's default."""
+    serving, options = pod.serving, pod.serving.options
+    rendered = ["--model-path", serving.model, "--served-model-name", serving.service]
+    rendered += ["--host", pod.listen.host, "--port", str(pod.listen.port)]
+    rendered += ["--context-length", str(options.context_length), "--max-running-requests", str(options.parallel)]
+    rendered += ["--enable-metrics"]
+    if options.mode == "embeddings":
+        rendered += ["--is-embedding"]
+    if pod.devices > 1:
+        rendered += ["--tensor-parallel-size", str(pod.devices)]
+    return [*rendered, *options.extra_args]
+
+
+RUNTIME: Final = Runtime(
+    name="sglang",
+    formats=frozenset({"safetensors"}),
+    modes=frozenset({"chat", "embeddings"}),
+    settings=frozenset({"parallel"}),
+    tuning=_TUNING,
+    on_hosts=False,
+    pod=EnginePod(
+        container="sglang",
+        images=_IMAGES,
+        # The image starts a shell.
+        command=("python3", "-m", "sglang.launch_server"),
+        arguments=arguments,
+        environment=lambda _pod: PYTORCH_IN_POD,
+        # It answers 503 until the first token is generated.
+        health_path="/health",
+        key="proxy",
+        metrics=EngineMetrics(
+            requests_running="sglang:num_running_reqs",
+            requests_waiting="sglang:num_queue_reqs",
+            prompt_tokens="sglang:prompt_tokens_total",
+            generated_tokens="sglang:generation_tokens_total",
+            requests="sglang:num_requests_total",
+            cache_usage="sglang:token_usage",
+            first_token_seconds="sglang:time_to_first_token_seconds",  # noqa: S106 - a metric
+            request_seconds="sglang:e2e_request_latency_seconds",
+        ),
+        shared_memory=True,
+    ),
+)

@@ -1,0 +1,68 @@
+"""Text Generation Inference (TGI) in a pod. Its upstream is frozen since March 2026: 3.3.7 is the last release.
+
+It is here for services that already use it. It answers requests for any model name. Its launcher hands a key on to the
+router as an argument, and the router ignores the case of keys; so TGI listens on loopback, and Pomona's proxy in the
+same pod checks the key.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from runtimes.environment import PYTORCH_IN_POD
+from runtimes.pod import EngineMetrics, EnginePod, PodServing
+from runtimes.runtime import Runtime
+
+_IMAGES: Final[Mapping[str, str]] = MappingProxyType({"nvidia": "ghcr.io/huggingface/text-generation-inference:3.3.7"})
+_TUNING: Final = (
+    *("--cuda-memory-fraction", "--cuda-graphs", "--waiting-served-ratio", "--max-waiting-tokens"),
+    *("--max-concurrent-requests", "--max-client-batch-size", "--max-best-of", "--max-stop-sequences"),
+    *("--max-top-n-tokens", "--validation-workers", "--disable-grammar-support", "--dtype", "--speculate"),
+)
+"""None of those that are rendered: the launcher refuses an argument that is repeated."""
+
+
+def arguments(pod: PodServing) -> list[str]:
+    """Render the launcher's arguments.
+
+    The tokens of a batch are those of all parallel requests with the whole context length. The launcher wants the
+    longest prompt to fit into a prefill, and a prefill into a batch.
+    """
+    serving, options = pod.serving, pod.serving.options
+    length = options.context_length
+    rendered = ["--model-id", serving.model, "--hostname", pod.listen.host, "--port", str(pod.listen.port)]
+    rendered += ["--max-total-tokens", str(length), "--max-input-tokens", str(length - 1)]
+    rendered += ["--max-batch-prefill-tokens", str(length), "--max-batch-total-tokens", str(length * options.parallel)]
+    rendered += ["--usage-stats", "off"]
+    if pod.devices > 1:
+        rendered += ["--num-shard", str(pod.devices)]
+    return [*rendered, *options.extra_args]
+
+
+RUNTIME: Final = Runtime(
+    name="tgi",
+    formats=frozenset({"safetensors"}),
+    modes=frozenset({"chat"}),
+    settings=frozenset({"parallel"}),
+    tuning=_TUNING,
+    on_hosts=False,
+    pod=EnginePod(
+        container="tgi",
+        images=_IMAGES,
+        arguments=arguments,
+        environment=lambda _pod: {**PYTORCH_IN_POD, "HUGGINGFACE_HUB_CACHE": "/tmp"},  # noqa: S108 - as HOME
+        health_path="/health",
+        key="proxy",
+        metrics=EngineMetrics(
+            requests_running="tgi_batch_current_size",
+            requests_waiting="tgi_queue_size",
+            # Histograms of tokens for each request, whose sums are the totals.
+            prompt_tokens="tgi_request_input_length_sum",
+            generated_tokens="tgi_request_generated_tokens_sum",
+            requests="tgi_request_count",
+            request_seconds="tgi_request_duration",
+        ),
+        shared_memory=True,
+        warning="TGI is maintained no more since March 2026: serve this Model with runtime vllm or sglang",
+    ),
+)

@@ -1,0 +1,85 @@
+"""vLLM in a pod: its arguments, environment, key and metrics, on every vendor that has an image.
+
+vLLM's own key guards only some of its paths: `/invocations` and `/tokenize` answer without one (`make test-vllm` shows
+it). So vLLM listens on loopback, and Pomona's proxy in the same pod checks the key.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from runtimes.environment import PYTORCH_IN_POD
+from runtimes.pod import EngineMetrics, EnginePod, PodServing
+from runtimes.runtime import Runtime
+
+_VERSION: Final = "v0.33.0"
+_IMAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "amd": f"vllm/vllm-openai-rocm:{_VERSION}",
+        "cpu": f"vllm/vllm-openai-cpu:{_VERSION}-x86_64",
+        "nvidia": f"vllm/vllm-openai:{_VERSION}",
+    }
+)
+"""Intel publishes images for Gaudi and for its GPUs under names that change with each release: spec.image or the
+vendors file names those."""
+_CPU_CACHE_BYTES: Final = 4 << 30
+"""KV cache on the processor if its size is unknown: without an argument vLLM takes nine tenths of the node's memory."""
+_TUNING: Final = (
+    *("--block-size", "--gpu-memory-utilization", "--max-num-batched-tokens"),
+    *("--enforce-eager", "--no-enforce-eager", "--seed"),
+    *("--enable-prefix-caching", "--no-enable-prefix-caching"),
+    *("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    *("--async-scheduling", "--no-async-scheduling", "--scheduling-policy"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--max-logprobs"),
+)
+
+
+def arguments(pod: PodServing) -> list[str]:
+    """Render the arguments of `vllm serve`. A model's own code is never run, which is vLLM's default."""
+    serving, options = pod.serving, pod.serving.options
+    rendered = [serving.model, "--served-model-name", serving.service]
+    rendered += ["--host", pod.listen.host, "--port", str(pod.listen.port)]
+    rendered += ["--max-model-len", str(options.context_length), "--max-num-seqs", str(options.parallel)]
+    rendered += ["--runner", "generate" if options.mode == "chat" else "pooling"]
+    if pod.devices > 1:
+        rendered += ["--tensor-parallel-size", str(pod.devices)]
+    if pod.vendor.resource is None:
+        rendered += ["--kv-cache-memory-bytes", str(pod.cache_bytes or _CPU_CACHE_BYTES)]
+    return [*rendered, *options.extra_args]
+
+
+def environment(pod: PodServing) -> dict[str, str]:
+    """Return vLLM's variables: it tells nobody of its use, and its processes talk to each other on loopback."""
+    del pod
+    return {**PYTORCH_IN_POD, "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+
+
+RUNTIME: Final = Runtime(
+    name="vllm",
+    formats=frozenset({"safetensors"}),
+    modes=frozenset({"chat", "embeddings", "rerank"}),
+    settings=frozenset({"parallel"}),
+    tuning=_TUNING,
+    on_hosts=False,
+    pod=EnginePod(
+        container="vllm",
+        images=_IMAGES,
+        # Images of some vendors start a shell.
+        command=("vllm", "serve"),
+        arguments=arguments,
+        environment=environment,
+        health_path="/health",
+        key="proxy",
+        metrics=EngineMetrics(
+            requests_running="vllm:num_requests_running",
+            requests_waiting="vllm:num_requests_waiting",
+            prompt_tokens="vllm:prompt_tokens_total",
+            generated_tokens="vllm:generation_tokens_total",
+            requests="vllm:request_success_total",
+            cache_usage="vllm:kv_cache_usage_perc",
+            first_token_seconds="vllm:time_to_first_token_seconds",  # noqa: S106 - a metric
+            request_seconds="vllm:e2e_request_latency_seconds",
+        ),
+        shared_memory=True,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The module `sglang` of a container, played by the stand-in."""
