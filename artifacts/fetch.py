@@ -14,7 +14,6 @@ from pathlib import Path
 from artifacts import local_files
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.http_source import Origin, RangeRefused, SourceResponse, connect
 from artifacts.partial_download import (
     DownloadRecord,
     PartialDownload,
@@ -25,6 +24,8 @@ from artifacts.partial_download import (
     storage_faults,
     write_download_record,
 )
+from artifacts.repositories import open_repository
+from artifacts.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, refuse_library
 from crds.size import size_text
@@ -90,29 +91,56 @@ async def fetch(
     refuse_library(source)
     if source.scheme == "file":
         return await _verify_local(source, file_root, sha256, on_progress)
-    with storage_faults(path := destination_dir / source.file):
-        async with locked(path):
-            record = await _find_present(path, source, sha256, revision, on_progress)
+    access = SourceAccess(
+        token=token, endpoint=endpoint, file_root=None, allowed_networks=allowed_networks, patience=patience
+    )
+    return await fetch_file(
+        open_repository(source, access),
+        source.path,
+        destination_dir / source.file,
+        sha256=sha256,
+        size_bytes=size_bytes,
+        revision=revision,
+        on_progress=on_progress,
+        make_room=make_room,
+        patience=patience,
+    )
+
+
+async def fetch_file(
+    repository: Repository,
+    path: str,
+    destination: Path,
+    *,
+    sha256: str | None,
+    size_bytes: int | None = None,
+    revision: str | None,
+    on_progress: ReportProgress,
+    make_room: MakeRoom | None = None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> FetchedArtifact:
+    """Download one file of a repository to `destination`; the other arguments mean the same as in `fetch`.
+
+    Raises:
+        ArtifactError: with a reason and whether a retry may help.
+    """
+    source = repository.file_source(path, revision)
+    with storage_faults(destination):
+        async with locked(destination):
+            record = await _find_present(destination, source, sha256, revision, on_progress)
             if not record:
-                async with connect(
-                    source,
-                    token=token,
-                    endpoint=endpoint,
-                    allowed_networks=allowed_networks,
-                    revision=revision,
-                    patience=patience,
-                ) as origin:
+                async with repository.open_file(path, revision) as opened:
                     record = await _Download(
                         source,
-                        origin,
+                        opened,
                         sha256=sha256,
                         size_bytes=size_bytes,
                         revision=revision,
                         on_progress=on_progress,
                         make_room=make_room,
-                    ).run(path, patience)
+                    ).run(destination, patience)
     on_progress(record.size_bytes, record.size_bytes)
-    return FetchedArtifact(path, record.size_bytes, record.sha256, record.revision)
+    return FetchedArtifact(destination, record.size_bytes, record.sha256, record.revision)
 
 
 async def _verify_local(
@@ -163,7 +191,7 @@ class _Download:
     def __init__(
         self,
         source: Source,
-        origin: Origin,
+        opened: ReadableFile,
         *,
         sha256: str | None,
         size_bytes: int | None,
@@ -172,7 +200,7 @@ class _Download:
         make_room: MakeRoom | None,
     ) -> None:
         self._source = source
-        self._origin = origin
+        self._opened = opened
         self._sha256 = sha256
         self._size_bytes = size_bytes
         self._revision = revision
@@ -198,7 +226,7 @@ class _Download:
         """Request the missing bytes, verify the whole file, and give it its final name."""
         if not partial.validator and partial.size_bytes:
             partial.discard()
-        async with self._origin.read(partial.size_bytes, validator=partial.validator) as response:
+        async with self._opened.read(partial.size_bytes, validator=partial.validator) as response:
             expected = self._expected(response)
             if response.first == 0:
                 await partial.restart(response.validator)

@@ -7,7 +7,6 @@ Proxies of the environment are used; passwords of a netrc file are not, since a 
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -26,7 +25,7 @@ from artifacts.address_policy import (
     open_socket,
 )
 from artifacts.errors import ArtifactError
-from artifacts.retry import Patience
+from artifacts.repository import RangeRefused, SourceAccess, SourceResponse
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
@@ -44,32 +43,6 @@ _RANGE_REFUSED = 416
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 10
 _PROXY_SCHEMES = ("http://", "https://")
-
-
-class RangeRefused(Exception):  # noqa: N818  a signal between two modules, it never leaves the package
-    """HTTP 416: the file is shorter than the requested range."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceResponse:
-    """The response of a server to a request for bytes of a file.
-
-    Attributes:
-        first: offset in the file of the first byte of `blocks`; 0 when the server ignores ranges or the file changed.
-        size_bytes: size of the whole file.
-        validator: identifies these bytes in a later If-Range; empty when the server sends none.
-        revision: the resolved revision: commit of a hub, else entity tag or date, else empty.
-        sha256: digest that the hub states, or None.
-        blocks: the bytes.
-
-    """
-
-    first: int
-    size_bytes: int
-    validator: str
-    revision: str
-    sha256: str | None
-    blocks: AsyncIterator[bytes]
 
 
 class _Received(NamedTuple):
@@ -279,19 +252,14 @@ class Origin:
 
 @contextlib.asynccontextmanager
 async def connect(
-    source: Source,
-    *,
-    token: str | None,
-    endpoint: str,
-    allowed_networks: Networks,
-    revision: str | None,
-    patience: Patience,
-    url: str = "",
+    source: Source, access: SourceAccess, revision: str | None = None, *, url: str = ""
 ) -> AsyncIterator[Origin]:
     """Open the origin of an hf:// or http(s):// source, at `url` if given; use the proxies of the environment."""
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
-    timeout = aiohttp.ClientTimeout(total=None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
+    timeout = aiohttp.ClientTimeout(
+        total=None, connect=access.patience.connect_seconds, sock_read=access.patience.silence_seconds
+    )
 
     def open_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -303,17 +271,17 @@ async def connect(
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
-    checked = aiohttp.TCPConnector(socket_factory=functools.partial(open_socket, networks=allowed_networks))
+    checked = aiohttp.TCPConnector(socket_factory=functools.partial(open_socket, networks=access.allowed_networks))
     async with open_session(checked) as direct, open_session(aiohttp.TCPConnector()) as proxied:
         yield Origin(
             direct,
             proxied,
             source,
-            _parse_url(source, url or source.url(endpoint, revision)),
-            head_seconds=patience.connect_seconds + patience.silence_seconds,
-            token=token,
-            networks=allowed_networks,
-            hub=_parse_url(source, endpoint) if source.scheme == "hf" else None,
+            _parse_url(source, url or source.url(access.endpoint, revision)),
+            head_seconds=access.patience.connect_seconds + access.patience.silence_seconds,
+            token=access.token,
+            networks=access.allowed_networks,
+            hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
         )
 

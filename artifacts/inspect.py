@@ -5,14 +5,14 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from artifacts import gguf, local_files
-from artifacts import mlx_config as configuration
+from artifacts import folder_config, gguf, local_files
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.folder import WEIGHTS, Folder, refuse_digest, refuse_stored_code
+from artifacts.file_set import FileSet, refuse_digest, refuse_stored_code
 from artifacts.gguf_facts import layout_of, summarize
-from artifacts.http_source import Origin, RangeRefused, SourceResponse, connect
 from artifacts.partial_download import storage_faults
+from artifacts.repositories import open_repository
+from artifacts.repository import WEIGHTS, RangeRefused, ReadableFile, SourceAccess, SourceResponse
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout
@@ -64,54 +64,20 @@ class _FoundHeader:
     header: gguf.GGUFHeader
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """The settings of an inspection; they mean the same as in `inspect`."""
-
-    token: str | None
-    endpoint: str
-    file_root: Path | None
-    patience: Patience
-    allowed_networks: Networks
-
-    async def inspect_folder(self, source: Source) -> Inspection:
-        folder = Folder(
-            source=source,
-            token=self.token,
-            endpoint=self.endpoint,
-            file_root=self.file_root,
-            allowed_networks=self.allowed_networks,
-            patience=self.patience,
-        )
-        listing = await folder.listing(None)
-        tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
-        await folder.refuse_code(listing)
-        text = None if listing.is_adapter else await folder.config(listing)
-        facts = _read_config(text, tensor_bytes, listing.python_files)
-        return Inspection(
-            size_bytes=listing.size_bytes,
-            revision=listing.revision,
-            file="",
-            sha256=None,
-            gguf=facts.gguf,
-            layout=facts.layout,
-            tensor_bytes=tensor_bytes,
-        )
-
-    async def find_header(self, source: Source) -> _FoundHeader:
-        if source.scheme == "file":
-            path = local_files.locate(source, self.file_root)
-            with storage_faults(path):
-                return await asyncio.to_thread(_read_local_header, path)
-        async with connect(
-            source,
-            token=self.token,
-            endpoint=self.endpoint,
-            allowed_networks=self.allowed_networks,
-            revision=None,
-            patience=self.patience,
-        ) as origin:
-            return await _read_remote_header(source, origin, self.patience)
+async def _inspect_folder(source: Source, access: SourceAccess) -> Inspection:
+    files = FileSet(source, access)
+    listing = await files.list_chosen(None)
+    tensor_bytes = sum(file.size_bytes for file in listing.files if file.name.endswith(WEIGHTS))
+    facts = _read_config(await files.read_config(listing), tensor_bytes, listing.python_files)
+    return Inspection(
+        size_bytes=listing.size_bytes,
+        revision=listing.revision,
+        file="",
+        sha256=None,
+        gguf=facts.gguf,
+        layout=facts.layout,
+        tensor_bytes=tensor_bytes,
+    )
 
 
 async def inspect(
@@ -140,13 +106,16 @@ async def inspect(
 
     """
     refuse_library(source)
+    access = SourceAccess(
+        token=token, endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
+    )
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
-            reader = _Reader(token, endpoint, file_root, patience, allowed_networks)
             if source.is_folder:
                 refuse_digest(source, sha256)
-                return await reader.inspect_folder(source)
-            found = await reader.find_header(source)
+                return await _inspect_folder(source, access)
+            async with open_repository(source, access).open_file(source.path, None) as opened:
+                found = await _read_remote_header(source, opened, patience)
     except TimeoutError as error:
         raise ArtifactError(
             "SourceUnreachable",
@@ -199,8 +168,8 @@ def _read_config(text: bytes | None, tensor_bytes: int, python_files: Sequence[s
     """Return the facts in the config.json of a folder; `text` is None for a LoRA adapter, which has no such file."""
     if text is None:
         return HeaderFacts(GGUF(architecture="lora"), None)
-    config = configuration.parse(text, python_files)
-    return HeaderFacts(configuration.summarize(config), configuration.layout_of(config, tensor_bytes))
+    config = folder_config.parse(text, python_files)
+    return HeaderFacts(folder_config.summarize(config), folder_config.layout_of(config, tensor_bytes))
 
 
 def _refuse_split(source: Source, header: gguf.GGUFHeader) -> None:
@@ -226,11 +195,11 @@ def _read_local_header(path: Path) -> _FoundHeader:
     raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
 
 
-async def _read_remote_header(source: Source, origin: Origin, patience: Patience) -> _FoundHeader:
+async def _read_remote_header(source: Source, opened: ReadableFile, patience: Patience) -> _FoundHeader:
     backoff = Backoff(patience)
     while True:
         try:
-            return await _read_header(source, origin)
+            return await _read_header(source, opened)
         except RangeRefused:
             raise ArtifactError("HeaderInvalid", "the file is empty or was cut while it was read") from None
         except ArtifactError as error:
@@ -238,13 +207,13 @@ async def _read_remote_header(source: Source, origin: Origin, patience: Patience
         await asyncio.sleep(pause)
 
 
-async def _read_header(source: Source, origin: Origin) -> _FoundHeader:
+async def _read_header(source: Source, opened: ReadableFile) -> _FoundHeader:
     """Request growing ranges until the header is complete; stop reading there even if the server ignores ranges."""
     prefix = bytearray()
     wanted = _FIRST_BYTES
     validator = ""
     while True:
-        async with origin.read(len(prefix), wanted - 1, validator) as response:
+        async with opened.read(len(prefix), wanted - 1, validator) as response:
             if response.first == 0:
                 prefix.clear()
             elif response.validator != validator:

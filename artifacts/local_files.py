@@ -55,3 +55,8 @@ def revision(path: Path) -> str:
     """Return the revision of a local file, its time and size: it changes when the file is written."""
     stat = path.stat()
     return f"{stat.st_mtime_ns:x}-{stat.st_size:x}"
+
+
+def list_python(folder: Path) -> list[str]:
+    """Return the names of the Python files in a folder, which a loader would find there. Raises OSError."""
+    return sorted(path.name for path in folder.glob("*.py"))

@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 
 from artifacts import durable
-from artifacts.address_policy import Networks
-from artifacts.http_source import RangeRefused, connect
-from artifacts.retry import Patience
+from artifacts.http_source import connect
+from artifacts.repository import RangeRefused, SourceAccess
 from artifacts.source import Source
 
 _MOST_KEYS: Final = 1000
@@ -61,30 +60,14 @@ class AccessRecords:
         return self._folder / f"{digest}.json"
 
 
-async def ask_for_access(
-    source: Source,
-    file: str,
-    *,
-    token: str | None,
-    endpoint: str,
-    allowed_networks: Networks,
-    revision: str | None,
-    patience: Patience,
-) -> bool:
+async def ask_for_access(source: Source, file: str, access: SourceAccess, revision: str | None) -> bool:
     """Request one byte of `file`, which is the source or is in it; return whether the server has that revision.
 
     Raises:
         ArtifactError: the server refuses, or does not answer.
     """
     asked = Source("hf", source.text, file, source.repo, source.revision, file) if source.is_folder else source
-    async with connect(
-        asked,
-        token=token,
-        endpoint=endpoint,
-        allowed_networks=allowed_networks,
-        revision=revision,
-        patience=patience,
-    ) as origin:
+    async with connect(asked, access, revision) as origin:
         try:
             async with origin.read(0, 0) as response:
                 return source.scheme == "hf" or revision in (None, response.revision)

@@ -23,10 +23,11 @@ from artifacts import durable, local_files
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
-from artifacts.folder import Folder, refuse_digest
+from artifacts.file_set import FileSet, refuse_digest
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import Manifest, StoredFile, folder_digest
 from artifacts.partial_download import in_thread, locked, storage_faults
+from artifacts.repository import SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
@@ -193,13 +194,7 @@ class WeightsStore:
         manifest = durable.read(self._object_path(digest) / _MANIFEST, Manifest)
         try:
             is_let_in = manifest is not None and await ask_for_access(
-                wanted.source,
-                manifest.files[0].name,
-                token=wanted.token,
-                endpoint=self._endpoint,
-                allowed_networks=self._allowed_networks,
-                revision=wanted.revision,
-                patience=self._patience,
+                wanted.source, manifest.files[0].name, self._build_access(wanted.token), wanted.revision
             )
         except ArtifactError as error:
             # Who fetched what an earlier version stored is not known: while the server is away, it serves as before.
@@ -351,19 +346,21 @@ class WeightsStore:
                 make_room=make_room,
             )
             return [one], one.revision
-        folder = Folder(
-            source=source,
+        files = FileSet(source, self._build_access(token))
+        listing = await files.list_chosen(revision)
+        # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
+        await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
+        several = await files.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
+        return several, listing.revision
+
+    def _build_access(self, token: str | None) -> SourceAccess:
+        return SourceAccess(
             token=token,
             endpoint=self._endpoint,
             file_root=None,
             allowed_networks=self._allowed_networks,
             patience=self._patience,
         )
-        listing = await folder.listing(revision)
-        # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
-        await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
-        several = await folder.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
-        return several, listing.revision
 
     def _add_object(
         self, wanted: _Wanted, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import mlx_config
+from artifacts import folder_config
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.source import parse
@@ -130,7 +130,7 @@ async def test_a_folder_without_weights_is_refused_with_the_reason(server: FileS
 
 
 def layers(**changes: object) -> list[Layers] | None:
-    found = mlx_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    found = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
     return found.layers if found else None
 
 
@@ -144,7 +144,7 @@ def test_layers_are_grouped_by_their_window() -> None:
 
 
 def test_stated_head_size_and_experts_are_used() -> None:
-    found = mlx_config.layout_of(
+    found = folder_config.layout_of(
         LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
     )
     assert found
@@ -153,7 +153,7 @@ def test_stated_head_size_and_experts_are_used() -> None:
 
 
 def test_layout_of_a_multimodal_model_is_that_of_its_language_model() -> None:
-    assert mlx_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
+    assert folder_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) 
     )
 )
 def test_reader_survives_any_configuration(changes: dict[str, object]) -> None:
-    found = mlx_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    found = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
     assert found is None or all(each.count > 0 for each in found.layers)
-    mlx_config.summarize(LLAMA | changes)
+    folder_config.summarize(LLAMA | changes)

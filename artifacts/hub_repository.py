@@ -1,0 +1,88 @@
+"""Repositories of a hub: `hf://ORG/REPO`. The commit of the listing pins every file, even if the branch moves."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from artifacts.errors import ArtifactError
+from artifacts.http_source import connect
+from artifacts.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
+from artifacts.retry import Backoff
+from artifacts.source import Source, is_digest
+
+_COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+_LISTING_BYTES: Final = 8 << 20
+
+
+class _Lfs(msgspec.Struct):
+    sha256: str
+
+
+class _Sibling(msgspec.Struct, rename={"name": "rfilename"}):
+    name: str
+    size: int | None = None
+    lfs: _Lfs | None = None
+
+
+class _HubAnswer(msgspec.Struct):
+    """The answer of the hub's /api/models/REPO/revision/REVISION?blobs=true: the fields that we read."""
+
+    sha: str
+    siblings: list[_Sibling]
+
+
+class HubRepository:
+    """The repository, or the one file of it, that an hf:// source names."""
+
+    def __init__(self, source: Source, access: SourceAccess) -> None:
+        self._source = source
+        self._access = access
+
+    async def list_files(self, revision: str | None) -> Listing:
+        """Ask the hub for the files of a revision. Raises ArtifactError."""
+        at = quote(revision or self._source.revision, safe="")
+        url = f"{self._access.endpoint.rstrip('/')}/api/models/{self._source.repo}/revision/{at}?blobs=true"
+        backoff = Backoff(self._access.patience)
+        while True:
+            try:
+                async with connect(self._source, self._access, url=url) as origin:
+                    return _parse_listing(self._source, await origin.read_whole(_LISTING_BYTES))
+            except ArtifactError as error:
+                pause = backoff.pause_seconds(error)
+            await asyncio.sleep(pause)
+
+    def file_source(self, path: str, revision: str | None) -> Source:
+        """Return the hf:// source of a file at a resolved revision."""
+        if path == self._source.path:
+            return self._source
+        repo, at = self._source.repo, revision or self._source.revision
+        return Source("hf", f"hf://{repo}@{at}/{path}", path.rpartition("/")[2], repo, at, path)
+
+    @asynccontextmanager
+    async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
+        """Connect to the hub for one file."""
+        async with connect(self.file_source(path, revision), self._access, revision) as origin:
+            yield origin
+
+
+def _parse_listing(source: Source, text: bytes) -> Listing:
+    try:
+        answer = msgspec.json.decode(text, type=_HubAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing is not valid: {error}") from error
+    if not _COMMIT.fullmatch(answer.sha):
+        problem = f"names {answer.sha[:100]!r} as its commit, which is none"
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
+    wanted = [each for each in answer.siblings if is_wanted(each.name)]
+    if any(each.lfs and not is_digest(each.lfs.sha256) for each in wanted):
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub states a sha256 that is none")
+    unsized = next((each.name for each in wanted if each.size is None or each.size < 0), None)
+    if unsized is not None:
+        raise ArtifactError("SourceRefused", f"{source.display}: the hub does not say how large {unsized} is")
+    files = [RepositoryFile(each.name, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in wanted]
+    return Listing(answer.sha, sorted(files, key=lambda file: file.path))

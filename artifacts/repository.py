@@ -1,0 +1,182 @@
+"""The files of a source and their bytes: what each scheme of a source provides, and everything above is built on.
+
+A scheme is a module with a `Repository`: it lists files at a resolved revision, and opens one of them for ranged reads.
+Choice, inspection, download and verification of files are the same for all of them; see `file_set`.
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final, Protocol
+
+from artifacts.address_policy import Networks
+from artifacts.errors import ArtifactError
+from artifacts.retry import DEFAULT_PATIENCE, Patience
+from artifacts.source import MAX_NAME_BYTES, Source
+
+WEIGHTS: Final = ".safetensors"
+GGUF_WEIGHTS: Final = ".gguf"
+_SUFFIXES: Final = (GGUF_WEIGHTS, WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Suffixes of files that engines read; code beside the weights is none of them."""
+_OURS: Final = (".verified.json", ".part.json")
+"""Suffixes of the files that this package keeps beside a download."""
+
+
+class RangeRefused(Exception):  # noqa: N818  a signal between modules, it never leaves the package
+    """HTTP 416: the file is shorter than the requested range."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceAccess:
+    """The settings to read a source.
+
+    Attributes:
+        token: bearer token for the source's origin.
+        endpoint: hub of hf:// sources.
+        file_root: folder that file:// sources have to be in; None refuses them.
+        allowed_networks: private networks that the source may lead to.
+        patience: time-outs and attempts.
+
+    """
+
+    token: str | None
+    endpoint: str
+    file_root: Path | None
+    allowed_networks: Networks = ()
+    patience: Patience = DEFAULT_PATIENCE
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceResponse:
+    """The response of a server to a request for bytes of a file.
+
+    Attributes:
+        first: offset in the file of the first byte of `blocks`; 0 when the server ignores ranges or the file changed.
+        size_bytes: size of the whole file.
+        validator: identifies these bytes in a later `read`; empty when the server sends none.
+        revision: the resolved revision: commit of a hub, else entity tag or date, else empty.
+        sha256: digest that the server states, or None.
+        blocks: the bytes.
+
+    """
+
+    first: int
+    size_bytes: int
+    validator: str
+    revision: str
+    sha256: str | None
+    blocks: AsyncIterator[bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class RepositoryFile:
+    """One file of a repository.
+
+    Attributes:
+        path: path below the repository's root, checked by `is_safe_path`.
+        size_bytes: its size.
+        sha256: its digest if the server states one; a hub does for large files only.
+        revision: revision of this file, where each file has its own; empty: that of the listing.
+
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    revision: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name in the folder that it is fetched to."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The files of a repository that engines may read, at `revision`; sorted by path.
+
+    `revision` is a commit; of a local folder, its newest time and its size. `python_files` are those of a local folder,
+    which an engine would find there; those of a server are not fetched.
+    """
+
+    revision: str
+    files: Sequence[RepositoryFile]
+    python_files: Sequence[str] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def find(self, path: str) -> RepositoryFile | None:
+        """Return the file at `path`, or None."""
+        return next((file for file in self.files if file.path == path), None)
+
+
+class ReadableFile(Protocol):
+    """One file, opened for any number of reads."""
+
+    def read(
+        self, first: int = 0, last: int | None = None, validator: str = ""
+    ) -> AbstractAsyncContextManager[SourceResponse]:
+        """Read the bytes from `first` to `last` (inclusive, None is the end), if they still match `validator`.
+
+        Raises:
+            ArtifactError: the server refuses or is unreachable, also while the blocks are read.
+            RangeRefused: the file has no byte `first`.
+        """
+
+
+class Repository(Protocol):
+    """The files of one source; that of a single file has one, at `source.path`."""
+
+    async def list_files(self, revision: str | None) -> Listing:
+        """List the files that `is_wanted`, at a resolved revision; None is the current one.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+
+    def file_source(self, path: str, revision: str | None) -> Source:
+        """Return the source of the file at `path`: its name in messages, and in the record of its download."""
+
+    def open_file(self, path: str, revision: str | None) -> AbstractAsyncContextManager[ReadableFile]:
+        """Open the file at `path`, at a resolved revision; None is the current one. Raises ArtifactError."""
+
+
+def is_wanted(path: str) -> bool:
+    """Decide whether an engine may read the file at `path`, a path that a server or a folder lists."""
+    return is_safe_path(path) and path.endswith(_SUFFIXES) and not path.endswith(_OURS)
+
+
+def is_safe_path(path: str) -> bool:
+    """Return whether every segment of `path` is safe as the name of a file: printable, short, no leading dot."""
+    return all(
+        segment and not segment.startswith(".") and segment.isprintable() and len(segment.encode()) <= MAX_NAME_BYTES
+        for segment in path.split("/")
+    )
+
+
+async def read_file(opened: ReadableFile, file: RepositoryFile) -> bytes:
+    """Return the bytes of a short file.
+
+    Raises:
+        ArtifactError: the server refuses, is unreachable, or sends another size than the listed one.
+    """
+    text = bytearray()
+    try:
+        async with opened.read() as response:
+            async for block in response.blocks:
+                text += block
+                if len(text) > file.size_bytes:
+                    break
+    except RangeRefused as error:
+        problem = f"{file.path}: the server answered HTTP 416 to a request without a range"
+        raise ArtifactError("SourceRefused", problem) from error
+    if len(text) != file.size_bytes:
+        problem = (
+            f"listed with {file.size_bytes} bytes, but {'more' if len(text) > file.size_bytes else len(text)} arrived"
+        )
+        raise ArtifactError("SourceRefused", f"{file.path}: {problem}")
+    return bytes(text)
