@@ -24,6 +24,7 @@ from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import refuse_device_count, way_out
+from runtimes.quantization import refuse_quantization
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand, refuse_demand
 
@@ -164,9 +165,23 @@ def _inability(service: InferenceService, model: Model, companions: Sequence[Com
         projector="projector" in roles,
         adapter_scales=[companion.scale for companion in companions if companion.role == "adapter"],
     )
-    return refuse_demand(runtime, demand) or next(
-        (message for companion in companions if (message := _mismatch(companion, model)) is not None), None
+    return (
+        refuse_demand(runtime, demand)
+        or _refuse_weights(service, model, vendor)
+        or next((message for companion in companions if (message := _mismatch(companion, model)) is not None), None)
     )
+
+
+def _refuse_weights(service: InferenceService, model: Model, vendor: Vendor) -> str | None:
+    """Return why the quantization of the weights cannot be served by this engine on these devices, or None."""
+    if not vendor.in_pods:
+        return None
+    quantization = model.status.gguf.quantization if model.status.gguf else ""
+    engine, accelerator = runtime_of(service, model), accelerator_of(service, model)
+    # Any of the products may be taken, so that each must do; without a list any product of the vendor may.
+    products = service.spec.hardware.products or [""]
+    reasons = (refuse_quantization(quantization, engine, accelerator, product) for product in products)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _mismatch(companion: Companion, model: Model) -> str | None:

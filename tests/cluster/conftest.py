@@ -131,7 +131,7 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
 async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `cpu-1`, ready."""
     kubelet = members.kubelet(plane, "cpu-1", folder)
-    async with _joined(plane, "cpu-1", kubelet, watched):
+    async with joined(plane, "cpu-1", kubelet, watched):
         yield kubelet
 
 
@@ -139,12 +139,14 @@ async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> Asy
 async def gpu_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `gpu-1` with two NVIDIA devices, ready."""
     kubelet = members.kubelet(plane, "gpu-1", folder, resources={"nvidia.com/gpu": "2"})
-    async with _joined(plane, "gpu-1", kubelet, watched):
+    async with joined(plane, "gpu-1", kubelet, watched):
         yield kubelet
 
 
 @asynccontextmanager
-async def _joined(plane: ControlPlane, name: str, kubelet: Process, watched: list[Process]) -> AsyncIterator[None]:
+async def joined(plane: ControlPlane, name: str, kubelet: Process, watched: list[Process]) -> AsyncIterator[None]:
+    """Start a node, and wait until it accepts pods."""
+
     async def accepts_pods() -> bool:
         node = await plane.request("GET", NODES.path(None, name))
         ready = {"type": "Ready", "status": "True"}.items()
@@ -163,7 +165,13 @@ async def _joined(plane: ControlPlane, name: str, kubelet: Process, watched: lis
 @pytest_asyncio.fixture
 async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The controller, started; a test may stop, kill and start it."""
-    process = await members.controller(plane, tmp_path)
+    async with led(plane, await members.controller(plane, tmp_path), watched) as process:
+        yield process
+
+
+@asynccontextmanager
+async def led(plane: ControlPlane, process: Process, watched: list[Process]) -> AsyncIterator[Process]:
+    """Start a controller, and stop it at the end."""
     watched.append(process)
     process.start()
     yield process
