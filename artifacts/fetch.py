@@ -90,7 +90,7 @@ async def fetch(
     """
     refuse_library(source)
     if source.scheme == "file":
-        return await _verify_local(source, file_root, sha256, on_progress)
+        return await verify_local(source, file_root, sha256, on_progress)
     access = SourceAccess(
         token=token, endpoint=endpoint, file_root=None, allowed_networks=allowed_networks, patience=patience
     )
@@ -143,9 +143,10 @@ async def fetch_file(
     return FetchedArtifact(destination, record.size_bytes, record.sha256, record.revision)
 
 
-async def _verify_local(
+async def verify_local(
     source: Source, file_root: Path | None, sha256: str | None, on_progress: ReportProgress
 ) -> FetchedArtifact:
+    """Return a file:// source where it is, after a check of its digest. Raises ArtifactError."""
     path = local_files.locate(source, file_root)
     with storage_faults(path):
         revision, size = local_files.revision(path), path.stat().st_size

@@ -1,38 +1,53 @@
-"""Artifacts of several files: the folder of a repository whose files an engine needs, chosen, checked and fetched.
+"""Artifacts of several files: those of a repository or folder that an engine needs, checked and fetched.
 
 Only files that an engine reads are taken, so code beside the weights is left out.
 """
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
-from artifacts import local_files
+from artifacts import gguf, local_files, safetensors_header
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_file
-from artifacts.folder_config import CHECKED, CONFIG, parse_safe
+from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
+from artifacts.file_choice import INDEX, choose_files, choose_indexed
+from artifacts.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
+from artifacts.gguf_reader import FoundHeader, read_header
 from artifacts.repositories import open_repository
-from artifacts.repository import WEIGHTS, Listing, RepositoryFile, SourceAccess, read_file
+from artifacts.repository import GGUF_WEIGHTS, WEIGHTS, Listing, ReadableFile, RepositoryFile, SourceAccess, read_start
 from artifacts.retry import Backoff
+from artifacts.safetensors_header import LENGTH_BYTES, SafetensorsHeader
 from artifacts.source import Source
 from crds.size import size_text
 
-ADAPTER_CONFIG: Final = "adapter_config.json"
-"""The configuration of a folder whose weights are a LoRA adapter."""
+T = TypeVar("T")
+
 _CONFIG_BYTES: Final = 1 << 20
 _CHECKED_BYTES: Final = 32 << 20
-"""Limit of the other files that are checked: a tokenizer's configuration lists its added tokens."""
-_MOST_FILES: Final = 1000
+"""Limit of the other files that are read: a tokenizer's configuration lists its added tokens, an index all tensors."""
+_FIRST_BYTES: Final = 64 << 10
+"""Read of each safetensors file at first; most headers are shorter."""
+_READ: Final = (*CHECKED, QUANTIZATION)
 
 
 def refuse_digest(source: Source, sha256: str | None) -> None:
-    """Raise SourceInvalid for an expected digest of a folder: neither the hub nor a user has one."""
-    if sha256 and source.is_folder:
+    """Raise SourceInvalid for an expected digest of several files: neither the hub nor a user has one."""
+    if sha256 and source.has_listing and not source.files:
+        what = "a split model" if source.is_split else "a folder"
         raise ArtifactError(
             "SourceInvalid",
-            f"{source.display}: a folder has no sha256: remove it, and pin a commit with @REVISION instead",
+            f"{source.display}: {what} has no sha256: remove it, and pin a commit with @REVISION instead",
         )
+
+
+class _OpenedFile(NamedTuple):
+    """A file that is being read, with its name for messages."""
+
+    opened: ReadableFile
+    file: RepositoryFile
+    name: str
 
 
 class FileSet:
@@ -44,47 +59,95 @@ class FileSet:
         self._repository = open_repository(source, access)
 
     async def list_chosen(self, revision: str | None) -> Listing:
-        """List the files for an engine at a resolved revision; None is the current one.
+        """List the files for an engine at a resolved revision, the parts of a GGUF model in order; None: the current.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
         listing = await self._repository.list_files(revision)
-        files = [file for file in listing.files if "/" not in file.path and not file.path.endswith(".gguf")]
-        names = {file.name for file in files}
-        if names.isdisjoint({CONFIG, ADAPTER_CONFIG}) or not any(name.endswith(WEIGHTS) for name in names):
-            raise ArtifactError(
-                "SourceNotFound",
-                f"{self._source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of MLX "
-                "weights; a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf",
-            )
-        if len(files) > _MOST_FILES:
-            problem = f"lists more than {_MOST_FILES} files"
-            raise ArtifactError("SourceRefused", f"{self._source.display}: the server {problem}")
+        files = choose_files(self._source, listing)
+        index = next((file for file in files if file.path == INDEX), None)
+        if index is not None:
+            files = choose_indexed(self._source, files, await self._read(listing, index, _CHECKED_BYTES))
         return dataclasses.replace(listing, files=files)
 
-    async def read_config(self, listing: Listing) -> bytes | None:
-        """Check the configurations of the folder, and return the text of config.json; None for an adapter.
+    async def verify_local(self, listing: Listing, sha256: str | None, on_progress: ReportProgress) -> FetchedArtifact:
+        """Return the files of a file:// source where they are, after a check of the digest of the only file.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        found = None
+        first = listing.files[0]
+        if first.path.endswith(GGUF_WEIGHTS):
+            if sha256 and len(listing.files) > 1:
+                raise self.build_digest_refusal(listing)
+            source = self._repository.file_source(first.path, None)
+            found = await verify_local(source, self._access.file_root, sha256, on_progress)
+            return dataclasses.replace(found, size_bytes=listing.size_bytes)
+        folder = local_files.locate(self._source, self._access.file_root)
+        return FetchedArtifact(folder, listing.size_bytes, "", listing.revision)
+
+    async def find_local_file(self) -> Source:
+        """Return the source of the one GGUF file, or its first part, that the patterns of a file:// source choose.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        listing = await self.list_chosen(None)
+        return self._repository.file_source(listing.files[0].path, None)
+
+    async def read_configs(self, listing: Listing) -> dict[str, bytes]:
+        """Check the configurations of the folder, and return their texts by name.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        found = {}
         for file in listing.files:
-            if file.path in CHECKED:
+            if file.path in _READ:
                 text = await self._read(listing, file, _CONFIG_BYTES if file.path == CONFIG else _CHECKED_BYTES)
                 parse_safe(file.path, text, listing.python_files)
-                found = text if file.path == CONFIG else found
+                found[file.path] = text
         return found
+
+    async def read_weights(self, listing: Listing) -> SafetensorsHeader:
+        """Read the headers of all safetensors files.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        weights = [file for file in listing.files if file.path.endswith(WEIGHTS)]
+        return safetensors_header.merge([await self._open(listing, file, _read_safetensors_header) for file in weights])
+
+    async def read_gguf_headers(self, listing: Listing) -> list[gguf.GGUFHeader]:
+        """Read the headers of all parts of a GGUF model.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        headers = []
+        for file in listing.files:
+            try:
+                headers.append((await self._open(listing, file, _read_gguf_header)).header)
+            except ArtifactError as error:
+                if error.reason != "HeaderInvalid":
+                    raise
+                raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
+        return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:
         if file.size_bytes > most_bytes:
             raise ArtifactError("HeaderInvalid", f"{file.path} is longer than {size_text(most_bytes)}")
+        return await self._open(listing, file, _read_whole)
+
+    async def _open(self, listing: Listing, file: RepositoryFile, read: Callable[[_OpenedFile], Awaitable[T]]) -> T:
+        """Open a file and return what `read` returns; repeat it as patience allows."""
         backoff = Backoff(self._access.patience)
+        name = self._repository.file_source(file.path, listing.revision).display
         while True:
             try:
                 async with self._repository.open_file(file.path, listing.revision) as opened:
-                    return await read_file(opened, file)
+                    return await read(_OpenedFile(opened, file, name))
             except ArtifactError as error:
                 pause = backoff.pause_seconds(error)
             await asyncio.sleep(pause)
@@ -95,13 +158,18 @@ class FileSet:
         destination_dir: Path,
         *,
         on_progress: ReportProgress,
+        sha256: str | None = None,
         make_room: MakeRoom | None = None,
     ) -> list[FetchedArtifact]:
         """Fetch all listed files, one after the other; a verified file is not fetched again.
 
+        `sha256` is the expected digest of the only file.
+
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
+        if sha256 and len(listing.files) > 1:
+            raise self.build_digest_refusal(listing)
         fetched: list[FetchedArtifact] = []
         done = 0
         for file in listing.files:
@@ -113,7 +181,7 @@ class FileSet:
                 self._repository,
                 file.path,
                 destination_dir / file.name,
-                sha256=file.sha256,
+                sha256=sha256 or file.sha256,
                 revision=file.revision or listing.revision,
                 on_progress=advance,
                 make_room=make_room,
@@ -127,22 +195,64 @@ class FileSet:
             done += each.size_bytes
         return fetched
 
+    def build_digest_refusal(self, listing: Listing) -> ArtifactError:
+        """Return the error for an expected digest of several files."""
+        problem = f"files matches {len(listing.files)} files, which have no one sha256: remove it"
+        return ArtifactError("SourceInvalid", f"{self._source.display}: {problem}")
 
-def refuse_stored_code(folder: Path) -> bytes | None:
-    """Check the configurations of a folder on this disk, and return its config.json; None if it has none.
+
+async def _read_whole(each: _OpenedFile) -> bytes:
+    return await read_start(each.opened, each.name, each.file.size_bytes, each.file.size_bytes)
+
+
+async def _read_gguf_header(each: _OpenedFile) -> FoundHeader:
+    found = await read_header(each.name, each.opened)
+    if found.size_bytes != each.file.size_bytes:
+        problem = f"is listed with {each.file.size_bytes} bytes, but the server has {found.size_bytes}"
+        raise ArtifactError("SourceRefused", f"{each.name}: {problem}")
+    return found
+
+
+async def _read_safetensors_header(each: _OpenedFile) -> SafetensorsHeader:
+    path, size = each.file.path, each.file.size_bytes
+    text = await read_start(each.opened, each.name, size, _FIRST_BYTES)
+    end = LENGTH_BYTES + safetensors_header.parse_length(path, text, size)
+    if len(text) < end:
+        text = await read_start(each.opened, each.name, size, end)
+    return await asyncio.to_thread(safetensors_header.parse, path, text[LENGTH_BYTES:end], size)
+
+
+def read_stored_configs(folder: Path) -> dict[str, bytes]:
+    """Check the configurations of a folder on this disk, and return their texts by name.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
         OSError: a file cannot be read.
     """
-    found = None
+    found = {}
     python_files = local_files.list_python(folder)
-    for name in CHECKED:
+    for name in _READ:
         if (folder / name).is_file():
-            text = _read_local(folder / name, _CHECKED_BYTES)
-            parse_safe(name, text, python_files)
-            found = text if name == CONFIG else found
+            found[name] = _read_local(folder / name, _CHECKED_BYTES)
+            parse_safe(name, found[name], python_files)
     return found
+
+
+def read_stored_weights(folder: Path) -> SafetensorsHeader:
+    """Read the headers of all safetensors files of a folder on this disk.
+
+    Raises:
+        ArtifactError: HeaderInvalid.
+        OSError: a file cannot be read.
+    """
+    return safetensors_header.merge(_read_stored_header(path) for path in sorted(folder.glob(f"*{WEIGHTS}")))
+
+
+def _read_stored_header(path: Path) -> SafetensorsHeader:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = safetensors_header.parse_length(path.name, file.read(LENGTH_BYTES), size)
+        return safetensors_header.parse(path.name, file.read(length), size)
 
 
 def _read_local(path: Path, most_bytes: int) -> bytes:

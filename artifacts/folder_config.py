@@ -1,4 +1,4 @@
-"""Facts of the `config.json` of a folder of weights (Hugging Face layout, which MLX uses); see gguf_facts for a GGUF.
+"""Facts of the `config.json` of a folder of weights (Hugging Face layout, MLX's too); see gguf_facts for a GGUF.
 
 The names are those of transformers' configurations. Only the plain and the rotating KV cache of mlx-lm are computed; a
 configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
@@ -12,10 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf_facts import count_of, text_of
+from artifacts.gguf_facts import count_active_parameters, count_of, text_of
 from crds.model import GGUF, Layers, Layout
 
 CONFIG: Final = "config.json"
+QUANTIZATION: Final = "hf_quant_config.json"
+"""File in which ModelOpt states the quantization, if config.json does not."""
 CHECKED: Final = (
     *(CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"),
     *("video_preprocessor_config.json", "generation_config.json", "adapter_config.json"),
@@ -37,19 +39,36 @@ _OTHER_STATE: Final = (
 )
 """Fields of models that keep other state than keys and values of their heads."""
 _SIZES: Final = ("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok")
+_PACKED_FORMATS: Final = {
+    "nvfp4-pack-quantized": "nvfp4",
+    "mxfp4-pack-quantized": "mxfp4",
+    "float-quantized": "fp8",
+}
+"""Formats of compressed-tensors that have a name of their own, by which devices are chosen."""
+_OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype")
+"""Keys that the configuration of a multimodal model states beside that of its language model."""
 _LARGEST: Final = 1 << 24
 """Larger than any size of a model; no product of two such sizes overflows a status."""
 
 
-def parse(text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
+def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | None = None) -> dict[str, Any]:
     """Parse a configuration as `parse_safe` does; for a multimodal model, return that of its language model.
+
+    `quantization` is the text of `QUANTIZATION`, which is used if the configuration does not state any.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
     """
     config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
+    found = dict(inner) if isinstance(inner, dict) else config
+    for key in _OF_ALL_PARTS:
+        if key in config:
+            found.setdefault(key, config[key])
+    if quantization is not None and "quantization_config" not in found:
+        stated = parse_safe(QUANTIZATION, quantization).get("quantization")
+        found |= {"quantization_config": stated} if isinstance(stated, dict) else {}
+    return found
 
 
 def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
@@ -136,7 +155,7 @@ def summarize(config: dict[str, Any]) -> GGUF:
     """Return the configuration's facts for users; a fact that is missing or not valid is absent."""
     return GGUF(
         architecture=text_of(config.get("model_type")),
-        quantization=_quantization(config),
+        quantization=_describe_quantization(config),
         context_length=count_of(config.get("max_position_embeddings")),
         embedding_size=count_of(config.get("hidden_size")),
         layer_count=count_of(config.get("num_hidden_layers")),
@@ -145,10 +164,59 @@ def summarize(config: dict[str, Any]) -> GGUF:
     )
 
 
-def _quantization(config: dict[str, Any]) -> str:
-    quantization = config.get("quantization")
-    bits = count_of(quantization.get("bits")) if isinstance(quantization, dict) else None
-    return f"{bits}-bit" if bits else text_of(config.get("torch_dtype") or config.get("dtype"))
+def is_mlx(config: dict[str, Any]) -> bool:
+    """Return whether the weights are quantized by MLX, which no other framework reads."""
+    stated = config.get("quantization")
+    return isinstance(stated, dict) and {"bits", "group_size"} <= stated.keys()
+
+
+def count_active(config: dict[str, Any], parameters: int, expert_parameters: int) -> int | None:
+    """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
+    counts = [count_of(config.get(key)) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    experts = next((count for count in counts if count), 0)
+    return count_active_parameters(parameters, expert_parameters, experts, count_of(config.get("num_experts_per_tok")))
+
+
+def is_mlx_adapter(text: bytes) -> bool:
+    """Return whether the adapter_config.json of a LoRA adapter is one of mlx-lm. Raises ArtifactError."""
+    return "lora_parameters" in parse_safe("adapter_config.json", text)
+
+
+def _describe_quantization(config: dict[str, Any]) -> str:
+    """Return the method of quantization, with its bits if a method has several, else the type of the weights."""
+    mlx = config.get("quantization")
+    bits = count_of(mlx.get("bits")) if isinstance(mlx, dict) else None
+    if bits:
+        return f"{bits}-bit"
+    stated = config.get("quantization_config")
+    if isinstance(stated, dict) and (found := _name_method(stated)):
+        return found
+    return text_of(config.get("torch_dtype") or config.get("dtype"))
+
+
+def _name_method(stated: dict[str, Any]) -> str:
+    """Return the name of a method that `quantization_config` states: awq 4-bit, fp8, mxfp4 and so on."""
+    method = text_of(stated.get("quant_method")).lower()
+    if method.startswith("modelopt") or (not method and "quant_algo" in stated):
+        return text_of(stated.get("quant_algo")).lower() or method
+    if method == "compressed-tensors":
+        form = text_of(stated.get("format"))
+        if form in _PACKED_FORMATS:
+            return _PACKED_FORMATS[form]
+    bits = count_of(stated.get("bits")) or _find_packed_bits(stated)
+    if method == "bitsandbytes":
+        bits = 4 if stated.get("load_in_4bit") else 8
+    return f"{method} {bits}-bit" if method and bits else method
+
+
+def _find_packed_bits(stated: dict[str, Any]) -> int | None:
+    """Return the bits of the weights in the first group of compressed-tensors."""
+    groups = stated.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            return count_of(weights.get("num_bits"))
+    return None
 
 
 def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:

@@ -10,6 +10,7 @@ more than 4 dimensions, tensors outside the file) is refused here too, so an eng
 
 import dataclasses
 import hashlib
+import math
 import struct
 from collections import Counter
 
@@ -22,6 +23,8 @@ Number = int | float | bool
 Value = Number | str | tuple[Number, ...] | None
 """None is an array that was skipped: of strings, of arrays, or a long one."""
 
+_EXPERTS = "_exps."
+"""Part of the names of tensors that hold all experts of a layer."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_ENTRIES = 1 << 16
@@ -110,6 +113,8 @@ class GGUFHeader:
         bytes_by_type: the same sum for each tensor type, by the name of the type.
         shapes: dimensions of each tensor by name, the innermost first; without tensors of long names.
         data_offset: offset of the first tensor, in bytes from the start of the file.
+        parameters: number of elements of all tensors.
+        expert_parameters: number of elements of the tensors that hold the experts, each all experts of a layer.
 
     """
 
@@ -120,6 +125,8 @@ class GGUFHeader:
     bytes_by_type: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
     data_offset: int
+    parameters: int = 0
+    expert_parameters: int = 0
 
 
 def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
@@ -156,12 +163,15 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
     seen: set[bytes] = set()
-    data_end = 0
+    data_end = parameters = expert_parameters = 0
     for _ in range(count):
         name, is_whole = reader.name("tensor", seen)
         shape, type_name, size_bytes, offset = reader.tensor(name[:64])
+        elements = math.prod(shape)
+        parameters += elements
         if is_whole:
             shapes[name] = shape
+            expert_parameters += elements if _EXPERTS in name else 0
         if offset % alignment:
             raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
         sizes[type_name] += size_bytes
@@ -171,7 +181,17 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     needed = data_offset + max(data_end, total)
     if count and needed > reader.file_bytes:
         raise _invalid(f"has tensors up to byte {needed}, but {reader.file_bytes} bytes in all: it is cut or corrupted")
-    return GGUFHeader(version, metadata, count, total, dict(sizes), shapes, data_offset)
+    return GGUFHeader(
+        version=version,
+        metadata=metadata,
+        tensor_count=count,
+        tensor_bytes=total,
+        bytes_by_type=dict(sizes),
+        shapes=shapes,
+        data_offset=data_offset,
+        parameters=parameters,
+        expert_parameters=expert_parameters,
+    )
 
 
 def _alignment(metadata: dict[str, Value]) -> int:
@@ -295,10 +315,7 @@ class _Reader:
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
         if shape and shape[0] % block_elements:
             raise _invalid(f"has rows of {shape[0]} in {what}, which are no whole blocks of {type_name}")
-        elements = 1
-        for size in shape:
-            elements *= size
-        size_bytes = elements // block_elements * block_bytes
+        size_bytes = math.prod(shape) // block_elements * block_bytes
         if size_bytes + offset > self.file_bytes:
             end = size_bytes + offset
             raise _invalid(f"has {what} end at {end}, but {self.file_bytes} bytes in all: it is cut or corrupted")

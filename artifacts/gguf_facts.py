@@ -83,6 +83,22 @@ def summarize(header: GGUFHeader) -> GGUF:
     )
 
 
+def count_active(header: GGUFHeader) -> int | None:
+    """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
+    architecture = text_of(header.metadata.get("general.architecture"))
+    experts, used = (widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count"))
+    return count_active_parameters(header.parameters, header.expert_parameters, experts, used)
+
+
+def count_active_parameters(
+    parameters: int, expert_parameters: int, experts: int | None, used: int | None
+) -> int | None:
+    """Return the parameters that one token uses if it uses `used` of `experts` experts of equal size."""
+    if not expert_parameters or not experts or not used or used > experts or expert_parameters % experts:
+        return None
+    return parameters - expert_parameters // experts * (experts - used)
+
+
 def _quantization(header: GGUFHeader) -> str:
     stated = header.metadata.get("general.file_type")
     if isinstance(stated, int) and stated in FILE_TYPES:

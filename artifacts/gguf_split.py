@@ -3,28 +3,72 @@
 The first part has the metadata, and each part lists the tensors that it has; engines get the path of the first part.
 """
 
+import dataclasses
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from artifacts.errors import ArtifactError
+from artifacts.gguf import GGUFHeader
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _MOST_PARTS: Final = 500
 
 
 def name_parts(name: str) -> list[str]:
-    """Return the names of all parts, in order, if `name` is that of the first part; empty if it is not of a split file.
+    """Return the names of all parts, in order, of the model that the file `name` is a part of; empty if it is whole.
 
     Raises:
-        ArtifactError: SourceInvalid for another part than the first, or a number that no model has.
+        ValueError: the number of the part is not possible.
     """
     match = _PART.fullmatch(name)
     if match is None:
         return []
-    count = int(match["count"])
-    parts = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, min(count, _MOST_PARTS) + 1)]
-    if not 0 < count <= _MOST_PARTS:
-        raise ArtifactError("SourceInvalid", f"{name}: is one of {count} parts: a model has 1 to {_MOST_PARTS}")
-    if int(match["number"]) != 1:
-        raise ArtifactError("SourceInvalid", f"{name}: is not the first part of its model: name {parts[0]}")
-    return parts
+    number, count = int(match["number"]), int(match["count"])
+    if not 0 < number <= count <= _MOST_PARTS:
+        raise ValueError(f"names part {number} of {count}: a model has 1 to {_MOST_PARTS} parts")
+    return [f"{match['stem']}-{each:05}-of-{count:05}.gguf" for each in range(1, count + 1)]
+
+
+def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHeader:
+    """Return the header of the whole model, from the headers of its parts in order.
+
+    Raises:
+        ArtifactError: HeaderInvalid, or SplitUnsupported for one part under the name of a whole model.
+    """
+    first = headers[0]
+    if len(headers) == 1:
+        count = first.metadata.get("split.count", 0)
+        if isinstance(count, int) and count > 1:
+            raise ArtifactError(
+                "SplitUnsupported",
+                f"{names[0]}: is one of {count} parts of a split model, but not named as one: name them "
+                f"NAME-00001-of-{count:05}.gguf and so on",
+            )
+        return first
+    for number, (header, name) in enumerate(zip(headers, names, strict=True)):
+        stated = header.metadata.get("split.no"), header.metadata.get("split.count")
+        if stated != (number, len(headers)):
+            found = " of ".join(str(each)[:32] for each in stated)
+            problem = f"its header says that it is part {found} (counted from 0), not {number} of {len(headers)}"
+            raise ArtifactError("HeaderInvalid", f"{name}: {problem}: provide the parts of one model")
+    shapes = {name: shape for header in headers for name, shape in header.shapes.items()}
+    count = sum(header.tensor_count for header in headers)
+    if len(shapes) < sum(len(header.shapes) for header in headers):
+        raise ArtifactError("HeaderInvalid", f"{names[0]}: another part has a tensor of the same name")
+    if first.metadata.get("split.tensors.count", count) != count:
+        wanted = str(first.metadata["split.tensors.count"])[:32]
+        raise ArtifactError("HeaderInvalid", f"{names[0]}: states {wanted} tensors, but its parts have {count}")
+    sizes: Counter[str] = Counter()
+    for header in headers:
+        sizes.update(header.bytes_by_type)
+    return dataclasses.replace(
+        first,
+        tensor_count=count,
+        tensor_bytes=sum(header.tensor_bytes for header in headers),
+        bytes_by_type=dict(sizes),
+        shapes=shapes,
+        parameters=sum(header.parameters for header in headers),
+        expert_parameters=sum(header.expert_parameters for header in headers),
+    )

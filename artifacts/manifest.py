@@ -33,7 +33,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     digest: str
     files: tuple[StoredFile, ...]
     is_folder: bool = False
-    """True when engines get the folder, false when they get the one file in it."""
+    """True when engines get the folder, false when they get its first file: the only one, or the first of its parts."""
 
     @property
     def size_bytes(self) -> int:

@@ -30,6 +30,7 @@ R = TypeVar("R")
 _HASH_STEP_BYTES = 64 << 20
 _LOCK_RETRY_SECONDS = 0.2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class _Readable(Protocol):
@@ -75,7 +76,26 @@ def storage_faults(path: Path) -> Iterator[None]:
                 f"{path}: the volume is full: free some space; the download then continues where it stopped",
                 retryable=True,
             ) from error
-        raise ArtifactError("StorageFailed", f"{path}: {error.strerror or error}", retryable=True) from error
+        problem = _describe_refusal(path) if error.errno in _NOT_ALLOWED else error.strerror or error
+        raise ArtifactError("StorageFailed", f"{path}: {problem}", retryable=True) from error
+
+
+def _describe_refusal(path: Path) -> str:
+    """Return why this process may not write to `path`, or not read it: the folder, its owner and the way out."""
+    folder = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    is_read_only = False
+    owner = ""
+    with contextlib.suppress(OSError):
+        is_read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+        found = folder.stat()
+        owner = f" has owner {found.st_uid}, group {found.st_gid} and mode {stat.S_IMODE(found.st_mode):o};"
+    if is_read_only:
+        return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
+    return (
+        f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}: change owner "
+        f"or mode of that folder. In a Job, the volume has ignored fsGroup, as NFS and hostPath volumes do: make its "
+        f"root writable for group {os.getegid()}, or use a StorageClass that honours fsGroup"
+    )
 
 
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -158,25 +158,28 @@ def is_safe_path(path: str) -> bool:
     )
 
 
-async def read_file(opened: ReadableFile, file: RepositoryFile) -> bytes:
-    """Return the bytes of a short file.
+async def read_start(opened: ReadableFile, name: str, size_bytes: int, most_bytes: int) -> bytes:
+    """Return the first bytes of the file `name` of `size_bytes`: `most_bytes`, or all of a shorter file.
 
     Raises:
-        ArtifactError: the server refuses, is unreachable, or sends another size than the listed one.
+        ArtifactError: the server refuses, is unreachable, or has a file of another size than the listed one.
     """
+    wanted = min(most_bytes, size_bytes)
     text = bytearray()
+    other_size = f"{name}: is listed with {size_bytes} bytes, but the server has "
     try:
-        async with opened.read() as response:
+        async with opened.read(0, max(0, wanted - 1)) as response:
+            if response.size_bytes != size_bytes:
+                raise ArtifactError("SourceRefused", f"{other_size}{response.size_bytes}")
             async for block in response.blocks:
                 text += block
-                if len(text) > file.size_bytes:
+                if len(text) >= wanted:
                     break
     except RangeRefused as error:
-        problem = f"{file.path}: the server answered HTTP 416 to a request without a range"
-        raise ArtifactError("SourceRefused", problem) from error
-    if len(text) != file.size_bytes:
-        problem = (
-            f"listed with {file.size_bytes} bytes, but {'more' if len(text) > file.size_bytes else len(text)} arrived"
-        )
-        raise ArtifactError("SourceRefused", f"{file.path}: {problem}")
+        if size_bytes:
+            raise ArtifactError("SourceRefused", f"{other_size}none") from error
+    if len(text) < wanted:
+        problem = f"the server sent {len(text)} of {wanted} bytes"
+        raise ArtifactError("SourceUnreachable", f"{name}: {problem}", retryable=True)
+    del text[wanted:]
     return bytes(text)

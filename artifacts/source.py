@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError
+from artifacts.gguf_split import name_parts
 
 Scheme = Literal["hf", "http", "https", "file", "ollama"]
 
@@ -18,12 +20,17 @@ HUB_TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - a name
 TOKEN_VARIABLE = "POMONA_SOURCE_TOKEN"  # noqa: S105 - a name
 """Environment variable with the token for an http(s):// source."""
 
-_HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of MLX weights"
+_HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 MAX_NAME_BYTES = 236
 """The longest name beside it, `.NAME.verified.json.new`, must fit in the 255 bytes of file systems too."""
+MOST_PATTERNS = 64
+MOST_PATTERN_CHARACTERS = 256
+PATTERN = r"[A-Za-z0-9_.*?\[\]!+=@-]+(/[A-Za-z0-9_.*?\[\]!+=@-]+)*"
+"""A pattern for files: as in a shell, but `*` also stands for slashes."""
+_PATTERN = re.compile(PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _KEY_DIGITS = 16
 
@@ -47,6 +54,7 @@ class Source:
         revision: branch, tag or commit of an hf:// source (default main), else empty.
         path: path in the repository (empty: all of it), absolute path of a file://, name of an ollama:// model, or the
             whole URL.
+        files: patterns that choose files of a folder; empty: those that an engine needs.
 
     """
 
@@ -56,11 +64,29 @@ class Source:
     repo: str
     revision: str
     path: str
+    files: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
-        """True for a folder of MLX weights."""
+        """True for a repository or folder, of which the files that an engine needs are taken."""
         return not self.file
+
+    @property
+    def is_split(self) -> bool:
+        """True for the first of several files that make one GGUF model."""
+        return len(name_parts(self.file)) > 1
+
+    @property
+    def has_listing(self) -> bool:
+        """True if the files have to be listed and chosen, false for one file."""
+        return self.is_folder or self.is_split
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if the engine gets a GGUF file: a source of one file, or a folder with patterns for such files."""
+        if not self.is_folder:
+            return not self.is_library
+        return bool(self.files) and all(each.endswith(".gguf") for each in self.files)
 
     @property
     def is_library(self) -> bool:
@@ -107,14 +133,15 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def cache_key(text: str, revision: str) -> str:
-    """Return the name of the cache folder for the file of this source at a resolved revision.
+def cache_key(text: str, revision: str, files: Sequence[str] = ()) -> str:
+    """Return the name of the cache folder for the files of this source at a resolved revision.
 
     Raises:
         SourceError: `text` is not a valid source.
 
     """
-    return hashlib.sha256(f"{parse(text).text}@{revision}".encode()).hexdigest()[:_KEY_DIGITS]
+    identity = "\0".join((f"{parse(text).text}@{revision}", *files))
+    return hashlib.sha256(identity.encode()).hexdigest()[:_KEY_DIGITS]
 
 
 def without_secrets(text: str) -> str:
@@ -123,13 +150,36 @@ def without_secrets(text: str) -> str:
     return bare if bare.startswith("hf://") else re.sub(r"//[^/]*@", "//", bare)
 
 
-def parse(text: str) -> Source:
-    """Return the source that `text` names.
+def parse(text: str, files: Sequence[str] = ()) -> Source:
+    """Return the source that `text` names, with the patterns that choose files of it.
 
     Raises:
-        SourceError: `text` is not a valid source, leaves its folder, or contains a password.
+        SourceError: `text` is not a valid source, leaves its folder, or contains a password; or `files` are not valid.
 
     """
+    source = _parse_text(text)
+    if files:
+        _check_patterns(source, files)
+    return dataclasses.replace(source, files=tuple(files)) if files else source
+
+
+def _check_patterns(source: Source, files: Sequence[str]) -> None:
+    if not source.is_folder:
+        raise SourceError(source.text, "names one file, so it takes no files: remove them, or name the folder")
+    if source.scheme == "file" and not all(each.endswith(".gguf") for each in files):
+        raise SourceError(source.text, "is a folder that is served as it is: remove files, or name a .gguf file in it")
+    if len(files) > MOST_PATTERNS:
+        raise SourceError(source.text, f"has {len(files)} files: give at most {MOST_PATTERNS} patterns")
+    for each in files:
+        if not _PATTERN.fullmatch(each) or len(each) > MOST_PATTERN_CHARACTERS or ".." in each.split("/"):
+            raise SourceError(
+                source.text,
+                f"files has {each[:100]!r}: give the path of files in the repository, in which * stands for any "
+                f"letters, such as *Q4_K_M*.gguf; at most {MOST_PATTERN_CHARACTERS} characters",
+            )
+
+
+def _parse_text(text: str) -> Source:
     scheme = text.partition("://")[0]
     if scheme == "hf":
         return _hugging_face(text)
@@ -190,7 +240,7 @@ def _local(text: str, parts: SplitResult, host: str | None) -> Source:
         raise SourceError(
             text,
             "a file:// source has three slashes and an absolute path: file:///PATH/FILE.gguf, or file:///PATH/ for a "
-            "folder of MLX weights",
+            "folder of weights",
         )
     _check_segments(text, path[1:].removesuffix("/"))
     name = "" if path.endswith("/") else _file_name(text, path)
@@ -208,4 +258,10 @@ def _file_name(text: str, path: str) -> str:
         raise SourceError(
             text, f"must end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
         )
+    try:
+        parts = name_parts(name)
+    except ValueError as error:
+        raise SourceError(text, str(error)) from error
+    if parts and name != parts[0]:
+        raise SourceError(text, f"names a later part of a split model: name the first part, {parts[0]}")
     return name

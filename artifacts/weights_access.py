@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from artifacts import durable
-from artifacts.http_source import connect
+from artifacts.file_set import FileSet
+from artifacts.repositories import open_repository
 from artifacts.repository import RangeRefused, SourceAccess
 from artifacts.source import Source
 
@@ -60,16 +61,18 @@ class AccessRecords:
         return self._folder / f"{digest}.json"
 
 
-async def ask_for_access(source: Source, file: str, access: SourceAccess, revision: str | None) -> bool:
-    """Request one byte of `file`, which is the source or is in it; return whether the server has that revision.
+async def ask_for_access(source: Source, access: SourceAccess, revision: str | None) -> bool:
+    """Request one byte of `source`, or of the first of its files; return whether the server has that revision.
 
     Raises:
         ArtifactError: the server refuses, or does not answer.
     """
-    asked = Source("hf", source.text, file, source.repo, source.revision, file) if source.is_folder else source
-    async with connect(asked, access, revision) as origin:
+    path = source.path
+    if source.has_listing:
+        path = (await FileSet(source, access).list_chosen(revision)).files[0].path
+    async with open_repository(source, access).open_file(path, revision) as opened:
         try:
-            async with origin.read(0, 0) as response:
-                return source.scheme == "hf" or revision in (None, response.revision)
+            async with opened.read(0, 0) as response:
+                return source.scheme == "hf" or source.has_listing or revision in (None, response.revision)
         except RangeRefused:
             return False

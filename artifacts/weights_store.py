@@ -27,7 +27,7 @@ from artifacts.file_set import FileSet, refuse_digest
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import Manifest, StoredFile, folder_digest
 from artifacts.partial_download import in_thread, locked, storage_faults
-from artifacts.repository import SourceAccess
+from artifacts.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
@@ -165,13 +165,13 @@ class WeightsStore:
             if held:
                 return await _check_held(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
-            async with locked(self._name_path(source.text, revision)):
+            async with locked(self._name_path(source, revision)):
                 held = await self._find_allowed(wanted)
                 return await _check_held(held, check) if held else await self._fetch_object(wanted, on_progress)
 
     async def _find_allowed(self, wanted: _Wanted) -> HeldWeights | None:
         """Return the stored weights if the caller may use them; None if they have to be fetched."""
-        held = await _hold_in_thread(self.find, wanted.source.text, wanted.revision, wanted.sha256)
+        held = await _hold_in_thread(self.find, wanted.source, wanted.revision, wanted.sha256)
         if held is None:
             return None
         try:
@@ -188,13 +188,13 @@ class WeightsStore:
         known = await asyncio.to_thread(self._access.read, digest)
         if known is not None and known.allows(wanted.access):
             return True
-        if durable.read(self._name_path(wanted.source.text, wanted.revision), str) != digest:
+        if durable.read(self._name_path(wanted.source, wanted.revision), str) != digest:
             # The source has not delivered it, it only names the digest: it has to send all of it.
             return False
         manifest = durable.read(self._object_path(digest) / _MANIFEST, Manifest)
         try:
             is_let_in = manifest is not None and await ask_for_access(
-                wanted.source, manifest.files[0].name, self._build_access(wanted.token), wanted.revision
+                wanted.source, self._build_access(wanted.token), wanted.revision
             )
         except ArtifactError as error:
             # Who fetched what an earlier version stored is not known: while the server is away, it serves as before.
@@ -209,7 +209,7 @@ class WeightsStore:
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)
 
-    def find(self, source: str, revision: str | None, sha256: str | None) -> HeldWeights | None:
+    def find(self, source: Source, revision: str | None, sha256: str | None) -> HeldWeights | None:
         """Lock and return the stored weights of an hf:// or http(s):// source; None if absent or incomplete.
 
         Nothing is hashed or requested. Raises OSError and ArtifactError.
@@ -281,7 +281,9 @@ class WeightsStore:
                 log.info("weights_evicted", object=folder.name, freed=size_text(freed))
 
     async def _hold_local_file(self, source: Source, sha256: str | None, on_progress: ReportProgress) -> HeldWeights:
-        """Return the owner's own file; verify it once, and again after a change."""
+        """Return the owner's own file or folder; verify a file once, and again after a change."""
+        if source.files:
+            source = await FileSet(source, self._build_access(None)).find_local_file()
         path = await asyncio.to_thread(local_files.locate, source, self._file_root)
         if not sha256:
             return HeldWeights(path, "")
@@ -307,7 +309,7 @@ class WeightsStore:
         source = wanted.source
         # What others fetch with a token is not continued without it.
         incoming = self._incoming / cache_key(
-            source.text, f"{wanted.revision or ''}{wanted.access if wanted.token else ''}"
+            source.text, f"{wanted.revision or ''}{wanted.access if wanted.token else ''}", source.files
         )
         with protect_from_eviction(incoming):
             try:
@@ -315,7 +317,7 @@ class WeightsStore:
             finally:
                 self._reserved_bytes.pop(incoming, None)
             try:
-                await in_thread(wanted.check, incoming if source.is_folder else fetched[0].path)
+                await in_thread(wanted.check, incoming if _is_folder(source, fetched) else fetched[0].path)
             except ArtifactError:
                 await in_thread(self._delete, incoming)
                 raise
@@ -330,7 +332,7 @@ class WeightsStore:
         async def make_room(needed_bytes: int) -> None:
             await in_thread(self.make_room, needed_bytes, incoming)
 
-        if not source.is_folder:
+        if not source.has_listing:
             one = await fetch(
                 source,
                 incoming,
@@ -350,14 +352,16 @@ class WeightsStore:
         listing = await files.list_chosen(revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
-        several = await files.fetch(listing, incoming, on_progress=on_progress, make_room=make_room)
+        several = await files.fetch(
+            listing, incoming, sha256=wanted.sha256, on_progress=on_progress, make_room=make_room
+        )
         return several, listing.revision
 
     def _build_access(self, token: str | None) -> SourceAccess:
         return SourceAccess(
             token=token,
             endpoint=self._endpoint,
-            file_root=None,
+            file_root=self._file_root,
             allowed_networks=self._allowed_networks,
             patience=self._patience,
         )
@@ -371,13 +375,14 @@ class WeightsStore:
         """
         source, requested = wanted.source, wanted.revision
         files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
-        digest = folder_digest(files) if source.is_folder else files[0].sha256
-        manifest = Manifest(source.display, revision, digest, files, source.is_folder)
+        is_folder = _is_folder(source, fetched)
+        digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256
+        manifest = Manifest(source.display, revision, digest, files, is_folder)
         folder = self._object_path(digest)
-        durable.write(self._name_path(source.text, requested), digest)
+        durable.write(self._name_path(source, requested), digest)
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)
-            held = self.find(source.text, requested, digest)
+            held = self.find(source, requested, digest)
             if held:
                 self._delete(incoming)  # another source had the same bytes
                 return held
@@ -386,7 +391,7 @@ class WeightsStore:
                 self._delete(folder)  # it is damaged
             incoming.rename(folder)
             durable.sync_folder(folder.parent)
-            held = self.find(source.text, requested, digest)
+            held = self.find(source, requested, digest)
         for path in folder.iterdir():
             if path.name not in {_MANIFEST, *(file.name for file in files)}:
                 path.unlink()  # files of the download
@@ -404,9 +409,9 @@ class WeightsStore:
             )
         return self._objects / digest
 
-    def _name_path(self, source: str, revision: str | None) -> Path:
+    def _name_path(self, source: Source, revision: str | None) -> Path:
         """Return the path of the file that names the object of a source at a revision."""
-        return self._names / f"{cache_key(source, revision or '')}.json"
+        return self._names / f"{cache_key(source.text, revision or '', source.files)}.json"
 
     @contextlib.contextmanager
     def _lock_objects(self) -> Iterator[None]:
@@ -459,6 +464,11 @@ async def _check_held(held: HeldWeights, check: CheckWeights) -> HeldWeights:
         held.release()
         raise
     return held
+
+
+def _is_folder(source: Source, fetched: Sequence[FetchedArtifact]) -> bool:
+    """Return whether engines get the folder of these files, and not the first of them."""
+    return source.is_folder and fetched[0].path.suffix != GGUF_WEIGHTS
 
 
 def _release_unclaimed(ended: "asyncio.Future[H]") -> None:

@@ -1,7 +1,8 @@
-"""`pomona fetch`: download one file of weights to a folder, in a Job or by hand."""
+"""`pomona fetch`: download weights to a folder, in a Job or by hand."""
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import msgspec
 
 from artifacts.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources
+from cli.options import allow_private_sources, choose_files
 from crds.size import size_text
 
 _LINE_EVERY_SECONDS = 10.0
@@ -25,8 +26,9 @@ _LINE_EVERY_SECONDS = 10.0
     "--to",
     "folder",
     type=click.Path(path_type=Path),
-    help="Folder for the file. Required, except for a file:// source, which is verified where it is.",
+    help="Folder for the files. Required, except for a file:// source, which is verified where it is.",
 )
+@choose_files
 @click.option(
     "--sha256",
     callback=outcome.digest,
@@ -45,6 +47,7 @@ def command(
     source: str,
     *,
     folder: Path | None,
+    files: tuple[str, ...],
     sha256: str | None,
     revision: str | None,
     size_bytes: int | None,
@@ -53,14 +56,15 @@ def command(
     as_json: bool,
     result: Path | None,
 ) -> None:
-    """Download the file of SOURCE to a folder, verify the file, and read its header.
+    """Download the files of SOURCE to a folder, verify them, and read their headers.
 
-    An interrupted download is resumed. The file gets its final name only when it is complete.
+    An interrupted download is resumed. A file gets its final name only when it is complete.
 
-    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf. A file that
-    is complete is not downloaded again, and a file:// source is not copied. The environment variable HF_TOKEN is the
-    token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and HF_ENDPOINT is the URL of a mirror of
-    the hub.
+    SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf; of a split model
+    its first part, with which all parts are fetched. hf://ORG/REPO[@REVISION] is a folder of safetensors, or with
+    --files a GGUF model. A file that is complete is not downloaded again, and a file:// source is not copied. The
+    environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and
+    HF_ENDPOINT is the URL of a mirror of the hub.
 
     Exit code: 0 fetched, 1 failed but a retry may help, 2 failed and a retry does not help.
 
@@ -68,13 +72,21 @@ def command(
     Examples:
       pomona fetch hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --to ~/models
       HF_TOKEN=$(cat token) pomona fetch hf://acme/private@v2/model.gguf --to /models
+      pomona fetch hf://Qwen/Qwen3-8B --to ~/models/Qwen3-8B
+      pomona fetch hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf' --to ~/models
       pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
     """
-    facts = outcome.run(
-        "fetch",
-        _fetch(source, folder, sha256, revision, size_bytes, file_root=file_root, allowed_networks=allowed_networks),
-        result,
+    wanted = _Wanted(
+        source,
+        files,
+        folder,
+        sha256=sha256,
+        revision=revision,
+        size_bytes=size_bytes,
+        file_root=file_root,
+        allowed_networks=allowed_networks,
     )
+    facts = outcome.run("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
     if as_json:
         print(msgspec.json.encode(facts).decode())
@@ -83,51 +95,58 @@ def command(
         print(f"{facts['path']}  {size_text(facts['sizeBytes'])}{digest}")
 
 
-async def _fetch(
-    text: str,
-    folder: Path | None,
-    sha256: str | None,
-    revision: str | None,
-    size_bytes: int | None,
-    *,
-    file_root: Path | None,
-    allowed_networks: Networks,
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """The arguments of one call."""
+
+    text: str
+    files: tuple[str, ...]
+    folder: Path | None
+    _: dataclasses.KW_ONLY
+    sha256: str | None
+    revision: str | None
+    size_bytes: int | None
+    file_root: Path | None
+    allowed_networks: Networks
+
+
+async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
-    from artifacts.fetch import fetch  # noqa: PLC0415
+    from artifacts.fetch_source import fetch_source  # noqa: PLC0415
     from artifacts.inspect import check_stored  # noqa: PLC0415
+    from artifacts.repository import SourceAccess  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
-    source = parse(text)
-    if source.is_folder:
-        raise ArtifactError("SourceInvalid", f"{source.display}: is a folder: give the path of one file in it")
-    if (folder is None) != (source.scheme == "file"):
-        way_out = "give --to FOLDER" if folder is None else "it is verified where it is: leave out --to"
+    source = parse(wanted.text, wanted.files)
+    if (wanted.folder is None) != (source.scheme == "file"):
+        way_out = "give --to FOLDER" if wanted.folder is None else "it is verified where it is: leave out --to"
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
-    with _show_progress(source.file) as show:
-        done = await fetch(
+    access = SourceAccess(
+        token=outcome.token(source),
+        endpoint=outcome.endpoint(),
+        file_root=wanted.file_root,
+        allowed_networks=wanted.allowed_networks,
+    )
+    with _show_progress(source.file or source.repo or source.display) as show:
+        done = await fetch_source(
             source,
-            folder or Path(),
-            sha256=sha256,
-            size_bytes=size_bytes,
-            token=outcome.token(source),
-            endpoint=outcome.endpoint(),
-            file_root=file_root,
-            revision=revision,
+            wanted.folder or Path(),
+            access,
+            sha256=wanted.sha256,
+            size_bytes=wanted.size_bytes,
+            revision=wanted.revision,
             on_progress=show,
-            allowed_networks=allowed_networks,
         )
     # A server may send something else than it let `pomona inspect` read.
     facts = await asyncio.to_thread(check_stored, source, done.path)
     return {
-        "file": done.path.name,
+        "file": "" if done.path.is_dir() else done.path.name,
         "path": str(done.path),
         "sizeBytes": done.size_bytes,
         "sha256": done.sha256,
         "revision": done.revision,
-        "gguf": msgspec.to_builtins(facts.gguf),
-        "layout": msgspec.to_builtins(facts.layout),
+        **outcome.describe_headers(facts),
     }
 
 

@@ -9,12 +9,13 @@ import msgspec
 
 from artifacts.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources
+from cli.options import allow_private_sources, choose_files
 from crds.size import size_text
 
 
 @click.command("inspect")
 @click.argument("source")
+@choose_files
 @click.option(
     "--sha256",
     callback=outcome.digest,
@@ -29,6 +30,7 @@ from crds.size import size_text
 def command(
     source: str,
     *,
+    files: tuple[str, ...],
     sha256: str | None,
     file_root: Path | None,
     allowed_networks: Networks,
@@ -38,9 +40,9 @@ def command(
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
-    MLX weights: hf://ORG/REPO[@REVISION] or file:///PATH/. Only the header is downloaded. The
-    environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and
-    HF_ENDPOINT is the URL of a mirror of the hub.
+    safetensors: hf://ORG/REPO[@REVISION] or file:///PATH/, of which --files may choose a GGUF model. Only the headers
+    are downloaded. The environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an
+    http(s):// source, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     Exit code: 0 inspected, 1 failed but a retry may help, 2 failed and a retry does not help.
 
@@ -48,9 +50,10 @@ def command(
     Examples:
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://mlx-community/Qwen3-8B-4bit
+      pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . --json
     """
-    facts = outcome.run("inspect", _inspect(source, sha256, file_root, allowed_networks), result)
+    facts = outcome.run("inspect", _inspect(source, files, sha256, file_root, allowed_networks), result)
     outcome.write_result("inspect", facts, result)
     if as_json:
         print(msgspec.json.encode(facts).decode())
@@ -61,12 +64,14 @@ def command(
             print(f"{name}: {value}")
 
 
-async def _inspect(text: str, sha256: str | None, file_root: Path | None, allowed_networks: Networks) -> dict[str, Any]:
+async def _inspect(
+    text: str, files: tuple[str, ...], sha256: str | None, file_root: Path | None, allowed_networks: Networks
+) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect  # noqa: PLC0415
     from artifacts.source import parse  # noqa: PLC0415
 
-    source = parse(text)
+    source = parse(text, files)
     found = await inspect(
         source,
         token=outcome.token(source),
@@ -81,8 +86,7 @@ async def _inspect(text: str, sha256: str | None, file_root: Path | None, allowe
         "tensorBytes": found.tensor_bytes,
         "revision": found.revision,
         "sha256": found.sha256,
-        "gguf": msgspec.to_builtins(found.gguf),
-        "layout": msgspec.to_builtins(found.layout),
+        **outcome.describe_headers(found),
     }
 
 
@@ -96,17 +100,24 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("name", gguf.get("modelName")),
         ("size", size_text(facts["sizeBytes"])),
         ("weights", size_text(facts["tensorBytes"]) + (f" in {tensors} tensors" if tensors else "")),
+        ("format", facts["format"]),
+        ("parameters", _parameters(facts)),
         ("architecture", gguf.get("architecture")),
         ("quantization", gguf.get("quantization")),
         ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
         ("layers", gguf.get("layerCount")),
         ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
-        ("memory", _memory(facts["layout"], "llama.cpp" if facts["file"] else "mlx-lm")),
+        ("memory", _memory(facts["layout"], "llama.cpp" if facts["format"] == "gguf" else "mlx-lm")),
         ("license", gguf.get("license")),
         ("revision", facts["revision"]),
         ("sha256", facts["sha256"]),
     )
     return [(name, str(value)) for name, value in rows if value not in (None, "")]
+
+
+def _parameters(facts: dict[str, Any]) -> str:
+    total, active = facts["totalParameters"], facts["activeParameters"]
+    return (f"{total:,}" if total else "") + (f", of which a token uses {active:,}" if active else "")
 
 
 def _memory(layout: dict[str, Any] | None, runtime: str) -> str:

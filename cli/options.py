@@ -101,6 +101,15 @@ allow_private_sources: Final = click.option(
 )
 
 
+choose_files: Final = click.option(
+    "--files",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files to take of a repository or folder, such as '*Q4_K_M*.gguf'; * stands for any letters. Repeatable. "
+    "Default: all files of a folder of safetensors that an engine needs.",
+)
+
+
 def default_state_folder() -> Path:
     """Return the folder in which this operating system keeps the state of an application."""
     if sys.platform == "darwin":

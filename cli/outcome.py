@@ -11,13 +11,16 @@ import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
+
+if TYPE_CHECKING:
+    from artifacts.inspect import HeaderFacts  # it imports aiohttp
 
 T = TypeVar("T")
 
@@ -75,6 +78,17 @@ def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
     write_result(verb, facts, result)
     print(f"pomona {verb}: {error.message}", file=sys.stderr)
     sys.exit(RETRYABLE_EXIT if error.retryable else PERMANENT_EXIT)
+
+
+def describe_headers(facts: "HeaderFacts") -> dict[str, Any]:
+    """Return the facts of headers as both commands print them, and as a Job's result has them."""
+    return {
+        "format": facts.format,
+        "totalParameters": facts.total_parameters,
+        "activeParameters": facts.active_parameters,
+        "gguf": msgspec.to_builtins(facts.gguf),
+        "layout": msgspec.to_builtins(facts.layout),
+    }
 
 
 def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:

@@ -16,6 +16,23 @@ from crds.meta import (
     rule,
 )
 
+FilePatterns = Annotated[
+    list[
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.*?\[\]!+=@-]+(/[A-Za-z0-9_.*?\[\]!+=@-]+)*$"),
+        ]
+    ],
+    Meta(max_length=64),
+    described(
+        "Files to take of a source that is a repository or folder: paths, in which * stands for any letters. For a "
+        "GGUF model, patterns that end in .gguf and match one model, for example *Q4_K_M*.gguf; all parts of a split "
+        "model are taken, also from a folder of the repository. For safetensors, the weights to take; configuration "
+        "and tokenizer are always taken. Default: all files of a folder of safetensors that an engine needs.",
+        **{"x-kubernetes-list-type": "atomic"},
+    ),
+]
+
 
 class Cache(ApiStruct, frozen=True):
     """The volume that holds the verified weights for pods."""
@@ -55,12 +72,14 @@ class ModelSpec(ApiStruct, frozen=True):
         Meta(max_length=2048, pattern=r"^(hf|https?|file|ollama)://[^\s]+$"),
         described(
             "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
-            "or file:///PATH.gguf. A folder of MLX weights, for hosts only: hf://ORG/REPO[@REVISION], or "
-            "file:///PATH/ with a slash at the end. A model of Ollama's library, for hosts only: "
-            "ollama://NAME:TAG; Ollama must run on the host, and pulls the model. Only hosts can serve a file:// "
-            "source, and its path must be below their agent's --file-root."
+            "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
+            "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
+            "hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of Ollama's library, for "
+            "hosts only: ollama://NAME:TAG; Ollama must run on the host, and pulls the model. Only hosts can serve a "
+            "file:// source, and its path must be below their agent's --file-root."
         ),
     ]
+    files: FilePatterns = []
     sha256: Annotated[
         Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None,
         described(
@@ -180,6 +199,8 @@ class GGUF(ApiStruct, frozen=True):
     license: Annotated[str, described("License that the artifact states.")] = ""
 
 
+WeightsFormat = Literal["gguf", "safetensors", "mlx", "ollama"]
+"""Form of the weights, by which engines are chosen."""
 Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
 """A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
 Revision = Annotated[str, Meta(max_length=256)]
@@ -212,11 +233,32 @@ class ModelStatus(ApiStruct, frozen=True):
         Revision, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
-    file: Annotated[str, described("Name of the file.")] = ""
-    size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
+    file: Annotated[str, described("Name of the file, or of the first part of a split model. Absent for a folder.")] = (
+        ""
+    )
+    size_bytes: Annotated[int | None, described("Size of all files in bytes.", format="int64")] = None
     size: Annotated[str, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
     gguf: Annotated[
         GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
+    ] = None
+    format: Annotated[
+        WeightsFormat | None,
+        described(
+            "Format of the weights, as the inspection found it: gguf, safetensors, mlx (safetensors that MLX wrote), "
+            "or ollama. Engines are chosen by it."
+        ),
+    ] = None
+    total_parameters: Annotated[
+        int | None,
+        described("Number of parameters. Absent if it does not follow exactly from the headers.", format="int64"),
+    ] = None
+    active_parameters: Annotated[
+        int | None,
+        described(
+            "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
+            "not follow exactly from the headers.",
+            format="int64",
+        ),
     ] = None
     layout: Annotated[
         Layout | None,

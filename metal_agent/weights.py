@@ -77,7 +77,9 @@ class HostWeights:
         held = []
         for artifact in _list_artifacts(spec):
             with contextlib.suppress(ArtifactError, OSError):
-                found = self.store.find(artifact.source, artifact.revision or None, artifact.sha256 or None)
+                found = self.store.find(
+                    parse(artifact.source, artifact.files), artifact.revision or None, artifact.sha256 or None
+                )
                 held += [found] if found else []
         return PinnedWeights(held) if held else None
 
@@ -93,7 +95,7 @@ class HostWeights:
         layouts: list[Layout | None] = []
         try:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
-                source = parse(artifact.source)
+                source = parse(artifact.source, artifact.files)
 
                 def check(path: Path, source: Source = source) -> None:
                     layouts.append(inspect.check_stored(source, path).layout)
@@ -103,7 +105,7 @@ class HostWeights:
                         source,
                         sha256=artifact.sha256 or None,
                         # Which files of a folder are fetched may differ from one version to the next.
-                        size_bytes=None if source.is_folder else artifact.size_bytes,
+                        size_bytes=None if source.has_listing else artifact.size_bytes,
                         revision=artifact.revision or None,
                         token=token,
                         on_progress=on_progress,
@@ -122,7 +124,7 @@ class HostWeights:
         Nothing in the cluster can read such a file. Returns None for any other source, which the controller has
         inspected, and for a header that does not state the whole layout. Raises ArtifactError.
         """
-        source = parse(artifact.source)
+        source = parse(artifact.source, artifact.files)
         if source.scheme != "file":
             return None
         found = await inspect.inspect(

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from crds.model import WeightsFormat
 from crds.serving import Role, ServingOptions
 
-Format = Literal["gguf", "safetensors", "mlx", "ollama"]
+Format = WeightsFormat
 """Format of an artifact: GGUF, a folder of safetensors, one that mlx-lm wrote, a model that Ollama pulls."""
 Setting = Literal["draft", "projector", "adapters", "chat template", "parallel"]
 """A setting that not every runtime supports; cache types are listed by each runtime."""

@@ -283,7 +283,7 @@ class Machine:
     async def _read_header(self, model: Model) -> Inspection:
         token = self._options.token if model.spec.source_secret_ref else None
         return await inspect(
-            parse(model.spec.source),
+            parse(model.spec.source, model.spec.files),
             token=token,
             endpoint=self._options.endpoint,
             file_root=FILE_ROOT,

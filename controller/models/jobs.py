@@ -18,7 +18,7 @@ from artifacts.errors import PERMANENT_EXIT
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF, Layout, Revision, Sha256
+from crds.model import GGUF, Layout, Revision, Sha256, WeightsFormat
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
 from kube.resources import JOBS, MODELS
@@ -99,6 +99,9 @@ class JobResult(msgspec.Struct, frozen=True, rename="camel"):
     sha256: Sha256 | None = None
     file: str = ""
     size_bytes: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
+    format: WeightsFormat | None = None
+    total_parameters: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
+    active_parameters: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
 

@@ -14,9 +14,9 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import jobs, source_secret, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, claim_name, format_of, weights_path
+from controller.models.served import accelerator_of, claim_name, weights_path
 from controller.models.source_secret import SecretVerdict
-from controller.models.volume import INSPECTION, MODELS_PATH, ModelFacts
+from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
@@ -107,8 +107,6 @@ def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Ven
 
 def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> InferenceService | None:
     """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
-    if format_of(model) == "mlx":
-        return None
     objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
     services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
     for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
@@ -140,9 +138,10 @@ def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: d
 
 def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
     try:
-        source = parse(model.spec.source)
+        source = parse(model.spec.source, model.spec.files)
     except SourceError as error:
-        ready = _condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; edit spec.source")
+        way_out = "edit spec.source" + (" or spec.files" if model.spec.files else "")
+        ready = _condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; {way_out}")
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"}:
         return _decide_hosts_only(model, source)
@@ -195,11 +194,9 @@ def _inspected_facts(
         return known, JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
-        found = ModelFacts.of_answer(model, progress.outcome.answer)
-        # The new facts are used only if they are of the revision that is served.
-        known = found if found.revision == known.revision else msgspec.structs.replace(known, inspection=INSPECTION)
+        known = known.after_inspection(ModelFacts.of_answer(model, progress.outcome.answer))
     elif progress.outcome.state == "Failed":
-        known = msgspec.structs.replace(known, inspection=INSPECTION)
+        known = msgspec.structs.replace(known, inspection=volume.inspection_version(model))
     return known, progress
 
 
@@ -222,6 +219,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
             _condition(model, READY, true=True, reason="HostInspects", message=ready),
             _condition(model, CACHED, true=False, reason="HostInspects", message=cached),
         ],
+        facts=ModelFacts(format="ollama") if source.is_library else None,
     )
 
 
@@ -235,6 +233,8 @@ def _decide_cache(
 ) -> ModelDecision:
     """Decide for an inspected Model whether its weights are on a volume, and whether they need to be."""
     facts, inspected = known
+    if not _is_for_pods(model, facts):
+        observed = msgspec.structs.replace(observed, consumer=None)
     ready = _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts))
 
     def decision(phase: str, weights: Obj, *works: JobProgress, cached: Cached | None = None) -> ModelDecision:
@@ -246,7 +246,7 @@ def _decide_cache(
         work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer, settings), settings)
         there = Cached(
             claim=observed.claim["metadata"]["uid"],
-            path=weights_path(model.spec.source, facts.revision, facts.file),
+            path=weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files)),
             sha256=facts.sha256,
         )
         held = _condition(model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
@@ -276,6 +276,12 @@ def _decide_cache(
         return msgspec.structs.replace(made, create=(volume.new_claim(model, facts),))
     unused = "not needed: no InferenceService that runs in pods uses this Model"
     return decision("Ready", _condition(model, CACHED, true=False, reason="NoConsumers", message=unused))
+
+
+def _is_for_pods(model: Model, facts: ModelFacts) -> bool:
+    """Return whether an engine in pods may read the weights: not those that MLX wrote, nor while that is not known."""
+    source = parse(model.spec.source, model.spec.files)
+    return source.is_gguf if facts.format is None else facts.format != "mlx"
 
 
 def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan:

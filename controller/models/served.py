@@ -64,17 +64,21 @@ def read_companions(find: Callable[[ObjectKey], Model | None], service: Inferenc
 
 
 def format_of(model: Model) -> Format:
-    """Return the format of a Model's weights; gguf if its source cannot be parsed, which the Model reports."""
-    return _format_of_source(model.spec.source)
+    """Return the format of a Model's weights: as inspected, else as its source shows.
+
+    It is gguf if the source cannot be parsed, which the Model reports.
+    """
+    return model.status.format or _format_of_source(model.spec.source, tuple(model.spec.files))
 
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
-def _format_of_source(text: str) -> Format:
+def _format_of_source(text: str, files: tuple[str, ...]) -> Format:
     try:
-        source = parse(text)
+        source = parse(text, files)
     except SourceError:
         return "gguf"
-    return "ollama" if source.is_library else "mlx" if source.is_folder else "gguf"
+    # Whether MLX wrote a folder is seen in its files only; on hosts, the engines of both are the same.
+    return "ollama" if source.is_library else "gguf" if source.is_gguf else "safetensors"
 
 
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
@@ -101,14 +105,17 @@ def cache_path(model: Model) -> str:
     Raises:
         SourceError: spec.source is not a valid source; such a Model is never inspected.
     """
-    return weights_path(model.spec.source, model.status.revision, model.status.file)
+    return weights_path(model.spec.source, model.status.revision, model.status.file, tuple(model.spec.files))
 
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
-def weights_path(source: str, revision: str, file: str) -> str:
+def weights_path(source: str, revision: str, file: str, files: tuple[str, ...] = ()) -> str:
     """Return the path of weights below the volume's root: the same for the pods that fetch and those that serve.
+
+    It is a file, or the first part of a split model; a folder if `file` is empty.
 
     Raises:
         SourceError: `source` is not a valid source.
     """
-    return f"{cache_key(source, revision)}/{file}"
+    folder = cache_key(source, revision, files)
+    return f"{folder}/{file}" if file else folder

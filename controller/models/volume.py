@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
 from controller.models.jobs import JobResult, Placement, Work
 from controller.models.served import claim_name, weights_path
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from crds.meta import LABEL_MODEL
-from crds.model import GGUF, Layout, Model
+from crds.model import GGUF, Layout, Model, WeightsFormat
 from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 
@@ -27,6 +27,8 @@ INSPECT_SECONDS: Final = 600
 """A header is read in seconds; the rest is for pulling the image. An attempt on a server that hangs ends after this."""
 INSPECTION: Final = 1
 """Version of the inspection result; releases before it wrote neither a version nor a layout."""
+FOLDER_INSPECTION: Final = 2
+"""The same for a folder; releases before it did not tell the formats of folders apart."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
@@ -38,6 +40,9 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     sha256: str = ""
     file: str = ""
     size_bytes: int | None = None
+    format: WeightsFormat | None = None
+    total_parameters: int | None = None
+    active_parameters: int | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
     inspection: int | None = None
@@ -45,19 +50,42 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     @classmethod
     def of_answer(cls, model: Model, answer: JobResult) -> "ModelFacts":
         """Return the result of the inspect Job, with the checksum that the user states if the Job found none."""
-        sha256 = answer.sha256 or model.spec.sha256 or ""
-        return cls(answer.revision, sha256, answer.file, answer.size_bytes, answer.gguf, answer.layout, INSPECTION)
+        return cls(
+            revision=answer.revision,
+            sha256=answer.sha256 or model.spec.sha256 or "",
+            file=answer.file,
+            size_bytes=answer.size_bytes,
+            format=answer.format,
+            total_parameters=answer.total_parameters,
+            active_parameters=answer.active_parameters,
+            gguf=answer.gguf,
+            layout=answer.layout,
+            inspection=inspection_version(model),
+        )
+
+    def after_inspection(self, found: "ModelFacts") -> "ModelFacts":
+        """Return the facts of an earlier release with those of another inspection, if that is of the same revision.
+
+        A layout stays: memory is reserved by it, and another would replace what serves.
+        """
+        if found.revision != self.revision:
+            return msgspec.structs.replace(self, inspection=found.inspection)
+        if self.layout is not None:
+            return msgspec.structs.replace(found, gguf=self.gguf, layout=self.layout, size_bytes=self.size_bytes)
+        return found
 
     def after_fetch(self, answer: JobResult) -> "ModelFacts":
         """Return the facts with those of the header that arrived; fetches of earlier versions did not read it."""
         if answer.gguf is None:
             return self
-        return msgspec.structs.replace(self, gguf=answer.gguf, layout=answer.layout)
+        return msgspec.structs.replace(
+            self, gguf=answer.gguf, layout=answer.layout, format=answer.format or self.format
+        )
 
     def of_same_weights(self, model: Model) -> "ModelFacts":
         """Return the facts with those of the status, which were read from the weights that are on the volume."""
         status = model.status
-        if status.layout is None and status.inspection != INSPECTION:
+        if status.layout is None and status.inspection != inspection_version(model):
             return self
         return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)
 
@@ -67,10 +95,23 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         return msgspec.convert(model.status, cls, from_attributes=True)
 
 
+def inspection_version(model: Model) -> int:
+    """Return the version of the inspection that this release makes of the Model's source."""
+    try:
+        is_folder = not parse(model.spec.source, model.spec.files).is_gguf
+    except SourceError:
+        is_folder = False
+    return FOLDER_INSPECTION if is_folder else INSPECTION
+
+
 def is_outdated(model: Model) -> bool:
-    """Return whether an earlier release inspected the Model, without the layout that its memory is computed from."""
-    status = model.status
-    return model.spec.memory_bytes is None and status.layout is None and status.inspection != INSPECTION
+    """Return whether an earlier release inspected the Model, without a fact that is needed now.
+
+    That is the layout that memory is computed from, and for a folder the format.
+    """
+    status, version = model.status, inspection_version(model)
+    lacks_layout = model.spec.memory_bytes is None and status.layout is None
+    return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
 
 
 def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None) -> Work:
@@ -80,8 +121,11 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
     return Work(
         owner=model.metadata,
         verb="inspect",
-        identity=(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(INSPECTION)),
-        arguments=(_source(model, known), *verified, "--json"),
+        identity=(
+            *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
+            *spec.files,
+        ),
+        arguments=(_source(model, known), *_patterns(model), *verified, "--json"),
         image=settings.image,
         environment=settings.environment,
         token_secret=secret,
@@ -97,12 +141,18 @@ def _source(model: Model, known: ModelFacts | None) -> str:
     return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
 
 
+def _patterns(model: Model) -> list[str]:
+    return [f"--files={pattern}" for pattern in model.spec.files]
+
+
 def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: PodSettings) -> Work:
     """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one."""
     secret, uid = _secret(model), claim["metadata"]["uid"]
-    path = weights_path(model.spec.source, facts.revision, facts.file)
+    path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
-    sized = ("--size-bytes", str(facts.size_bytes)) if facts.size_bytes is not None else ()
+    # Which files of a repository are fetched may differ from one version to the next.
+    is_one = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
+    sized = ("--size-bytes", str(facts.size_bytes)) if is_one else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
     return Work(
         owner=model.metadata,
@@ -111,10 +161,11 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode()),
         arguments=(
             model.spec.source,
+            *_patterns(model),
             *revision,
             *sized,
             "--to",
-            f"{MODELS_PATH}/{path.rpartition('/')[0]}",
+            f"{MODELS_PATH}/{path.partition('/')[0]}",
             *verified,
             "--json",
         ),

@@ -188,7 +188,7 @@ def _mismatch(companion: Companion, model: Model) -> str | None:
     """Return why a companion can never be served with the model, or None."""
     if companion.model is None:
         return None
-    if format_of(companion.model) != format_of(model):
+    if (format_of(companion.model) == "gguf") != (format_of(model) == "gguf"):
         return (
             f"{companion.field} {companion.name} has {companion.model.spec.source}, which is of another format than "
             f"{model.spec.source} of Model {model.metadata.name}: name a Model of the same format"

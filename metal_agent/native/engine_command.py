@@ -64,8 +64,9 @@ def find_served_name(spec: MetalProcessSpec) -> str | None:
 def find_obstacle(spec: MetalProcessSpec) -> str | None:
     """Return the reason why the runtime cannot serve `spec`, with a way out; None if it can. Raises SourceError."""
     further = spec.further_artifacts
+    source = parse(spec.artifact.source, spec.artifact.files)
     demand = RuntimeDemand(
-        format="mlx" if parse(spec.artifact.source).is_folder else "gguf",
+        format="mlx" if source.is_folder and not source.is_gguf else "gguf",
         accelerator="metal",
         in_pods=False,
         options=spec,

@@ -92,6 +92,10 @@ class FileServer:
         """The commit in listings."""
         self.sizes: dict[str, int] = {}
         """Wrong sizes for listings, by name of the file."""
+        self.digests: dict[str, str] = {}
+        """Wrong digests for listings, by name of the file."""
+        self.listed: list[str] = []
+        """Names that listings have besides those of the files."""
         self.redirects: dict[str, str] = {}
         """Targets of redirects, by path."""
         self.statuses: deque[int] = deque()
@@ -174,8 +178,10 @@ class FileServer:
             }
             if path.suffix in _LARGE:
                 digest = hashlib.sha256(await asyncio.to_thread(path.read_bytes)).hexdigest()
+                digest = self.digests.get(path.name, digest)
                 sibling["lfs"] = {"sha256": digest, "size": path.stat().st_size, "pointerSize": 135}
             siblings.append(sibling)
+        siblings += [{"rfilename": name, "size": 2} for name in self.listed]
         return web.json_response(
             {"id": "{org}/{repo}".format(**request.match_info), "sha": self.commit, "siblings": siblings}
         )

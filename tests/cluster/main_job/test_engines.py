@@ -6,8 +6,9 @@ import aiohttp
 import gguf
 import pytest
 
-from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, PATHS, Cluster, condition
+from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, PATHS, READY_SECONDS, Cluster, condition
 from tests.controlplane.members import MetalHost
+from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_companions, tiny_gguf, tiny_mlx
 
 
@@ -64,6 +65,7 @@ async def test_mlx_weights_are_served_by_mlx_lm_on_a_host_and_refused_in_pods(
     tiny_mlx.write(folder, text="The MLX model speaks.")
     model = cluster.model("mlx", memoryBytes=GIB)
     model["spec"]["source"] = f"file://{folder}/"
+    tiny_mlx.write(cluster.files.root / "org" / "mlx")
     nowhere = cluster.model("mlx-hub")
     nowhere["spec"]["source"] = "hf://org/mlx"
     await cluster.apply(
@@ -73,8 +75,13 @@ async def test_mlx_weights_are_served_by_mlx_lm_on_a_host_and_refused_in_pods(
         cluster.service("in-pod", "cpu", modelRef="mlx-hub", extraArgs=[]),
         cluster.service("wrong", "metal", modelRef="mlx", extraArgs=["-t", "1"]),
     )
-    refused = await cluster.wait_for_phase("in-pod", "Failed", "InvalidSpec")
-    assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in condition(refused).message
+
+    async def refused_in_pods() -> None:
+        """Before the inspection, the folder may be one that an engine in pods serves."""
+        refused = await cluster.wait_for_phase("in-pod", "Failed", "InvalidSpec")
+        assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in condition(refused).message
+
+    await eventually(refused_in_pods, READY_SECONDS)
     refused = await cluster.wait_for_phase("wrong", "Failed", "InvalidSpec")
     assert "runtime mlx-lm does not take -t in extraArgs" in condition(refused).message
 

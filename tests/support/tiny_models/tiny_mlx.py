@@ -29,8 +29,12 @@ def write(
     n_ff: int = 128,
     n_ctx: int = 4096,
     seed: int = 0,
+    written_for: str = "mlx",
 ) -> None:
-    """Write a model to `folder` that answers every prompt with `text`; `loop` starts it again instead of ending it."""
+    """Write a model to `folder` that answers every prompt with `text`; `loop` starts it again instead of ending it.
+
+    `written_for` is the framework in the header of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     vocabulary, chain = _vocabulary(text.split())
@@ -43,7 +47,7 @@ def write(
     }
     for layer in range(n_layer):
         tensors |= _layer(f"model.layers.{layer}", rng, n_embd, head_size * n_head_kv, n_ff)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "mlx"})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": written_for})
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

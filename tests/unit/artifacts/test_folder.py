@@ -1,12 +1,14 @@
-"""Inspection of a folder of MLX weights: its files, its configuration, and the memory for serving."""
+"""Inspection of a folder of weights: its files, its configuration, its format, and the memory for serving."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from artifacts import folder_config
 from artifacts.errors import ArtifactError
@@ -16,7 +18,7 @@ from crds.model import Layers
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
 from tests.support.tiny_models import tiny_mlx
 
-WEIGHTS_BYTES = 50_000
+WEIGHTS_BYTES = 500_000
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -33,7 +35,7 @@ LLAMA: dict[str, Any] = {
 def write(folder: Path, settings: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "model.safetensors").write_bytes(bytes(WEIGHTS_BYTES))
+    save_file({"model.norm.weight": np.zeros(WEIGHTS_BYTES // 4, np.float32)}, folder / "model.safetensors")
     (folder / "run.py").write_text("import os")
     return folder
 
@@ -58,12 +60,12 @@ async def test_a_repository_is_inspected_without_its_weights(server: FileServer)
 
     assert found.revision == COMMIT
     assert (found.file, found.sha256) == ("", None)
-    assert found.size_bytes == WEIGHTS_BYTES + (folder / "config.json").stat().st_size
+    assert found.size_bytes == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
     assert found.tensor_bytes == WEIGHTS_BYTES
     assert (found.gguf.architecture, found.gguf.quantization) == ("llama", "4-bit")
     assert found.layout
     assert found.layout.layers == [Layers(count=3, key_elements=32, value_elements=32)]
-    assert not server.seen(".safetensors")
+    assert server.bytes_sent("/model.safetensors") < WEIGHTS_BYTES
 
 
 async def test_a_local_folder_is_inspected_in_place(server: FileServer, tmp_path: Path) -> None:
@@ -78,9 +80,9 @@ async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileSer
     folder = tmp_path / "adapter"
     tiny_mlx.write_adapter(folder)
     found = await look(f"file://{folder}/", server=server, file_root=tmp_path)
-    assert (found.gguf.architecture, found.layout) == ("lora", None)
+    assert (found.format, found.gguf.architecture, found.layout) == ("mlx", "lora", None)
     assert found.size_bytes == sum(path.stat().st_size for path in folder.glob("*"))
-    assert found.tensor_bytes == (folder / "adapters.safetensors").stat().st_size
+    assert found.tensor_bytes == sum(each.nbytes for each in load_file(folder / "adapters.safetensors").values())
 
 
 async def test_folder_with_an_empty_configuration_is_no_adapter(server: FileServer, tmp_path: Path) -> None:

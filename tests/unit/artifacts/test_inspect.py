@@ -141,7 +141,7 @@ async def test_split_model_is_refused_with_the_way_out(server: FileServer) -> No
     (server.root / "part.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
     error = await _refused(server, server.url + "/part.gguf")
     assert error.reason == "SplitUnsupported"
-    assert "--merge" in error.message
+    assert "name them NAME-00001-of-00003.gguf" in error.message
 
 
 async def test_local_file_is_inspected_below_the_root_only(server: FileServer, model: Path, long_header: Path) -> None:

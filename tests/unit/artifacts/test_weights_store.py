@@ -19,6 +19,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import fetch
 from artifacts.manifest import StoredFile
 from artifacts.partial_download import read_download_record
+from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer, TransferFault
@@ -292,10 +293,10 @@ class TestUse:
         if manifest is None:
             path.mkdir()  # cannot be read
             with pytest.raises(IsADirectoryError):
-                store.find(source, None, None)
+                store.find(parse(source), None, None)
         else:
             path.write_bytes(manifest)
-            assert store.find(source, None, None) is None
+            assert store.find(parse(source), None, None) is None
         assert store.remove(held.digest)
 
     async def test_a_process_that_inherits_the_lock_keeps_the_weights(

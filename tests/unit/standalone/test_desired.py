@@ -34,6 +34,7 @@ def model(**spec: Any) -> Model:
 
 def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
     return Inspection(
+        format="gguf",
         size_bytes=GIB,
         revision="r1",
         file="tiny.gguf",

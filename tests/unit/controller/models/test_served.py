@@ -140,7 +140,6 @@ def test_unusable_companion_blocks_the_service_and_is_named() -> None:
 @pytest.mark.parametrize(
     ("accelerator", "source", "spec", "says"),
     [
-        ("cpu", "hf://org/mlx-model", {}, "runtime mlx-lm does not run in pods, where accelerator cpu is"),
         ("metal", "hf://org/mlx-model", {"mode": "rerank"}, "runtime mlx-lm has no mode rerank"),
         ("metal", "hf://org/mlx-model", {"runtime": "llama.cpp"}, "set runtime to mlx-lm"),
         ("metal", "hf://org/m/m.gguf", {"runtime": "omlx"}, "runtime omlx cannot serve a GGUF file"),
@@ -159,6 +158,14 @@ def test_setting_that_the_runtime_lacks_is_reported(
     reason, message = told_why(decide(accelerator, *others(), mlx, local, served=model(source=source), **spec))
     assert reason == "InvalidSpec"
     assert says in message
+
+
+def test_weights_that_mlx_wrote_do_not_run_in_pods() -> None:
+    served = model(source="hf://org/mlx-model")
+    served["status"]["format"] = "mlx"
+    reason, message = told_why(decide("cpu", *others(), served=served))
+    assert reason == "InvalidSpec"
+    assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in message
 
 
 def test_mlx_weights_are_served_by_mlx_lm() -> None:

@@ -1,0 +1,83 @@
+"""Download of any source to one folder: a file, all parts of a split model, or the files of a folder."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from artifacts.errors import ArtifactError
+from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
+from artifacts.file_set import FileSet, refuse_digest
+from artifacts.partial_download import storage_faults
+from artifacts.repository import GGUF_WEIGHTS, Listing, SourceAccess
+from artifacts.source import Source
+from crds.size import size_text
+
+
+async def fetch_source(
+    source: Source,
+    destination_dir: Path,
+    access: SourceAccess,
+    *,
+    sha256: str | None,
+    size_bytes: int | None,
+    revision: str | None,
+    on_progress: ReportProgress,
+) -> FetchedArtifact:
+    """Download the files of any source to `destination_dir`; return its file, the first part of it, or the folder.
+
+    The arguments mean the same as in `fetch.fetch`; `size_bytes` is the size of all files.
+
+    Raises:
+        ArtifactError: with a reason and whether a retry may help.
+    """
+    refuse_digest(source, sha256)
+    if not source.has_listing:
+        return await fetch(
+            source,
+            destination_dir,
+            sha256=sha256,
+            size_bytes=size_bytes,
+            token=access.token,
+            endpoint=access.endpoint,
+            file_root=access.file_root,
+            revision=revision,
+            on_progress=on_progress,
+            patience=access.patience,
+            allowed_networks=access.allowed_networks,
+        )
+    files = FileSet(source, access)
+    listing = await files.list_chosen(revision)
+    if size_bytes is not None and listing.size_bytes != size_bytes:
+        raise ArtifactError(
+            "SourceChanged",
+            f"{source.display}: its files have {listing.size_bytes} bytes, not the {size_bytes} that were inspected: "
+            "delete the Model and create it again to accept them",
+        )
+    if source.scheme == "file":
+        return await files.verify_local(listing, sha256, on_progress)
+    with storage_faults(destination_dir):
+        await asyncio.to_thread(_require_space, destination_dir, listing)
+    fetched = await files.fetch(listing, destination_dir, sha256=sha256, on_progress=on_progress)
+    first = fetched[0]
+    is_file = first.path.suffix == GGUF_WEIGHTS
+    return FetchedArtifact(
+        first.path if is_file else destination_dir,
+        listing.size_bytes,
+        first.sha256 if len(fetched) == 1 else "",
+        listing.revision,
+    )
+
+
+def _require_space(folder: Path, listing: Listing) -> None:
+    """Raise NoSpace unless the files that are not in `folder` yet fit: better now than after hours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    present = [folder / f"{file.name}{end}" for file in listing.files for end in ("", ".part")]
+    missing = listing.size_bytes - sum(path.stat().st_size for path in present if path.exists())
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise ArtifactError(
+            "NoSpace",
+            f"{folder}: needs {size_text(missing)} more for all files, {size_text(free)} are free: free some space or "
+            "use a larger volume",
+            retryable=True,
+        )

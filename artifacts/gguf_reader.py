@@ -1,0 +1,89 @@
+"""Reads the header of a GGUF file in growing ranges, from a server or from this disk: only as much as it takes."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+from artifacts.errors import ArtifactError
+from artifacts.gguf import MAX_HEADER_BYTES, GGUFHeader, HeaderTruncated, parse
+from artifacts.repository import RangeRefused, ReadableFile, SourceResponse
+
+_FIRST_BYTES: Final = 256 << 10
+_GROWTH: Final = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundHeader:
+    """A header, and what the server says about its file; the fields mean the same as in `SourceResponse`."""
+
+    header: GGUFHeader
+    size_bytes: int
+    revision: str
+    sha256: str | None
+
+
+async def read_header(name: str, opened: ReadableFile) -> FoundHeader:
+    """Request growing ranges until the header is complete; stop reading there even if the server ignores ranges.
+
+    Raises:
+        ArtifactError: with a reason and whether a retry may help; `name` is the file in its message.
+    """
+    try:
+        return await _read_growing(name, opened)
+    except RangeRefused:
+        raise ArtifactError("HeaderInvalid", "the file is empty or was cut while it was read") from None
+
+
+def read_stored_header(path: Path) -> GGUFHeader:
+    """Read the header of a file on this disk. Raises ArtifactError and OSError."""
+    size, wanted = path.stat().st_size, _FIRST_BYTES
+    with path.open("rb") as file:
+        while wanted <= MAX_HEADER_BYTES * _GROWTH:
+            file.seek(0)
+            try:
+                return parse(file.read(wanted), size)
+            except HeaderTruncated:
+                wanted *= _GROWTH
+    raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
+
+
+async def _read_growing(name: str, opened: ReadableFile) -> FoundHeader:
+    prefix = bytearray()
+    wanted = _FIRST_BYTES
+    validator = ""
+    while True:
+        async with opened.read(len(prefix), wanted - 1, validator) as response:
+            if response.first == 0:
+                prefix.clear()
+            elif response.validator != validator:
+                problem = "changed while its header was read"
+                raise ArtifactError("SourceChanged", f"{name}: {problem}", retryable=True)
+            header = await _parse_growing(response, prefix, wanted)
+            if header:
+                return FoundHeader(header, response.size_bytes, response.revision, response.sha256)
+        if len(prefix) == response.first:
+            raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
+        validator = response.validator
+        wanted = max(wanted, len(prefix)) * _GROWTH
+
+
+async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: int) -> GGUFHeader | None:
+    """Read the response into `prefix` until it has the header; return the header, or None if the response ends."""
+    parsed_bytes = -1
+    async for block in response.blocks:
+        prefix += block
+        if len(prefix) >= wanted:
+            header = await _try_parse(prefix, response.size_bytes)
+            if header:
+                return header
+            parsed_bytes = len(prefix)
+            wanted = parsed_bytes * _GROWTH
+    return await _try_parse(prefix, response.size_bytes) if len(prefix) > parsed_bytes else None
+
+
+async def _try_parse(prefix: bytearray, size_bytes: int) -> GGUFHeader | None:
+    try:
+        return await asyncio.to_thread(parse, prefix, size_bytes)
+    except HeaderTruncated:
+        return None
