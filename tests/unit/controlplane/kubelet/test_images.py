@@ -1,8 +1,10 @@
 """The table of images."""
 
+import shutil
 import sys
 
 from runtimes import llama_server
+from runtimes.registry import RUNTIMES
 from tests.controlplane.kubelet import images
 
 
@@ -22,6 +24,16 @@ def test_every_image_of_llama_cpp_is_this_machines_llama_server() -> None:
         image = images.find(reference)
         assert image is not None
         assert list(image.entrypoint) == llama_server.command()
+
+
+def test_engines_that_need_a_gpu_are_stand_ins_by_the_names_of_their_programs() -> None:
+    for name in ("vllm", "sglang", "tgi"):
+        pod = RUNTIMES[name].pod
+        assert pod is not None
+        for reference in pod.images.values():
+            image = images.find(reference)
+            assert image is not None
+            assert pod.command or shutil.which(image.entrypoint[0], path=image.environment["PATH"])
 
 
 def test_an_unknown_image_is_not_found() -> None:

