@@ -62,6 +62,8 @@ class ContainerState:
     started: bool = False
     ready: bool = False
     container_id: str = ""
+    sidecar: bool = False
+    """An init container that runs beside the main containers and is restarted for ever."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ def unsupported(pod: Obj) -> str | None:
         if kind not in VOLUME_KINDS:
             return f"volume {volume['name']}: {kind} is not supported by the process kubelet"
     for container in spec.get("initContainers", []):
-        if container.get("restartPolicy"):
-            return f"init container {container['name']}: restartPolicy is not supported by the process kubelet"
+        if (policy := container.get("restartPolicy")) not in {None, "Always"}:
+            return f"init container {container['name']}: restartPolicy {policy} is not supported by the process kubelet"
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         for hook, handler in container.get("lifecycle", {}).items():
             if hook != "preStop" or set(handler) != {"sleep"}:
@@ -130,9 +132,19 @@ def hostname(pod: Obj) -> str:
     return name[:HOSTNAME_LENGTH].rstrip("-.")
 
 
+def is_sidecar(container: Obj) -> bool:
+    """Return whether an init container runs beside the main containers."""
+    return container.get("restartPolicy") == "Always"
+
+
 def initialized(state: PodState) -> bool:
-    """Return whether all init containers succeeded."""
-    return all(isinstance(item.state, Terminated) and item.state.exit_code == 0 for item in state.init)
+    """Return whether all init containers succeeded and all sidecars started; a later crash of a sidecar is no matter."""
+    if any(item.container_id for item in state.containers):
+        return True
+    return all(
+        item.started if item.sidecar else isinstance(item.state, Terminated) and item.state.exit_code == 0
+        for item in state.init
+    )
 
 
 def phase(state: PodState) -> Phase:
@@ -150,7 +162,8 @@ def conditions(pod: Obj, state: PodState) -> list[tuple[str, bool, str]]:
     """Return (type, status, reason) of the conditions that a kubelet owns."""
     final = phase(state)
     done = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(final, "")
-    unready = [item.name for item in state.containers if not item.ready]
+    sidecars = [item for item in state.init if item.sidecar]
+    unready = [item.name for item in (*sidecars, *state.containers) if not item.ready]
     ready = final == "Running" and not unready
     given = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
     gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])]

@@ -37,6 +37,8 @@ Obj = dict[str, Any]
 TERMINATION_PATH = "/dev/termination-log"
 CONFIG_RETRY_SECONDS = 1.0
 START_ERROR_CODE = 128
+# As documented: a sidecar whose pod has used up the grace period still gets SIGTERM, and this time.
+SIDECAR_GRACE_SECONDS = 2.0
 
 log = structlog.get_logger()
 
@@ -69,22 +71,37 @@ class StopRequest:
                 await self._requested.wait()
         return bool(self)
 
-    async def carry_out(self, process: Container, pre_stop_seconds: float = 0) -> None:
+    async def carry_out(
+        self, process: Container, pre_stop_seconds: float = 0, turn: asyncio.Event | None = None
+    ) -> None:
         """Wait for the request, terminate the process, and kill it after the grace period; cancelled when it ended.
 
         Args:
             process: the process of a container.
             pre_stop_seconds: the sleep of its preStop hook, which is a part of the grace period.
+            turn: the turn of a sidecar to be stopped, or None. If it does not come within the grace period, which the
+                containers before it have used up, the sidecar still has a moment to end by itself.
         """
         await self._requested.wait()
         await self._wait_until(asyncio.get_running_loop().time() + pre_stop_seconds)
+        if turn:
+            await self._wait_until(float("inf"), turn)
         process.terminate()
+        if turn:
+            await asyncio.sleep(SIDECAR_GRACE_SECONDS)
         await self._wait_until(float("inf"))
         process.kill()
 
-    async def _wait_until(self, moment: float) -> None:
-        """Wait until this moment of the loop's clock, or until the grace period ends."""
+    def give_turn(self, turn: asyncio.Event) -> None:
+        """Let the sidecar that waits for `turn` be stopped."""
+        turn.set()
+        self._hurry.set()
+
+    async def _wait_until(self, moment: float, turn: asyncio.Event | None = None) -> None:
+        """Wait until this moment of the loop's clock, until the turn comes, or until the grace period ends."""
         while (left := min(moment, self._kill_at) - asyncio.get_running_loop().time()) > 0:
+            if turn and turn.is_set():
+                return
             self._hurry.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -121,6 +138,8 @@ class Supervisor:
         self._pod = pod
         self._container = container
         self._init = init
+        self._started = asyncio.Event()
+        self._turn = asyncio.Event() if state.sidecar else None
         metadata = pod.spec["metadata"]
         self._log = log.bind(pod=f"{metadata['namespace']}/{metadata['name']}", container=container["name"])
 
@@ -133,9 +152,24 @@ class Supervisor:
         if isinstance(self.state.state, Waiting):
             self._set(state=replace(self.state.state, message=message))
 
+    async def wait_started(self) -> bool:
+        """Wait until the sidecar has started, its startup probe included; return False if the pod stops before."""
+        waits = [asyncio.ensure_future(wait) for wait in (self._started.wait(), self._pod.stopping.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self._pod.stopping
+
+    def stop_sidecar(self) -> None:
+        """Stop the sidecar of a pod that stops, because the containers that it was started before have ended."""
+        if self._turn:
+            self._pod.stopping.give_turn(self._turn)
+
     async def run(self) -> bool:
         """Run the container until it has ended for good or the pod stops; return whether it succeeded."""
-        policy = self._pod.spec["spec"].get("restartPolicy", "Always")
+        policy = "Always" if self.state.sidecar else self._pod.spec["spec"].get("restartPolicy", "Always")
         crashes = 0
         while not isinstance(self.state.state, Terminated) or self._again(policy, self.state.state):
             began = asyncio.get_running_loop().time()
@@ -194,7 +228,7 @@ class Supervisor:
 
     async def _attend(self, process: Container) -> int:
         async with asyncio.TaskGroup() as group:
-            stopping = group.create_task(self._pod.stopping.carry_out(process, self._pre_stop_seconds))
+            stopping = group.create_task(self._pod.stopping.carry_out(process, self._pre_stop_seconds, self._turn))
             probing = group.create_task(self._probe(process))
             code = await process.wait()
             stopping.cancel()
@@ -211,6 +245,7 @@ class Supervisor:
             await self._hold(probe, process, kind="startup", once=True)
         readiness, liveness = (self._container.get(kind) for kind in ("readinessProbe", "livenessProbe"))
         self._set(started=True, ready=not readiness and not self._init)
+        self._started.set()
         async with asyncio.TaskGroup() as group:
             if readiness:
                 group.create_task(self._follow(readiness, process))

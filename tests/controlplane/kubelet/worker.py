@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+from asyncio import TaskGroup
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -94,7 +95,12 @@ class Worker:
         spec = pod["spec"]
         waiting = Waiting("PodInitializing")
         self._init = [
-            Supervisor(self._shared, item, ContainerState(item["name"], item["image"], waiting), init=True)
+            Supervisor(
+                self._shared,
+                item,
+                ContainerState(item["name"], item["image"], waiting, sidecar=pods.is_sidecar(item)),
+                init=not pods.is_sidecar(item),
+            )
             for item in spec.get("initContainers", [])
         ]
         self._containers = [
@@ -123,7 +129,7 @@ class Worker:
     async def run(self) -> None:
         """Run the pod to its end, report the end, wait for the object's deletion and finish the deletion."""
         if self.pod.get("status", {}).get("phase") not in FINAL:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 group.create_task(self._report_changes())
                 await self._live()
                 # Do not cancel the reports: one in flight could arrive after the last one and overwrite it.
@@ -142,7 +148,7 @@ class Worker:
             self._state = replace(self._state, reason="UnsupportedPod", message=problem)
             return
         self._log.info("pod bound")
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             others = [group.create_task(self._refresh_volumes()), group.create_task(self._enforce_deadline())]
             await (self._pretend() if self._host.report_only else self._run_containers())
             for task in others:
@@ -151,18 +157,34 @@ class Worker:
     async def _run_containers(self) -> None:
         if not await self._prepare():
             return
+        sidecars: list[tuple[Supervisor, asyncio.Task[bool]]] = []
+        async with TaskGroup() as group:
+            await self._run_in_order(sidecars, group)
+            # No container is left that the sidecars were started for; the last one started is the first one stopped.
+            self._stopping.request(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
+            for supervisor, running in reversed(sidecars):
+                supervisor.stop_sidecar()
+                await running
+
+    async def _run_in_order(self, sidecars: list[tuple[Supervisor, asyncio.Task[bool]]], group: TaskGroup) -> None:
+        """Run the init containers one after another, then the others to their end; add the sidecars that started."""
         for supervisor in self._init:
-            if not await supervisor.run():
+            if supervisor.state.sidecar:
+                sidecars.append((supervisor, group.create_task(supervisor.run())))
+                if not await supervisor.wait_started():
+                    return
+            elif not await supervisor.run():
                 return
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as mains:
             for supervisor in self._containers:
-                group.create_task(supervisor.run())
+                mains.create_task(supervisor.run())
 
     async def _pretend(self) -> None:
         """Report that all containers run, until the pod is deleted."""
         self._state = replace(self._state, pod_ip=self._host.network.allocate(self._uid))
         now = datetime.now(UTC)
-        for supervisor in self._containers:
+        sidecars = [supervisor for supervisor in self._init if supervisor.state.sidecar]
+        for supervisor in (*sidecars, *self._containers):
             supervisor.state = replace(supervisor.state, state=Running(now), started=True, ready=True)
         self._changed.set()
         await self._stopping.wait()

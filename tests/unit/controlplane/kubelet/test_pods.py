@@ -56,6 +56,39 @@ def test_running_while_a_container_waits_for_its_restart() -> None:
     assert phase(pod(container(Waiting("CrashLoopBackOff"), last=ended(1)))) == "Running"
 
 
+def sidecar(state: Waiting | Running | Terminated, **more: Any) -> ContainerState:
+    return container(state, sidecar=True, **more)
+
+
+def test_pending_until_every_sidecar_has_started() -> None:
+    assert values(pod(container(WAITING), init=(sidecar(RUNNING),)))["Initialized"] is False
+    assert values(pod(container(WAITING), init=(sidecar(RUNNING, started=True),)))["Initialized"] is True
+
+
+def test_running_while_a_sidecar_is_restarted() -> None:
+    crashed = sidecar(Waiting("CrashLoopBackOff"), last=ended(1))
+    state = pod(container(RUNNING, ready=True, container_id="process://1"), init=(crashed,), pod_ip="10.0.0.1")
+    assert phase(state) == "Running"
+    assert values(state) == {
+        "PodReadyToStartContainers": True,
+        "Initialized": True,
+        "ContainersReady": False,
+        "Ready": False,
+    }
+
+
+def test_readiness_of_a_sidecar_counts_for_the_pod() -> None:
+    main = container(RUNNING, ready=True, container_id="process://1")
+    for ready in (False, True):
+        state = pod(main, init=(sidecar(RUNNING, started=True, ready=ready),))
+        assert values(state)["ContainersReady"] is values(state)["Ready"] is ready
+
+
+def test_exit_code_of_a_sidecar_does_not_count_for_the_phase() -> None:
+    main = container(ended(0), container_id="process://1")
+    assert phase(pod(main, init=(sidecar(ended(137)),), finished=True)) == "Succeeded"
+
+
 @pytest.mark.parametrize(("codes", "expected"), [((0, 0), "Succeeded"), ((0, 1), "Failed"), ((137,), "Failed")])
 def test_final_phase_follows_from_all_exit_codes(codes: tuple[int, ...], expected: str) -> None:
     assert phase(pod(*(container(ended(code)) for code in codes), finished=True)) == expected
@@ -220,7 +253,7 @@ def test_a_pod_new_to_every_kubelet_waits_for_its_creation() -> None:
     [
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "v", "nfs": {}}]}, "nfs"),
-        ({"initContainers": [{"name": "side", "restartPolicy": "Always"}]}, "restartPolicy"),
+        ({"initContainers": [{"name": "side", "restartPolicy": "Never"}]}, "restartPolicy"),
         ({"containers": [{"name": "c", "lifecycle": {"preStop": {"exec": {}}}}]}, "lifecycle.preStop"),
         ({"containers": [{"name": "c", "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}]}, "lifecycle.postStart"),
         ({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]}, "grpc"),
@@ -237,4 +270,9 @@ def test_host_name_is_cut_to_63_characters() -> None:
 
 def test_an_ordinary_pod_is_not_refused() -> None:
     container = {"name": "c", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
-    assert unsupported({"spec": {"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]}}) is None
+    spec = {
+        "initContainers": [{"name": "side", "restartPolicy": "Always"}],
+        "containers": [container],
+        "volumes": [{"name": "v", "emptyDir": {}}],
+    }
+    assert unsupported({"spec": spec}) is None
