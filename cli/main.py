@@ -11,6 +11,7 @@ SUBCOMMANDS = {
     "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
     "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
     "up": ("serve models on this machine alone, without a cluster", "cli.up"),
+    "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
     "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
 }
 """The line in the help and the module with the `command`, by name."""

@@ -33,6 +33,7 @@ _COUNTS_LIMIT_BYTES: Final = 1 << 20
 _ACCEPT_AGAIN_SECONDS: Final = 1.0
 _CONTROL_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
 _CLOSE_SECONDS: Final = 1.0
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
@@ -42,14 +43,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
 
     Raises SocketError, in a group, if the proxy before does not hand over.
     """
-    limits.raise_descriptor_limit()
-    # What was imported stays: to look through it again and again would take a tenth of the time of short requests.
-    gc.freeze()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
         listeners = Listeners(pool, tasks)
         times = ConnectionTimes()
@@ -71,14 +65,31 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             reporting.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        let_signals_kill()
         handing_over.cancel()
         stopping.cancel()
         log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
         await _close(control)
     log.info("proxy_stopped")
+
+
+def set_up_process() -> asyncio.Event:
+    """Prepare this process for many connections and short requests; return the event that SIGTERM and SIGINT set."""
+    limits.raise_descriptor_limit()
+    # What was imported stays: to look through it again and again would take a tenth of the time of short requests.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    stop = asyncio.Event()
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def let_signals_kill() -> None:
+    """Let a second signal end the process at once."""
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def _close(control: HttpListener) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.http.exchange import Exchange
 from gateway.http.server_connection import RequestHandling
-from gateway.proxy import errors, paths
+from gateway.proxy import errors, metrics, paths
 from gateway.proxy.authorization import authorize
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
@@ -14,17 +14,20 @@ from gateway.proxy.inference_request import InferenceRequest, SharedResources, l
 from gateway.proxy.router import Router
 
 _JSON: Final = b"Content-Type: application/json\r\n"
+_METRICS_TYPE: Final = b"Content-Type: %b\r\n" % metrics.CONTENT_TYPE
 
 
-def handle_requests(router: Router, shared: SharedResources) -> RequestHandling:
-    """Return the work on the requests to the listener that has `router`."""
+def handle_requests(
+    router: Router, shared: SharedResources, served_metrics: metrics.ProxyMetrics | None = None
+) -> RequestHandling:
+    """Return the work on the requests to the listener that has `router`, which may serve the proxy's metrics."""
 
     def begin(exchange: Exchange) -> InferenceRequest | None:
         head = exchange.head
         try:
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
                 return InferenceRequest(exchange, inference, router, shared)
-            _answer_other(exchange, router)
+            _answer_other(exchange, router, served_metrics)
         except RequestError as error:
             log_refusal(router, paths.route_name(head.path), error)
             exchange.respond(error.status, error.fields(), error.body)
@@ -39,7 +42,7 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router) -> None:
+def _answer_other(exchange: Exchange, router: Router, served_metrics: metrics.ProxyMetrics | None) -> None:
     """Authorize a request that is not for inference, but for the health, and answer it. Raises RequestError."""
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
@@ -48,6 +51,9 @@ def _answer_other(exchange: Exchange, router: Router) -> None:
     authorize(exchange.head.headers, router.tokens)
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")
+    if path == paths.METRICS and method == "GET" and served_metrics:
+        exchange.respond(200, _METRICS_TYPE, served_metrics.text())
+        return
     if path != paths.MODELS and not path.startswith(f"{paths.MODELS}/"):
         raise errors.unknown_url(path)
     if method != "GET":

@@ -79,11 +79,19 @@ class Listener(NamedTuple):
 class Listeners:
     """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests."""
 
-    def __init__(self, pool: UpstreamPool, tasks: asyncio.TaskGroup, times: ConnectionTimes | None = None) -> None:
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        tasks: asyncio.TaskGroup,
+        times: ConnectionTimes | None = None,
+        *,
+        serves_metrics: bool = False,
+    ) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
+        self._served_metrics = self.metrics if serves_metrics else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -151,6 +159,17 @@ class Listeners:
         async with self._configuring:
             self._draining = True
             await self._apply(ProxyConfig())
+        await self._end_requests(timeout_seconds)
+
+    async def finish(self, timeout_seconds: float) -> None:
+        """Stop listening, give running requests and those that wait in queues this time, then break them off."""
+        async with self._configuring:
+            self._draining = True
+            for name in list(self._bound):
+                self._unbind(name)
+        await self._end_requests(timeout_seconds)
+
+    async def _end_requests(self, timeout_seconds: float) -> None:
         if not self._finishing:
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
@@ -208,7 +227,10 @@ class Listeners:
         """Return a listener for a service or the router. Raises OSError."""
         router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
         return HttpListener(
-            handle_requests(router, self._shared), self._table, self._times, self._tls_context(address.tls)
+            handle_requests(router, self._shared, self._served_metrics),
+            self._table,
+            self._times,
+            self._tls_context(address.tls),
         )
 
     def _listen(self, name: str, address: ListenAddress, http: HttpListener) -> Listener:

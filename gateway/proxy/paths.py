@@ -6,6 +6,8 @@ from typing import Final
 
 HEALTH: Final = "/health"
 MODELS: Final = "/v1/models"
+METRICS: Final = "/metrics"
+"""Served by the proxy of a pod only: that of a host has its metrics on its control socket."""
 
 INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -138,7 +138,7 @@ def is_sidecar(container: Obj) -> bool:
 
 
 def initialized(state: PodState) -> bool:
-    """Return whether all init containers succeeded and all sidecars started; a later crash of a sidecar is no matter."""
+    """Return whether all init containers succeeded and all sidecars have started; one may crash later."""
     if any(item.container_id for item in state.containers):
         return True
     return all(

@@ -1,0 +1,151 @@
+"""`pomona pod-proxy`: the proxy of a pod whose engine cannot check a key. The controller puts it there."""
+
+import functools
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+import uvloop
+
+from artifacts.address_policy import Networks
+from cli.options import allow_private_sources
+from gateway.event_log import log, log_libraries
+from gateway.proxy.pod import PodProxyError, PodProxyOptions, run_pod_proxy
+
+_PROGRESS_SECONDS: Final = 10.0
+_MESSAGE_BYTES: Final = 2048
+
+_port: Final = click.IntRange(1, 65535)
+
+
+class _ServiceName(click.ParamType[str]):
+    """The name of a service, as NAMESPACE/NAME."""
+
+    name = "NAMESPACE/NAME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check that both parts are there."""
+        namespace, _, name = str(value).partition("/")
+        if not namespace or not name or "/" in name:
+            self.fail(f"{value!r} is not the name of a service: give one such as team/chat", param, ctx)
+        return str(value)
+
+
+class _UrlPath(click.ParamType[str]):
+    """A path of the engine, without a query."""
+
+    name = "PATH"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what would not be one line of a request."""
+        path = str(value)
+        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+            self.fail(f"{value!r} is not a path: give one such as /health", param, ctx)
+        return path
+
+
+@click.command("pod-proxy")
+@click.option("--service", required=True, type=_ServiceName(), help="The service, whose name clients give as model.")
+@click.option("--address", default="0.0.0.0", show_default=True, help="Address to listen at.")
+@click.option("--port", default=8080, show_default=True, type=_port, help="Port to listen at.")
+@click.option(
+    "--token-file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File with the bearer token that clients need. It is read again when it changes.",
+)
+@click.option("--engine-port", required=True, type=_port, help="Port of the engine on 127.0.0.1.")
+@click.option("--health-path", required=True, type=_UrlPath(), help="Path that a healthy engine answers with 200.")
+@click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
+@click.option(
+    "--drain-seconds",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that running and waiting requests have to end after SIGTERM.",
+)
+@click.option("--prepare", type=click.Choice(["ollama"]), help="Engine that gets its model before the first request.")
+@click.option("--source", metavar="SOURCE", help="With --prepare: ollama://NAME:TAG, or the path of a GGUF file.")
+@click.option("--context-length", type=click.IntRange(1), help="With --prepare: tokens of context of a request.")
+@allow_private_sources
+@click.option(
+    "--termination-log", type=click.Path(path_type=Path), help="File for the message of a failure, for Kubernetes."
+)
+def command(
+    *,
+    service: str,
+    address: str,
+    port: int,
+    token_file: Path,
+    engine_port: int,
+    health_path: str,
+    engine_model: str | None,
+    concurrency: int | None,
+    drain_seconds: float,
+    prepare: str | None,
+    source: str | None,
+    context_length: int | None,
+    allowed_networks: Networks,
+    termination_log: Path | None,
+) -> None:
+    """Check the service's token for the engine of this pod, until SIGTERM.
+
+    GET /health needs no token, and answers 200 while the engine serves. GET /metrics needs the token.
+
+    \b
+    Example, with an engine that listens at 127.0.0.1:8000:
+      pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
+    """
+    log_libraries()
+    options = PodProxyOptions(
+        service, address, port, token_file, engine_port, health_path, engine_model, concurrency, drain_seconds
+    )
+    preparation = None
+    if prepare:
+        if not (engine_model and source and context_length):
+            raise click.UsageError("--prepare needs --engine-model, --source and --context-length")
+        model = engine_port, engine_model, source, context_length, allowed_networks
+        preparation = functools.partial(_prepare_ollama, *model)
+    try:
+        uvloop.run(run_pod_proxy(options, preparation))
+    except PodProxyError as error:
+        if termination_log:
+            _write_message(termination_log, str(error))
+        raise click.ClickException(str(error)) from error
+
+
+async def _prepare_ollama(port: int, model: str, source: str, context_length: int, allowed_networks: Networks) -> None:
+    # The clients that this imports take memory, which a proxy without preparation saves.
+    from runtimes.daemon import DaemonError  # noqa: PLC0415
+    from runtimes.ollama_pod import PodModel, prepare_model  # noqa: PLC0415
+
+    try:
+        await prepare_model(
+            PodModel(port, model, source, context_length, allowed_networks),
+            _ProgressLog(),
+            lambda error: log.warning("prepare_failed", error=str(error)),
+        )
+    except DaemonError as error:
+        raise PodProxyError(str(error)) from error
+
+
+class _ProgressLog:
+    """Logs the progress of the model's way into the engine, at most every ten seconds."""
+
+    def __init__(self) -> None:
+        self._logged_at = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= _PROGRESS_SECONDS or done_bytes == total_bytes:
+            self._logged_at = now
+            log.info("model_progress", bytes=done_bytes, total_bytes=total_bytes)
+
+
+def _write_message(path: Path, message: str) -> None:
+    try:
+        path.write_bytes(message.encode()[:_MESSAGE_BYTES])
+    except OSError as error:
+        log.warning("termination_log_not_written", error=str(error))

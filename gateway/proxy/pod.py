@@ -1,0 +1,218 @@
+"""The proxy of one pod: it checks the service's token for an engine that cannot, and that only it can reach.
+
+The token is read from a file, because the kubelet replaces the file when the Secret changes. The engine's health is
+asked once a second, whoever asks for it how often: GET /health, which needs no token, answers by the last result. A
+request in flight is finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gateway.event_log import log
+from gateway.http.upstream_pool import UpstreamPool
+from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
+from gateway.proxy.control import let_signals_kill, set_up_process
+from gateway.proxy.listeners import Listeners
+
+Prepare = Callable[[], Awaitable[None]]
+"""Makes the engine able to serve, such as by a download, before the first request. May raise PodProxyError."""
+
+CHECK_SECONDS: Final = 1.0
+HEALTH_SECONDS: Final = 5.0
+"""The time in which the engine answers its health path."""
+_FAILED_CHECKS: Final = 2
+"""Failures in a row after which the engine gets no requests. One may be an accident."""
+OVERLAP_SECONDS: Final = 600.0
+"""The time for which a replaced token is valid besides the new one."""
+_TOKEN: Final = re.compile(r"[!-~]{1,8192}", re.ASCII)
+_LONGEST_FILE_BYTES: Final = 16 << 10
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([23])\d\d\b")
+_BACKEND: Final = "engine"
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class PodProxyError(Exception):
+    """The proxy cannot serve its pod; the message has the cause and the remedy, and no secret."""
+
+
+class PodProxyOptions(NamedTuple):
+    """The service, its token, and the engine."""
+
+    service: str
+    """`<namespace>/<service>`."""
+    address: str
+    port: int
+    token_file: Path
+    engine_port: int
+    """On 127.0.0.1, which the containers of a pod share."""
+    health_path: str
+    """The path at which the engine answers 200 to 399 when it serves."""
+    model: str | None = None
+    """The engine's name for the model; None: it takes any name."""
+    concurrency: int | None = None
+    """The requests that the engine works on at once; None: no limit."""
+    drain_seconds: float = 30.0
+
+
+async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the requests; a second signal ends at once.
+
+    Until `prepare` has ended, and while the engine is not healthy, requests get 503.
+
+    Raises PodProxyError.
+    """
+    stop = set_up_process()
+    async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
+        listeners = Listeners(pool, tasks, serves_metrics=True)
+        tokens = TokenFile(options.token_file)
+        await listeners.configure(_config(options, tokens, is_serving=False))
+        (state,) = listeners.service_states()
+        problem = state.error
+        log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
+        error: BaseException | None = PodProxyError(f"{problem}: give a free --port") if problem else None
+        if not problem:
+            following = asyncio.ensure_future(_follow(options, listeners, tokens, prepare))
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            following.cancel()
+            (error,) = await asyncio.gather(following, return_exceptions=True)
+        let_signals_kill()
+        log.info("pod_proxy_draining", seconds=options.drain_seconds)
+        await listeners.finish(options.drain_seconds)
+    log.info("pod_proxy_stopped")
+    if error and not isinstance(error, asyncio.CancelledError):
+        raise error
+
+
+async def _follow(options: PodProxyOptions, listeners: Listeners, tokens: "TokenFile", prepare: Prepare | None) -> None:
+    """Prepare the engine, and follow its health and the token, for ever. Raises PodProxyError."""
+    preparing = asyncio.ensure_future(_prepare(prepare))
+    try:
+        await _follow_engine(options, listeners, tokens, preparing)
+    finally:
+        preparing.cancel()
+
+
+async def _prepare(prepare: Prepare | None) -> None:
+    if prepare:
+        await prepare()
+        log.info("engine_prepared")
+
+
+async def _follow_engine(
+    options: PodProxyOptions, listeners: Listeners, tokens: "TokenFile", preparing: asyncio.Task[None]
+) -> None:
+    engine = EngineCheck()
+    applied: ProxyConfig | None = None
+    while True:
+        answer = await ask_health(options.engine_port, options.health_path)
+        engine.note(answer, in_flight=any(listeners.in_flight.counts().values()))
+        tokens.read_again()
+        if preparing.done():
+            preparing.result()
+        config = _config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
+        if config != applied:
+            applied = config
+            await listeners.configure(config)
+        if preparing.done():
+            await asyncio.sleep(CHECK_SECONDS)
+        else:
+            await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
+
+
+def _config(options: PodProxyOptions, tokens: "TokenFile", *, is_serving: bool) -> ProxyConfig:
+    backend = Backend(
+        _BACKEND,
+        f"http://{_LOOPBACK}:{options.engine_port}",
+        draining=not is_serving,
+        concurrency=options.concurrency,
+        model=options.model,
+    )
+    service = ServiceListener(
+        options.service,
+        options.address,
+        options.port,
+        tokens.token,
+        (backend,),
+        previous_token=tokens.previous,
+        previous_token_until=tokens.previous_until,
+    )
+    return ProxyConfig((service,))
+
+
+class EngineCheck:
+    """The health of the engine by its last answers. It is not healthy before the first one."""
+
+    def __init__(self) -> None:
+        self._failures = _FAILED_CHECKS
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if it may get requests."""
+        return self._failures < _FAILED_CHECKS
+
+    def note(self, answer: bool | None, *, in_flight: bool) -> None:
+        """Count an answer of `ask_health`.
+
+        One that is late while a request is in flight says nothing: many engines work on one request at a time.
+        """
+        if answer is not None or not in_flight:
+            self._failures = 0 if answer else self._failures + 1
+
+
+async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECONDS) -> bool | None:
+    """Return whether the engine at a port of this pod is healthy, or None if it does not answer in time."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            reader, writer = await asyncio.open_connection(_LOOPBACK, port)
+            request = f"GET {path} HTTP/1.1\r\nHost: {_LOOPBACK}:{port}\r\nConnection: close\r\n\r\n"
+            writer.write(request.encode())
+            return bool(_STATUS_LINE.match(await reader.readline()))
+    except TimeoutError:
+        return None
+    except (OSError, ValueError):  # refused, broken off, or a line without an end
+        return False
+    finally:
+        if writer:
+            writer.transport.abort()
+
+
+class TokenFile:
+    """The service's token in a file, and the one before, which clients may still have. Raises PodProxyError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.previous: str | None = None
+        self.previous_until = 0.0
+        """In seconds since 1970."""
+        self.token = self._read()
+
+    def read_again(self) -> None:
+        """Take over a new token; one that is unreadable or invalid changes nothing."""
+        try:
+            token = self._read()
+        except PodProxyError as error:
+            log.warning("token_not_read", error=str(error))
+            return
+        if token != self.token:
+            self.previous, self.previous_until = self.token, time.time() + OVERLAP_SECONDS
+            self.token = token
+            log.info("token_replaced")
+
+    def _read(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(_LONGEST_FILE_BYTES).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise PodProxyError(f"cannot read --token-file {self._path}: {error.strerror}") from error
+        if not _TOKEN.fullmatch(text):
+            raise PodProxyError(
+                f"--token-file {self._path} has no token: put 1 to 8192 printable characters without blanks there"
+            )
+        return text

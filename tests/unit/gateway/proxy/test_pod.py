@@ -1,0 +1,257 @@
+"""The proxy of a pod, as the process that its container runs."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.proxy.config import Backend
+from gateway.proxy.pod import EngineCheck, PodProxyError, TokenFile, ask_health
+from tests.support.eventually import eventually
+from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, CHAT, TOKEN, fake_engine, post_chat, raw_engine
+
+
+class Engine:
+    """An engine that notes what reaches it, and answers a chat when `answering` is set."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.asked: list[str] = []
+        self.models: list[str] = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return web.Response(status=self.health, text="secret detail")
+        self.asked.append(request.path)
+        self.models.append((await request.json())["model"])
+        await self.answering.wait()
+        return web.json_response({"choices": []})
+
+
+class PodProxy(NamedTuple):
+    """A running proxy of a pod."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    token_file: Path
+    http: aiohttp.ClientSession
+
+    async def status(self, path: str, **headers: str) -> int:
+        """Return the status of a GET, or 0 if nothing listens."""
+        try:
+            async with self.http.get(self.url + path, headers=headers) as response:
+                return response.status
+        except aiohttp.ClientConnectionError:
+            return 0
+
+    async def until_health(self, status: int) -> None:
+        async def answers() -> bool:
+            return await self.status("/health") == status
+
+        await eventually(answers)
+
+    async def in_flight(self) -> float:
+        async with self.http.get(self.url + "/metrics", headers=AUTHORIZED) as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("pomona_proxy_in_flight{"))
+
+
+def arguments(token_file: Path, port: int, engine_port: int, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "cli.main", "pod-proxy", "--service=ns/tiny", "--address=127.0.0.1", f"--port={port}"),
+        *(f"--token-file={token_file}", f"--engine-port={engine_port}", "--health-path=/healthz", *more),
+    ]
+
+
+Run = Callable[..., Awaitable[PodProxy]]
+
+
+@pytest.fixture
+async def run(tmp_path: Path, http: aiohttp.ClientSession, unused_tcp_port: int) -> AsyncIterator[Run]:
+    """Start the proxy in front of an engine; kill it at the end."""
+    token_file = tmp_path / "token"
+    token_file.write_text(f"{TOKEN}\n")
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(backend: Backend, *more: str) -> PodProxy:
+        engine_port = urlsplit(backend.url).port or 0
+        command = arguments(token_file, unused_tcp_port, engine_port, *more)
+        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+        started.append(process)
+        return PodProxy(process, f"http://127.0.0.1:{unused_tcp_port}", token_file, http)
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--engine-model=library/tiny:1b")
+        await proxy.until_health(200)
+        async with http.post(f"{proxy.url}/v1/chat/completions", json=CHAT) as response:
+            assert response.status == 401
+        async with post_chat(http, proxy.url) as response:
+            assert response.status == 200
+        async with http.post(f"{proxy.url}/api/pull", json=CHAT, headers=AUTHORIZED) as response:
+            assert response.status == 404
+        assert (engine.asked, engine.models) == (["/v1/chat/completions"], ["library/tiny:1b"])
+        assert await proxy.status("/metrics") == 401
+        assert await proxy.status("/metrics", **AUTHORIZED) == 200
+
+
+async def test_health_follows_the_engines_own_and_tells_nothing_else(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    engine.health = 500
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend)
+        await proxy.until_health(503)
+        async with post_chat(http, proxy.url) as response:
+            assert response.status == 503
+        engine.health = 204
+        await proxy.until_health(200)
+        async with http.get(f"{proxy.url}/health") as response:
+            assert await response.json() == {"status": "ok"}
+        engine.health = 404
+        await proxy.until_health(503)
+
+
+async def test_replaced_token_is_read_from_its_file(run: Run) -> None:
+    async with fake_engine(Engine()) as backend:
+        proxy = await run(backend)
+        await proxy.until_health(200)
+        newer = proxy.token_file.with_name("newer")
+        newer.write_text("another-token")
+        newer.replace(proxy.token_file)  # as the kubelet does it
+
+        async def accepts_newer() -> bool:
+            return await proxy.status("/v1/models", Authorization="Bearer another-token") == 200
+
+        await eventually(accepts_newer)
+        assert await proxy.status("/v1/models", **AUTHORIZED) == 200, "clients may have the one before for a while"
+        assert await proxy.status("/v1/models", Authorization="Bearer third") == 401
+
+
+async def test_running_and_waiting_requests_are_finished_after_sigterm(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--concurrency=1")
+        await proxy.until_health(200)
+        engine.answering.clear()
+
+        async def ask() -> int:
+            async with post_chat(http, proxy.url) as response:
+                return response.status
+
+        requests = [asyncio.create_task(ask()) for _ in range(3)]
+        await eventually(lambda: len(engine.asked) == 1)
+
+        async def waits() -> bool:
+            async with http.get(f"{proxy.url}/metrics", headers=AUTHORIZED) as response:
+                return 'pomona_proxy_queued{namespace="ns",service="tiny"} 2.0' in await response.text()
+
+        await eventually(waits)
+        proxy.process.send_signal(signal.SIGTERM)
+
+        async def refuses() -> bool:
+            return await proxy.status("/health") == 0
+
+        await eventually(refuses)
+        assert proxy.process.returncode is None
+        engine.answering.set()
+        assert await asyncio.gather(*requests) == [200, 200, 200]
+        assert await proxy.process.wait() == 0
+
+
+def test_engine_is_healthy_from_its_first_answer_to_two_failures_in_a_row() -> None:
+    engine = EngineCheck()
+    seen = []
+    for answer in (False, True, False, True, False, None, True):
+        engine.note(answer, in_flight=False)
+        seen.append(engine.is_healthy)
+    assert seen == [False, True, True, True, True, False, True]
+
+
+def test_engine_that_is_busy_with_a_request_may_answer_late() -> None:
+    engine = EngineCheck()
+    engine.note(True, in_flight=False)
+    for _ in range(10):
+        engine.note(None, in_flight=True)
+    assert engine.is_healthy
+    for _ in range(2):
+        engine.note(False, in_flight=True)
+    assert not engine.is_healthy, "a request in flight does not excuse an engine that is gone"
+
+
+async def test_health_is_true_false_or_unknown() -> None:
+    async with fake_engine(Engine()) as backend:
+        assert await ask_health(urlsplit(backend.url).port or 0, "/healthz") is True
+        assert await ask_health(urlsplit(backend.url).port or 0, "/other-than-health") is False
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del writer
+        await reader.read()
+
+    async with raw_engine(silent) as backend:
+        assert await ask_health(urlsplit(backend.url).port or 0, "/healthz", 0.05) is None
+
+
+async def test_endless_line_of_an_engine_is_no_health() -> None:
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"HTTP/1.1 200" * 1000)
+            await writer.drain()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await flood(reader, writer)
+
+    async with raw_engine(talk) as backend:
+        assert await ask_health(urlsplit(backend.url).port or 0, "/healthz") is False
+
+
+@pytest.mark.parametrize("content", ["", "two words", "\x00"])
+def test_token_file_without_a_token_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    with pytest.raises(PodProxyError, match="has no token"):
+        TokenFile(path)
+
+
+def test_unreadable_token_file_keeps_the_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(PodProxyError, match="No such file"):
+        TokenFile(path)
+    path.write_text("one")
+    tokens = TokenFile(path)
+    path.unlink()
+    tokens.read_again()
+    assert (tokens.token, tokens.previous) == ("one", None)
+
+
+async def test_taken_port_ends_the_proxy_with_a_message(tmp_path: Path) -> None:
+    log = tmp_path / "termination"
+    async with fake_engine(Engine()) as backend:
+        port = urlsplit(backend.url).port or 0
+        token = tmp_path / "own-token"
+        token.write_text(TOKEN)
+        process = await asyncio.create_subprocess_exec(
+            *arguments(token, port, port, f"--termination-log={log}"), stderr=subprocess.DEVNULL
+        )
+        assert await process.wait() == 1
+    assert "cannot listen on 127.0.0.1 port" in log.read_text()
