@@ -119,7 +119,7 @@ def command(
 async def _prepare_ollama(port: int, model: str, source: str, context_length: int, allowed_networks: Networks) -> None:
     # The clients that this imports take memory, which a proxy without preparation saves.
     from runtimes.daemon import DaemonError  # noqa: PLC0415
-    from runtimes.ollama_pod import PodModel, prepare_model  # noqa: PLC0415
+    from runtimes.ollama_prepare import PodModel, prepare_model  # noqa: PLC0415
 
     try:
         await prepare_model(

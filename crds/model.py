@@ -74,9 +74,9 @@ class ModelSpec(ApiStruct, frozen=True):
             "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
             "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
             "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
-            "hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of Ollama's library, for "
-            "hosts only: ollama://NAME:TAG; Ollama must run on the host, and pulls the model. Only hosts can serve a "
-            "file:// source, and its path must be below their agent's --file-root."
+            "hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of Ollama's library: "
+            "ollama://NAME:TAG; Ollama, in a pod or on the host, pulls the model. Only hosts can serve a file:// "
+            "source, and its path must be below their agent's --file-root."
         ),
     ]
     files: FilePatterns = []

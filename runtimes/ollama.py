@@ -28,13 +28,13 @@ from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
-from runtimes.runtime import Runtime
+from runtimes.ollama_pod import POD, PORT, render_name
+from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Serving
 
 if TYPE_CHECKING:
     import ollama
 
-DEFAULT_PORT: Final = 11434
 _START: Final = "start it with `ollama serve`, or open the Ollama app"
 _LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
 _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
@@ -93,8 +93,8 @@ class Ollama:
         return _installed(self._environment)
 
     def name(self, identity: ModelIdentity) -> str:
-        """Return a name with the agent's mark as namespace, the Model as model, and weights and settings as tag."""
-        return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
+        """Return the name of a model of ours, which begins with the agent's mark."""
+        return render_name(identity)
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /api/ps."""
@@ -302,9 +302,9 @@ def _port(host: str) -> int:
     """Read the port from OLLAMA_HOST, in any of the forms that Ollama accepts: [scheme://][host][:port]."""
     parts = urlsplit(host if "//" in host else f"//{host}")
     try:
-        return parts.port or {"http": 80, "https": 443}.get(parts.scheme, DEFAULT_PORT)
+        return parts.port or {"http": 80, "https": 443}.get(parts.scheme, PORT)
     except ValueError:
-        return DEFAULT_PORT
+        return PORT
 
 
 def _weights(name: str) -> str:
@@ -337,10 +337,20 @@ def _installed(environment: Mapping[str, str] = os.environ) -> bool:
     return "OLLAMA_HOST" in environment or find_program("ollama", environment) is not None or _APP.exists()
 
 
+def _refuse_parallel(demand: RuntimeDemand) -> str | None:
+    """Refuse what only the owner of a host can set, by OLLAMA_NUM_PARALLEL."""
+    if demand.in_pods or demand.options.parallel == 1:
+        return None
+    return "runtime ollama cannot do parallel on a host, where its owner sets it: remove it, or serve it in pods"
+
+
 RUNTIME: Final = Runtime(
     name="ollama",
     formats=frozenset({"gguf", "ollama"}),
     modes=frozenset({"chat"}),
+    settings=frozenset({"parallel"}),
     installed=_installed,
     install_hint="install Ollama from ollama.com and start it",
+    pod=POD,
+    refusal=_refuse_parallel,
 )

@@ -1,58 +1,55 @@
-"""Ollama in a pod: the name, the environment and the preparation of the one model that it serves.
+"""Ollama in a pod: its image, its environment, and the name of the one model that it serves.
 
-`ollama serve` starts without a model. So the proxy in front of it (`pomona pod-proxy`) lets it pull the model, or
-create it from the GGUF on the Model's volume, and loads it, before the pod is Ready. What the daemon has in its folder
-already is not brought twice, so a container that restarts is ready again soon.
+It cannot check a key, so Pomona's proxy runs in front of it, and brings the model (`runtimes/ollama_prepare.py`). All
+its settings are variables; an Ollama that its owner runs on a host has other ones, and is never started by Pomona.
 """
 
-import asyncio
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
-from artifacts.address_policy import Networks
-from crds.serving import ServingOptions
-from devices.sockets import LOOPBACK
-from kube.backoff import backoff_seconds
-from runtimes.daemon import NOT_RUNNING, DaemonError, OnProgress, identify_model
-from runtimes.ollama import DEFAULT_PORT, Ollama
-from runtimes.serving import build_serving
+from crds.meta import Accelerator
+from runtimes.daemon import ModelIdentity, identify_model
+from runtimes.pod import EnginePod, PodServing
+from runtimes.serving import Serving
 
 OWNER: Final = "pomona"
 """Namespace of the models that Pomona makes in the Ollama of a pod."""
-FOLDER: Final = "/ollama"
-"""Home and store of the daemon, on a volume that it may write."""
-HEALTH_PATH: Final = "/api/version"
-_START_SECONDS: Final = 1.0
-_ATTEMPTS: Final = 5
-"""Failures after which the preparation ends, so that the pod shows the last one; the kubelet then starts it again."""
-_FIRST_PAUSE_SECONDS: Final = 2.0
-_LONGEST_PAUSE_SECONDS: Final = 30.0
-_PERMANENT_REASONS: Final = frozenset({"SourceForbidden", "WeightsMissing"})
-_PERMANENT_TEXTS: Final = ("file does not exist", "no space left on device", "invalid model name")
-"""Errors of Ollama that another try does not cure; all have one status, so only the text tells them apart."""
+PORT: Final = 11434
+_STORE: Final = "/ollama"
+_VERSION: Final = "0.31.0"
+_IMAGE: Final = f"ollama/ollama:{_VERSION}"
+IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
+    {"cpu": _IMAGE, "nvidia": _IMAGE, "amd": f"{_IMAGE}-rocm", "intel": _IMAGE}
+)
+_ONLY_BY_VULKAN: Final = "gpu.intel.com/"
+"""Beginning of the resource of devices that Ollama uses by Vulkan, which it does only when it is told."""
 
 
-def model_name(model: str, weights: str, context_length: int) -> str:
-    """Return the name of a Model inside the Ollama of its pods: other weights or settings are another model.
-
-    Args:
-        model: name of the Model.
-        weights: identity of the weights: a digest or the source.
-        context_length: tokens of context of one request.
-    """
-    return Ollama({}).name(identify_model(OWNER, model, [weights], [context_length]))
+def render_name(identity: ModelIdentity) -> str:
+    """Return a name with the owner's mark as namespace, the Model as model, and weights and settings as tag."""
+    return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
 
 
-def environment(options: ServingOptions, port: int = DEFAULT_PORT) -> dict[str, str]:
-    """Return the environment of `ollama serve` in a pod, which takes its settings from nowhere else."""
-    return {
-        "HOME": FOLDER,
-        "OLLAMA_HOST": f"{LOOPBACK}:{port}",
-        "OLLAMA_MODELS": f"{FOLDER}/models",
+def model_name(serving: Serving) -> str:
+    """Return the model's name inside the Ollama of a pod: other weights or another context are another model."""
+    weights, settings = [serving.model], [serving.options.context_length]
+    return render_name(identify_model(OWNER, serving.service, weights, settings))
+
+
+def environment(pod: PodServing) -> dict[str, str]:
+    """Return the environment of `ollama serve`."""
+    options, device = pod.serving.options, (pod.vendor.resource or "") if pod.devices else ""
+    vulkan = {"OLLAMA_VULKAN": "1"} if device.startswith(_ONLY_BY_VULKAN) else {}
+    return vulkan | {
+        "HOME": _STORE,
+        "OLLAMA_HOST": f"{pod.listen.host}:{pod.listen.port}",
+        "OLLAMA_MODELS": f"{_STORE}/models",
         "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_CONTEXT_LENGTH": str(options.context_length),
         "OLLAMA_NUM_PARALLEL": str(options.parallel),
         "OLLAMA_MAX_LOADED_MODELS": "1",
+        # The proxy queues. A small number here would refuse a request that follows some that were cancelled.
         "OLLAMA_MAX_QUEUE": "512",
         "OLLAMA_LOAD_TIMEOUT": "60m",
         # Weights that were uploaded just before the container ended are no model yet, and would be deleted.
@@ -61,56 +58,16 @@ def environment(options: ServingOptions, port: int = DEFAULT_PORT) -> dict[str, 
     }
 
 
-class PodModel(NamedTuple):
-    """The model of a pod, and its way into the daemon."""
-
-    port: int
-    """Port of the daemon on 127.0.0.1."""
-    name: str
-    """Name of the model in the daemon."""
-    source: str
-    """ollama://NAME:TAG, or the path of a GGUF file."""
-    context_length: int
-    """Tokens of context of one request."""
-    allowed_networks: Networks = ()
-    """Private networks from which models may be pulled."""
-
-
-async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Callable[[DaemonError], None]) -> None:
-    """Pull or create the model, and load it for ever; try again after failures that may pass.
-
-    Args:
-        model: the model.
-        on_progress: called with the bytes that the daemon has, and the total.
-        on_failure: called with each failure after which it is tried again.
-
-    Raises:
-        DaemonError: another try does not help, or several have failed.
-    """
-    name = model.name
-    serving = build_serving(name, model.source, ServingOptions(context_length=model.context_length))
-    daemon = Ollama({"OLLAMA_HOST": f"{LOOPBACK}:{model.port}"}, model.allowed_networks)
-    failures = 0
-    try:
-        while True:
-            try:
-                await daemon.bring(name, serving, on_progress)
-                await daemon.load(name)
-            except DaemonError as error:
-                if error.reason == NOT_RUNNING:  # starting, or started again by the kubelet
-                    await asyncio.sleep(_START_SECONDS)
-                    continue
-                failures += 1
-                if is_permanent(error) or failures >= _ATTEMPTS:
-                    raise
-                on_failure(error)
-                await asyncio.sleep(backoff_seconds(failures, first=_FIRST_PAUSE_SECONDS, most=_LONGEST_PAUSE_SECONDS))
-            else:
-                return
-    finally:
-        await daemon.close()
-
-
-def is_permanent(error: DaemonError) -> bool:
-    """Decide whether another try cannot help."""
-    return error.reason in _PERMANENT_REASONS or any(text in str(error) for text in _PERMANENT_TEXTS)
+POD: Final = EnginePod(
+    container="ollama",
+    images=IMAGES,
+    arguments=lambda _pod: ["serve"],
+    environment=environment,
+    # It has no /health; this path answers before a model is loaded, which the proxy waits for by itself.
+    health_path="/api/version",
+    port=PORT,
+    key="proxy",
+    served_name=model_name,
+    store=_STORE,
+    has_slots=True,
+)

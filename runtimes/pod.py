@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
+from crds.pods import ContainerOptions
 from devices.vendors import Vendor
 from runtimes.serving import Listen, Serving
 
@@ -17,6 +18,8 @@ KeyDelivery = Literal["file", "environment", "proxy"]
 from the Secret, or not at all: then Pomona's proxy runs beside it in the pod, checks the token, and the engine listens
 on loopback. A key is never an argument, because everyone who may read pods reads those."""
 
+SERVICE_PORT: Final = 8080
+"""Port of every pod that serves: of the engine that checks the key, or of the proxy."""
 NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -67,8 +70,21 @@ class EnginePod:
     command: tuple[str, ...] = ()
     """Entry point; empty: that of the image."""
     health_path: str = "/health"
-    """Path that answers 200 without a key once the model is loaded; the probes of the kubelet ask it."""
+    """Path that answers 200 without a key once the model is loaded; the probes of the kubelet, or the proxy, ask it."""
+    port: int = 8000
+    """Port on loopback, behind the proxy; an engine that checks the key itself listens at the port of the Service."""
     key: KeyDelivery = "file"
+    served_name: Callable[[Serving], str | None] = lambda _serving: None
+    """Its name for the model, which the proxy writes into requests; None: it takes any name."""
+    store: str | None = None
+    """Folder that it may write and in which it keeps a copy of the weights. `pomona pod-proxy --prepare` brings the
+    model there before the first request."""
+    has_slots: bool = False
+    """True if the proxy sends it no more requests at once than `parallel`, and queues the others."""
+    models_path: str | None = None
+    """Path at which it finds the volume of weights; None: the same as for every engine."""
+    of_container: "Callable[[ContainerOptions], EnginePod] | None" = None
+    """For an engine that Pomona does not know: make its description from the container that the service states."""
     key_variable: str = ""
     """Environment variable with the key, if `key` is "environment"."""
     metrics: EngineMetrics | None = None

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from runtimes import llama_cpp_python, llama_server, mlx_lm, ollama, omlx, sglang, tgi, vllm
+from runtimes import generic, llama_cpp_python, llama_server, mlx_lm, ollama, omlx, sglang, tgi, vllm
 from runtimes.runtime import Runtime
 
-_MODULES: Final = (llama_server, mlx_lm, llama_cpp_python, omlx, ollama, vllm, sglang, tgi)
+_MODULES: Final = (llama_server, mlx_lm, llama_cpp_python, omlx, ollama, vllm, sglang, tgi, generic)
 
 RUNTIMES: Final[Mapping[str, Runtime]] = MappingProxyType({each.RUNTIME.name: each.RUNTIME for each in _MODULES})
 """By name, in the order in which a host lists them."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from crds.meta import Accelerator
+from crds.pods import ContainerOptions
 from crds.serving import CacheType, Mode, RuntimeName, ServingOptions
 from devices.vendors import CPU, Vendor
 from runtimes.pod import EnginePod
@@ -31,6 +32,8 @@ class RuntimeDemand(NamedTuple):
     """The vendor's entry, for a service in pods."""
     has_image: bool = False
     """True if the service states the container image."""
+    container: ContainerOptions | None = None
+    """The container that the service states, for an engine that Pomona does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def default_runtime(artifact_format: Format, *, in_pods: bool) -> RuntimeName:
 
 def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
-    checks = (_refuse_format, _refuse_place, _refuse_settings, _refuse_arguments)
+    checks = (_refuse_format, _refuse_place, _refuse_container, _refuse_settings, _refuse_arguments)
     reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -171,6 +174,12 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"
     return None
+
+
+def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    if demand.container is None or (runtime.pod and runtime.pod.of_container):
+        return None
+    return f"runtime {runtime.name} has a container of its own: remove container, or set runtime to generic"
 
 
 def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:

@@ -208,11 +208,13 @@ def _refused_secret(observed: ObservedModel) -> SecretVerdict | None:
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     if source.is_library:
-        ready = "a host where Ollama runs pulls and inspects it"
+        ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
     cached = (
         f"pods cannot read a {source.scheme}:// source: set hardware.accelerator to metal, or use an hf:// or https:// "
         "source"
     )
+    if source.is_library:
+        cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
     return ModelDecision(
         phase="Ready",
         conditions=[

@@ -131,7 +131,7 @@ def _of_pod(obj: Obj) -> Obj:
     kept = {
         **_pick(status, ("phase", "podIPs")),
         "conditions": _conditions(status, _POD_CONDITIONS),
-        "containerStatuses": [_pick(each, ("name", "state", "lastState", "started")) for each in containers],
+        "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
     }
     return {"metadata": metadata, "spec": _pick(obj.get("spec") or {}, ("nodeName",)), "status": kept}
 
@@ -147,13 +147,16 @@ def _of_deployment(obj: Obj) -> Obj:
         {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
     ]
     metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP,))
-    containers = obj["spec"]["template"]["spec"]["containers"]
+    pod = obj["spec"]["template"]["spec"]
     fields = ("name", "resources", "lifecycle")
+    containers = {
+        kind: [_pick(each, fields) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod
+    }
     return {
         "metadata": metadata,
         "spec": {
             "replicas": obj["spec"].get("replicas"),
-            "template": {"spec": {"containers": [_pick(each, fields) for each in containers]}},
+            "template": {"spec": containers},
         },
         "status": {
             # Until a pod is ready, nothing follows from the numbers.

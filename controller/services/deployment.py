@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Final
 
-from controller.models.served import Companion, Served, cache_path, claim_name, runtime_of
+from controller.models.served import Companion, Served, cache_path, claim_name, format_of, runtime_of
 from controller.placement.nodes import find_largest_memory
-from controller.pod_settings import PodSettings
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, child, ref
 from controller.reconcile.stamp import is_desired, stamp
 from controller.reconcile.triggers import is_scheduled
 from controller.services import diagnosis, replica_memory
 from controller.services.devices import request_devices
-from controller.services.pod_template import PORT, PORT_NAME, EngineChoice, MountedWeights, build_pod
+from controller.services.key_proxy import PORT_NAME
+from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
@@ -24,6 +25,7 @@ from crds.size import size_text
 from devices.vendors import Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, SERVICES, Resource
+from runtimes.pod import SERVICE_PORT
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -51,8 +53,9 @@ def observe_pods(
         if memory is not None:
             estimated = replica_memory.estimate_pod_memory(service, served, devices)
             cache_bytes = estimated.cache_bytes if estimated is not None else None
-            choice = EngineChoice(runtime_of(service, served.model), accelerator, vendor, memory, cache_bytes)
-            made = deployment(service, choice, _weights(served.model), companions)
+            runtime = runtime_of(service, served.model)
+            choice = EngineChoice(runtime, accelerator, vendor, memory, cache_bytes, service.spec.container)
+            made = deployment(service, choice, _weights(served.model), companions, settings=settings)
             is_estimate = stated is None and not replica_memory.is_memory_stated(served)
             resource, wanted_deployment = _keep_pods(made, observed, is_estimate=is_estimate) if observed else made
             desired = ((resource, stamp(wanted_deployment)),)
@@ -90,18 +93,22 @@ def _keep_pods(made: tuple[Resource, Obj], observed: Obj, *, is_estimate: bool) 
     if is_desired(resource, desired | {"spec": desired["spec"] | replicas}, observed):
         return made
     kept = deepcopy(desired)
-    (container,) = kept["spec"]["template"]["spec"]["containers"]
-    pod = observed["spec"]["template"]["spec"]
-    there: Obj = next((each for each in pod["containers"] if each["name"] == container["name"]), {})
-    if is_estimate and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
-        container["resources"]["requests"]["memory"] = requested
-    if "lifecycle" not in there:
-        del container["lifecycle"]
+    pod, there = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
+    before = {each["name"]: each for each in (*there.get("initContainers", ()), *there["containers"])}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        known: Obj = before.get(container["name"], {})
+        if is_estimate and (requested := known.get("resources", {}).get("requests", {}).get("memory")):
+            container["resources"]["requests"]["memory"] = requested
+        if "lifecycle" not in known:
+            container.pop("lifecycle", None)
     is_same = is_desired(resource, kept | {"spec": kept["spec"] | replicas}, observed)
     return (resource, kept) if is_same else made
 
 
 def _weights(model: Model) -> MountedWeights:
+    if format_of(model) == "ollama":
+        # Serving takes at least the memory that the weights take on disk.
+        return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
     return MountedWeights(claim_name(model.metadata.name), cache_path(model), model.status.size_bytes)
 
 
@@ -143,8 +150,10 @@ def _requested_bytes(service: InferenceService, served: Served) -> int | None:
 
 
 def _memory_requested(observed: Obj) -> str:
-    """Return the memory that each pod of a Deployment may use: its limit, else its request; empty if it has neither."""
-    container: Obj = next(iter(observed["spec"]["template"]["spec"]["containers"]), {})
+    """Return the memory that the engine of each pod may use: its limit, else its request; empty if it has neither."""
+    pod = observed["spec"]["template"]["spec"]
+    # An engine behind a proxy is the proxy's sidecar.
+    container: Obj = next(iter((*pod.get("initContainers", ()), *pod["containers"])), {})
     resources = container.get("resources", {})
     stated: str = resources.get("limits", {}).get("memory") or resources.get("requests", {}).get("memory") or ""
     return stated
@@ -172,7 +181,7 @@ def network_service(service: InferenceService) -> tuple[Resource, Obj]:
     owner = service.metadata
     spec = {
         "selector": {LABEL_SERVICE: owner.name},
-        "ports": [{"name": PORT_NAME, "port": PORT, "targetPort": PORT_NAME, "protocol": "TCP"}],
+        "ports": [{"name": PORT_NAME, "port": SERVICE_PORT, "targetPort": PORT_NAME, "protocol": "TCP"}],
     }
     return child(SERVICES, owner.name, INFERENCE_SERVICES, owner, {}, spec=spec)
 
@@ -182,6 +191,8 @@ def deployment(
     choice: EngineChoice,
     weights: MountedWeights,
     companions: Sequence[tuple[Companion, MountedWeights]] = (),
+    *,
+    settings: PodSettings = DEFAULT_SETTINGS,
 ) -> tuple[Resource, Obj]:
     """Return the Deployment of a service whose replicas are pods; the arguments are those of `build_pod`."""
     owner = service.metadata
@@ -192,7 +203,7 @@ def deployment(
         "strategy": _strategy(choice.vendor),
         "template": {
             "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}} | _rotation(service),
-            "spec": build_pod(service, choice, weights, companions),
+            "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
     return child(DEPLOYMENTS, owner.name, INFERENCE_SERVICES, owner, {}, spec=spec)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.services.key_proxy import PROXY_CONTAINER
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import Advice
 from controller.services.rollout import SortedProcesses
@@ -59,8 +60,12 @@ def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
         if ended := _last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
-        if container.get("started") and "running" in container.get("state", {}):
+    for container in status.get("containerStatuses", []):
+        if container.get("started") and "running" in container.get("state", {}) and not container.get("ready"):
             message = f"pod {name}: {container['name']} has started, but its readiness probe fails"
+            if container["name"] == PROXY_CONTAINER:
+                logs = f"kubectl logs {name} -c {PROXY_CONTAINER}"
+                message = f"pod {name}: the engine does not serve yet: see its progress by `{logs}`"
             return ServiceProblem("NotAnswering", message, "Progressing")
     return None
 

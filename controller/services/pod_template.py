@@ -12,20 +12,21 @@ import msgspec
 from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
 from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.devices import DeviceRequest, build_node_affinity, request_devices
+from controller.services.key_proxy import PORT_NAME, TOKEN_DIRECTORY, KeyProxy
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
+from crds.pods import ContainerOptions
 from crds.serving import RuntimeName
+from devices.sockets import LOOPBACK
 from devices.vendors import Vendor
 from kube.client import Obj
-from runtimes.pod import EnginePod, PodServing
+from runtimes.pod import SERVICE_PORT, EnginePod, PodServing
 from runtimes.registry import RUNTIMES
 from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 
-PORT: Final = 8080
-PORT_NAME: Final = "http"
-TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
 _LOADING_SECONDS: Final = 3600
 """Time for loading weights, after which the kubelet restarts the container, unless they are very large."""
 _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
@@ -33,15 +34,17 @@ _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 _WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
+_STORE_SLACK_BYTES: Final = 1 << 30
+"""Room beside the weights in the folder of an engine that keeps a copy of them."""
 
 
 class MountedWeights(NamedTuple):
-    """Verified weights on a volume."""
+    """Verified weights on a volume, or a model that the engine brings by itself."""
 
-    claim: str
-    """PersistentVolumeClaim that holds them."""
+    claim: str | None
+    """PersistentVolumeClaim that holds them; None: the engine fetches them from its own library."""
     path: str
-    """The file or folder, relative to the root of the volume."""
+    """The file or folder, relative to the root of the volume; without a volume the source, such as ollama://NAME:TAG."""
     size_bytes: int | None = None
 
 
@@ -55,6 +58,8 @@ class EngineChoice(NamedTuple):
     """Memory of the node that each pod requests, as a Kubernetes quantity."""
     cache_bytes: int | None = None
     """KV cache in that memory, for an engine that must be told; None: unknown."""
+    container: ContainerOptions | None = None
+    """The container that the service states, for an engine that Pomona does not know."""
 
     @property
     def pod(self) -> EnginePod:
@@ -62,7 +67,7 @@ class EngineChoice(NamedTuple):
         pod = RUNTIMES[self.runtime].pod
         if pod is None:
             raise ValueError(f"runtime {self.runtime} does not run in pods")
-        return pod
+        return pod.of_container(self.container) if pod.of_container and self.container else pod
 
 
 class _Replica(NamedTuple):
@@ -80,6 +85,8 @@ def build_pod(
     choice: EngineChoice,
     weights: MountedWeights,
     companions: Sequence[tuple[Companion, MountedWeights]] = (),
+    *,
+    settings: PodSettings = DEFAULT_SETTINGS,
 ) -> Obj:
     """Return the spec of a pod.
 
@@ -88,6 +95,7 @@ def build_pod(
         choice: its engine and accelerator.
         weights: the weights of its Model.
         companions: its companions with their weights.
+        settings: the administrator's settings, of which the image of the proxy is one.
     """
     vendor = choice.vendor
     replica = _Replica(service, choice, weights, companions, request_devices(service, vendor))
@@ -112,6 +120,9 @@ def build_pod(
         pod["affinity"] = affinity
     if vendor.runtime_class:
         pod["runtimeClassName"] = vendor.runtime_class
+    if choice.pod.key == "proxy":
+        proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
+        return proxy.put_before_engine(pod, service.metadata, _serving(replica))
     return pod
 
 
@@ -120,24 +131,38 @@ def _pod_security(replica: _Replica) -> Obj:
     return POD_SECURITY | ({"supplementalGroups": list(groups)} if groups else {})
 
 
-def _mounts(count: int) -> list[tuple[str, str]]:
-    """Return name and mount path of each volume of weights; the first is that of the main Model."""
-    return [("models", MODELS_PATH), *((f"part-{number}", f"/parts/{number}") for number in range(1, count))]
+def _mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
+    """Return the weights with name and mount path of their volume; the first are those of the main Model."""
+    main = (replica.weights, "models", replica.choice.pod.models_path or MODELS_PATH)
+    parts = [
+        (weights, f"part-{number}", f"/parts/{number}")
+        for number, (_companion, weights) in enumerate(replica.companions, start=1)
+    ]
+    return [main, *parts]
 
 
 def _volumes(replica: _Replica) -> list[Obj]:
-    mounted = [replica.weights, *(each for _companion, each in replica.companions)]
     volumes: list[Obj] = [
         *(
             {"name": name, "persistentVolumeClaim": {"claimName": weights.claim, "readOnly": True}}
-            for (name, _path), weights in zip(_mounts(len(mounted)), mounted, strict=True)
+            for weights, name, _path in _mounts(replica)
+            if weights.claim is not None
         ),
         {"name": "token", "secret": {"secretName": token_name(replica.service.metadata.name), "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]
     if shared := _shared_memory(replica):
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}})
+    if replica.choice.pod.store:
+        limit = {"sizeLimit": str(size)} if (size := _store_bytes(replica)) else {}
+        volumes.append({"name": "store", "emptyDir": limit})
     return volumes
+
+
+def _store_bytes(replica: _Replica) -> int | None:
+    """Return the size of the folder for the engine's own copy of the weights, or None if theirs is unknown."""
+    size_bytes = replica.weights.size_bytes
+    return size_bytes and size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
 
 
 def _shared_memory(replica: _Replica) -> str | None:
@@ -149,14 +174,15 @@ def _shared_memory(replica: _Replica) -> str | None:
 
 def _serving(replica: _Replica) -> Serving:
     """Return the settings of the engine, with paths as they are in the container."""
-    spec, companions = replica.service.spec, replica.companions
+    spec, (main, *parts) = replica.service.spec, _mounts(replica)
     files = [
-        CompanionFile(companion.role, f"{folder}/{each.path}", companion.scale)
-        for (companion, each), (_name, folder) in zip(companions, _mounts(len(companions) + 1)[1:], strict=True)
+        CompanionFile(companion.role, f"{folder}/{weights.path}", companion.scale)
+        for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
     ]
+    weights, _name, folder = main
     return build_serving(
         replica.service.metadata.name,
-        f"{MODELS_PATH}/{replica.weights.path}",
+        weights.path if weights.claim is None else f"{folder}/{weights.path}",
         spec,
         files,
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
@@ -166,8 +192,7 @@ def _serving(replica: _Replica) -> Serving:
 
 def _container(replica: _Replica) -> Obj:
     service, choice, engine = replica.service, replica.choice, replica.choice.pod
-    listen = Listen("0.0.0.0", PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}" if engine.key == "file" else None)
-    serving = PodServing(_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
+    serving = PodServing(_serving(replica), _listen(engine), choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _environment(replica, serving)
     return {
         "name": engine.container,
@@ -175,7 +200,7 @@ def _container(replica: _Replica) -> Obj:
         **({"command": list(engine.command)} if engine.command else {}),
         "args": engine.arguments(serving),
         **({"env": environment} if environment else {}),
-        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
         "resources": _resources(replica),
         "startupProbe": _health(engine, period_seconds=1, failures=_loading_seconds(replica)),
         "readinessProbe": _health(engine, period_seconds=5, failures=2),
@@ -186,6 +211,13 @@ def _container(replica: _Replica) -> Obj:
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
         "volumeMounts": _volume_mounts(replica),
     }
+
+
+def _listen(engine: EnginePod) -> Listen:
+    """Return the address of the engine, which only the proxy in its pod can reach if that checks the key."""
+    if engine.key == "proxy":
+        return Listen(LOOPBACK, engine.port, behind_proxy=True)
+    return Listen("0.0.0.0", SERVICE_PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}" if engine.key == "file" else None)
 
 
 def _environment(replica: _Replica, serving: PodServing) -> list[Obj]:
@@ -203,18 +235,26 @@ def _environment(replica: _Replica, serving: PodServing) -> list[Obj]:
 
 def _volume_mounts(replica: _Replica) -> list[Obj]:
     mounts: list[Obj] = [
-        *({"name": name, "mountPath": path, "readOnly": True} for name, path in _mounts(len(replica.companions) + 1)),
+        *(
+            {"name": name, "mountPath": path, "readOnly": True}
+            for weights, name, path in _mounts(replica)
+            if weights.claim is not None
+        ),
         {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own, on an empty volume
     ]
     if _shared_memory(replica):
         mounts.append({"name": "shm", "mountPath": _SHM})
+    if store := replica.choice.pod.store:
+        mounts.append({"name": "store", "mountPath": store})
     return mounts
 
 
 def _resources(replica: _Replica) -> Obj:
     asked, devices = replica.service.spec.resources, replica.devices
     requests = {"memory": str(replica.choice.memory)}
+    if replica.choice.pod.store and (size := _store_bytes(replica)):
+        requests["ephemeral-storage"] = str(size)
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
     if devices.resource is None:
@@ -228,8 +268,7 @@ def _resources(replica: _Replica) -> Obj:
 
 def _loading_seconds(replica: _Replica) -> int:
     """Return the time that loading may take: by the size of the weights, an hour at least."""
-    weights = (replica.weights, *(each for _companion, each in replica.companions))
-    size_bytes = sum(each.size_bytes or 0 for each in weights)
+    size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _mounts(replica))
     return max(_LOADING_SECONDS, size_bytes // _LOADING_BYTES_PER_SECOND)
 
 

@@ -123,7 +123,8 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
             return ServiceProblem("ModelFailed", f"Model {name}: {message}", "Failed")
     if ready.status != "True":
         return ServiceProblem("ModelNotReady", f"Model {name}: {ready.message}", "Pending")
-    if in_pods and (cached is None or cached.status != "True"):
+    # A model of Ollama's library is on no volume: the Ollama of each pod pulls it.
+    if in_pods and format_of(model) != "ollama" and (cached is None or cached.status != "True"):
         message = cached.message if cached else "waiting for its weights to be fetched to the volume"
         return ServiceProblem("Downloading", f"Model {name}: {message}", "Downloading")
     return None
@@ -160,6 +161,7 @@ def _inability(service: InferenceService, model: Model, companions: Sequence[Com
         in_pods=vendor.in_pods,
         vendor=vendor,
         has_image=spec.image is not None,
+        container=spec.container,
         options=spec,
         draft="draft" in roles,
         projector="projector" in roles,
@@ -207,7 +209,7 @@ def _contradiction(
 ) -> str | None:
     spec, accelerator = service.spec, decided_accelerator(service, model)
     for each in (model, *(companion.model for companion in companions)):
-        if vendor.in_pods and each is not None and each.spec.source.startswith(("file://", "ollama://")):
+        if vendor.in_pods and each is not None and each.spec.source.startswith("file://"):
             return (
                 f"accelerator {accelerator} runs pods, which cannot read {each.spec.source} of Model "
                 f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
@@ -240,6 +242,10 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
     unknown = next((each.name for each in sizes if each.size_bytes is None), None)
     if unknown is None:
         return None
+    runtime = runtime_of(service, served.model)
+    if (pod := RUNTIMES[runtime].pod) and pod.of_container:
+        message = f"the memory that the container of runtime {runtime} takes is not known: set resources.memory"
+        return ServiceProblem("MemoryUnknown", message, "Failed")
     models = (served.model, *(companion.model for companion in served.companions))
     if any(each.metadata.name == unknown and is_outdated(each) for each in models if each):
         return ServiceProblem("ModelNotReady", f"waiting for Model {unknown} to be inspected again", "Pending")

@@ -12,7 +12,6 @@ from controller.models.served import list_companions
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.endpoints import Endpoint
-from controller.services.pod_template import PORT
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.replicas import Replicas
@@ -20,6 +19,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator
 from crds.size import size_text
 from kube.client import Obj
+from runtimes.pod import SERVICE_PORT
 from runtimes.probe import ProbeResult, build_success
 
 _MOST_NAMED: Final = 3
@@ -285,7 +285,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(view.memory_bytes)} if view.memory_bytes else {}),
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
-        "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{PORT}/v1",
+        "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         "conditions": [ready, _model_condition(view)],
     } | ({"proof": proof} if proof else {})
 

@@ -87,7 +87,7 @@ def set_up_process() -> asyncio.Event:
 
 
 def let_signals_kill() -> None:
-    """Let a second signal end the process at once."""
+    """Restore the effect of the stop signals: a second one ends the process at once."""
     for number in _STOP_SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)
 

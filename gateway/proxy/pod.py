@@ -65,10 +65,10 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
 
     Raises PodProxyError.
     """
+    tokens = MountedToken(options.token_file)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
         listeners = Listeners(pool, tasks, serves_metrics=True)
-        tokens = TokenFile(options.token_file)
         await listeners.configure(_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
         problem = state.error
@@ -89,7 +89,9 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
         raise error
 
 
-async def _follow(options: PodProxyOptions, listeners: Listeners, tokens: "TokenFile", prepare: Prepare | None) -> None:
+async def _follow(
+    options: PodProxyOptions, listeners: Listeners, tokens: "MountedToken", prepare: Prepare | None
+) -> None:
     """Prepare the engine, and follow its health and the token, for ever. Raises PodProxyError."""
     preparing = asyncio.ensure_future(_prepare(prepare))
     try:
@@ -105,7 +107,7 @@ async def _prepare(prepare: Prepare | None) -> None:
 
 
 async def _follow_engine(
-    options: PodProxyOptions, listeners: Listeners, tokens: "TokenFile", preparing: asyncio.Task[None]
+    options: PodProxyOptions, listeners: Listeners, tokens: "MountedToken", preparing: asyncio.Task[None]
 ) -> None:
     engine = EngineCheck()
     applied: ProxyConfig | None = None
@@ -125,7 +127,7 @@ async def _follow_engine(
             await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
 
 
-def _config(options: PodProxyOptions, tokens: "TokenFile", *, is_serving: bool) -> ProxyConfig:
+def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
     backend = Backend(
         _BACKEND,
         f"http://{_LOOPBACK}:{options.engine_port}",
@@ -183,7 +185,7 @@ async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECON
             writer.transport.abort()
 
 
-class TokenFile:
+class MountedToken:
     """The service's token in a file, and the one before, which clients may still have. Raises PodProxyError."""
 
     def __init__(self, path: Path) -> None:

@@ -99,6 +99,12 @@ def chat_deployment(
     return desired | {"metadata": metadata, "status": status}
 
 
+def kept_part(deployment: Obj) -> Obj:
+    """Return what the controller's store keeps of a Deployment."""
+    (kept,) = store((DEPLOYMENTS, deployment)).list(DEPLOYMENTS)
+    return kept
+
+
 def bound_process(phase: str = "Ready", **fields: Any) -> tuple[Resource, Obj]:
     """Return the MetalProcess that `chat` on metal creates, bound to studio-1."""
     ((_, made),) = decide_chat(chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host())).create

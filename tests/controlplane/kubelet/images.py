@@ -21,6 +21,7 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "sglang": ("/opt/nvidia/nvidia_entrypoint.sh",),
     "tgi": ("text-generation-launcher",),
+    "ollama": (sys.executable, "-m", "tests.support.daemons.ollama"),
 }
 """Entry points of those engines' images; that of SGLang's starts a shell."""
 

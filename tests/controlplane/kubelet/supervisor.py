@@ -93,7 +93,7 @@ class StopRequest:
         process.kill()
 
     def give_turn(self, turn: asyncio.Event) -> None:
-        """Let the sidecar that waits for `turn` be stopped."""
+        """Stop the sidecar that waits for `turn`."""
         turn.set()
         self._hurry.set()
 

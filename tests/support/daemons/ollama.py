@@ -7,9 +7,11 @@ settings loads the file again, and the runner is listed under the name of the re
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -258,5 +260,16 @@ async def _stream(request: web.Request, lines: list[dict[str, Any]]) -> web.Stre
     return response
 
 
+def _of_container() -> OllamaStandIn:
+    """Return the stand-in for `ollama serve` in a container, whose library has one model."""
+    host, port = os.environ["OLLAMA_HOST"].split(":")
+    if host != "127.0.0.1":
+        raise SystemExit(f"OLLAMA_HOST is {host}: others could get round the proxy")
+    Path(os.environ["OLLAMA_MODELS"]).mkdir()  # fails unless the folder is on a volume
+    daemon = OllamaStandIn(int(port))
+    daemon.registry["tiny:1b"] = b"weights of the library"
+    return daemon
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(OllamaStandIn(int(sys.argv[1]))))
+    asyncio.run(serve(_of_container() if sys.argv[1] == "serve" else OllamaStandIn(int(sys.argv[1]))))

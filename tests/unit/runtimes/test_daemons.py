@@ -123,13 +123,19 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
     assert ollama._weights(Ollama({}).name(first)) == first.weights
 
 
-@pytest.mark.parametrize(("runtime", "wanted"), [("ollama", "gguf"), ("omlx", "mlx")])
-def test_a_daemon_runs_on_hosts_only(runtime: str, wanted: str) -> None:
-    asked = RuntimeDemand(format="gguf" if wanted == "gguf" else "mlx", accelerator="cpu", in_pods=True)
-    problem = refuse_demand(RUNTIMES[runtime], asked)
+def test_omlx_runs_on_hosts_only() -> None:
+    asked = RuntimeDemand(format="mlx", accelerator="cpu", in_pods=True)
+    problem = refuse_demand(RUNTIMES["omlx"], asked)
     assert problem
     assert "set hardware.accelerator to metal" in problem
-    assert refuse_demand(RUNTIMES[runtime], asked._replace(accelerator="metal", in_pods=False)) is None
+    assert refuse_demand(RUNTIMES["omlx"], asked._replace(accelerator="metal", in_pods=False)) is None
+
+
+def test_ollama_runs_on_hosts_and_in_pods() -> None:
+    asked = RuntimeDemand(format="ollama", accelerator="cpu", in_pods=True)
+    assert refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) is None
+    assert refuse_demand(RUNTIMES["ollama"], asked._replace(accelerator="metal", in_pods=False)) is None
+    assert "no image" in (refuse_demand(RUNTIMES["ollama"], asked._replace(accelerator="intel-gaudi")) or "")
 
 
 def test_settings_that_only_the_owner_of_ollama_decides_are_refused() -> None:

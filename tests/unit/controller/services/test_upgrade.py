@@ -8,8 +8,8 @@ from controller.models.volume import INSPECTION
 from controller.reconcile.stamp import is_desired, stamp
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
-from tests.support.api_objects import GIB, host, model, planned_condition, process, store
-from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
+from tests.support.api_objects import GIB, host, model, planned_condition, process
+from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, kept_part, list_applied
 from tests.support.simulated_model import INSPECTED, SimulatedModel, make_inspected
 
 LAYOUT = {
@@ -21,12 +21,6 @@ LAYOUT = {
     "feedForwardSize": 8,
     "layers": [{"count": 1}],
 }
-
-
-def kept_part(deployment: Obj) -> Obj:
-    """Return what the controller's store keeps of a Deployment."""
-    (kept,) = store((DEPLOYMENTS, deployment)).list(DEPLOYMENTS)
-    return kept
 
 
 def inspected_by_an_earlier_version(**spec: Any) -> SimulatedModel:

@@ -3,7 +3,7 @@
 import shutil
 import sys
 
-from runtimes import llama_server
+from runtimes import llama_server, ollama_pod
 from runtimes.registry import RUNTIMES
 from tests.controlplane.kubelet import images
 
@@ -34,6 +34,13 @@ def test_engines_that_need_a_gpu_are_stand_ins_by_the_names_of_their_programs() 
             image = images.find(reference)
             assert image is not None
             assert pod.command or shutil.which(image.entrypoint[0], path=image.environment["PATH"])
+
+
+def test_every_image_of_ollama_is_its_stand_in() -> None:
+    for reference in ollama_pod.IMAGES.values():
+        image = images.find(reference)
+        assert image is not None
+        assert image.entrypoint == (sys.executable, "-m", "tests.support.daemons.ollama")
 
 
 def test_an_unknown_image_is_not_found() -> None:

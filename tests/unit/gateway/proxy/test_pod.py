@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from gateway.proxy.config import Backend
-from gateway.proxy.pod import EngineCheck, PodProxyError, TokenFile, ask_health
+from gateway.proxy.pod import EngineCheck, MountedToken, PodProxyError, ask_health
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, CHAT, TOKEN, fake_engine, post_chat, raw_engine
 
@@ -230,15 +230,15 @@ def test_token_file_without_a_token_is_refused(content: str, tmp_path: Path) -> 
     path = tmp_path / "token"
     path.write_text(content)
     with pytest.raises(PodProxyError, match="has no token"):
-        TokenFile(path)
+        MountedToken(path)
 
 
 def test_unreadable_token_file_keeps_the_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     with pytest.raises(PodProxyError, match="No such file"):
-        TokenFile(path)
+        MountedToken(path)
     path.write_text("one")
-    tokens = TokenFile(path)
+    tokens = MountedToken(path)
     path.unlink()
     tokens.read_again()
     assert (tokens.token, tokens.previous) == ("one", None)

@@ -1,0 +1,96 @@
+"""Pomona's proxy in a pod whose engine cannot check the service's token.
+
+The proxy is the pod's main container, and the engine a sidecar of it: Kubernetes stops sidecars after the main
+containers, so the requests in flight end before their engine does. The engine listens on loopback, and does not get the
+token, so that nothing in the cluster gets round the proxy. It has no probes, because the kubelet asks at the pod's
+address: the readiness of the proxy is that of its engine.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from artifacts.address_policy import NETWORKS_VARIABLE
+from controller.models.jobs import CONTAINER_SECURITY
+from controller.services.tokens import TOKEN_KEY
+from crds.meta import ObjectMeta
+from kube.client import Obj
+from runtimes.pod import SERVICE_PORT, EnginePod
+from runtimes.serving import Serving
+
+TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
+PORT_NAME: Final = "http"
+PROXY_CONTAINER: Final = "key-proxy"
+_TERMINATION_LOG: Final = "/dev/termination-log"
+_WITHDRAWAL_SECONDS: Final = 3
+"""Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
+_END_SECONDS: Final = 2
+"""Time in which the proxy ends after its last request, and then its engine."""
+_MEMORY: Final = "96Mi"
+"""An idle proxy has 30 MiB, and 70 MiB after it has brought a model into Ollama."""
+_MOST_MEMORY: Final = "512Mi"
+"""The bodies of waiting requests may take 256 MiB."""
+
+
+class KeyProxy(NamedTuple):
+    """The proxy of a pod."""
+
+    image: str
+    """Pomona's own."""
+    runtime: str
+    engine: EnginePod
+    environment: Mapping[str, str]
+    """Variables of the controller's Jobs, of which the proxy gets those that limit sources."""
+
+    def put_before_engine(self, pod: Obj, service: ObjectMeta, serving: Serving) -> Obj:
+        """Return the spec of a pod, made for an engine alone, with the proxy and that engine as its sidecar."""
+        (engine,) = pod["containers"]
+        of_kubelet = {"ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}
+        sidecar = {key: value for key, value in engine.items() if key not in of_kubelet} | {"restartPolicy": "Always"}
+        sidecar["volumeMounts"] = [each for each in engine["volumeMounts"] if each["name"] != "token"]
+        seconds: int = pod["terminationGracePeriodSeconds"]
+        mounts = [each for each in engine["volumeMounts"] if each["name"] in {"token", "models"}]
+        return pod | {"initContainers": [sidecar], "containers": [self._container(service, serving, mounts, seconds)]}
+
+    def _container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
+        variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}
+        environment = [{"name": name, "value": value} for name, value in variables.items() if value]
+        return {
+            "name": PROXY_CONTAINER,
+            "image": self.image,
+            "args": self._arguments(service, serving, grace_seconds - _WITHDRAWAL_SECONDS - _END_SECONDS),
+            **({"env": environment} if environment else {}),
+            "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
+            "resources": {"requests": {"cpu": "50m", "memory": _MEMORY}, "limits": {"memory": _MOST_MEMORY}},
+            "readinessProbe": {
+                "httpGet": {"path": "/health", "port": PORT_NAME},
+                "periodSeconds": 2,
+                "failureThreshold": 2,
+                "timeoutSeconds": 5,
+            },
+            "livenessProbe": {
+                "tcpSocket": {"port": PORT_NAME},
+                "periodSeconds": 10,
+                "failureThreshold": 6,
+                "timeoutSeconds": 5,
+            },
+            # Nodes send requests to a deleted pod until they have seen its endpoint go.
+            "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_SECONDS}}},
+            "terminationMessagePath": _TERMINATION_LOG,
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": mounts if self.engine.store else [each for each in mounts if each["name"] == "token"],
+        }
+
+    def _arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
+        engine, options = self.engine, serving.options
+        arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
+        arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
+        arguments += ["--health-path", engine.health_path]
+        if name := engine.served_name(serving):
+            arguments += ["--engine-model", name]
+        if engine.has_slots:
+            arguments += ["--concurrency", str(options.parallel)]
+        if engine.store:
+            arguments += ["--prepare", self.runtime, "--source", serving.model]
+            arguments += ["--context-length", str(options.context_length)]
+        return [*arguments, "--drain-seconds", str(drain_seconds), "--termination-log", _TERMINATION_LOG]

@@ -1,0 +1,66 @@
+"""Any image with an OpenAI-compatible API, as a service states its container in spec.container.
+
+Pomona knows nothing of the engine, so nothing is asked of it but an API on loopback: Pomona's proxy in the same pod
+checks the service's token, and forwards inference only. Settings that only the container's own arguments could state
+are refused.
+"""
+
+from pathlib import PurePosixPath
+from typing import Final, get_args
+
+from crds.pods import ContainerOptions
+from crds.serving import Mode
+from runtimes.pod import SERVICE_PORT, EnginePod, PodServing
+from runtimes.runtime import Runtime, RuntimeDemand
+
+_TAKEN_FOLDERS: Final = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/run")  # noqa: S108 - of the container
+"""Folders of every container that have another purpose."""
+_VARIABLES: Final = frozenset({"MODEL_PATH", "PORT", "SERVICE_NAME"})
+"""Variables that arguments may contain, such as $(MODEL_PATH)."""
+
+
+def describe_container(container: ContainerOptions) -> EnginePod:
+    """Return the description of the engine in a container that a service states."""
+
+    def environment(pod: PodServing) -> dict[str, str]:
+        serving = pod.serving
+        known = {"MODEL_PATH": serving.model, "PORT": str(pod.listen.port), "SERVICE_NAME": serving.service}
+        return {each.name: each.value for each in container.env} | known
+
+    return EnginePod(
+        container="engine",
+        images={},
+        command=tuple(container.command),
+        arguments=lambda _pod: list(container.args),
+        environment=environment,
+        health_path=container.health_path,
+        port=container.port,
+        key="proxy",
+        models_path=container.model_mount_path,
+        read_only_root=False,
+        of_container=describe_container,
+    )
+
+
+def refuse_container(demand: RuntimeDemand) -> str | None:
+    """Return the first field of spec.container that no pod can have, with the way out, or None."""
+    container = demand.container or ContainerOptions()
+    if container.port == SERVICE_PORT:
+        return f"container.port {container.port} is the port of Pomona's proxy in the same pod: use another one"
+    path = PurePosixPath(container.model_mount_path)
+    taken = ".." in path.parts or str(path) == "/" or any(path.is_relative_to(each) for each in _TAKEN_FOLDERS)
+    if taken or ":" in container.model_mount_path or "//" in container.model_mount_path:
+        return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
+    if reserved := _VARIABLES & {each.name for each in container.env}:
+        return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"
+    return None
+
+
+RUNTIME: Final = Runtime(
+    name="generic",
+    formats=frozenset({"gguf", "safetensors"}),
+    modes=frozenset[Mode](get_args(Mode)),
+    on_hosts=False,
+    pod=describe_container(ContainerOptions()),
+    refusal=refuse_container,
+)

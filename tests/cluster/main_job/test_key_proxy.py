@@ -1,0 +1,108 @@
+"""Pods whose engine cannot check a key: Ollama, and a container that Pomona does not know."""
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from kube.client import Obj
+from kube.resources import PODS
+from runtimes import llama_server, ollama_pod
+from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, Cluster, condition
+from tests.support.eventually import eventually
+
+LLAMA: dict[str, Any] = {
+    "runtime": "generic",
+    "image": llama_server.IMAGES["cpu"],
+    "resources": {"memory": "64Mi"},
+    "extraArgs": [],
+    "container": {
+        "args": [
+            *("-m", "$(MODEL_PATH)", "-a", "$(SERVICE_NAME)", "--host", "127.0.0.1", "--port", "$(PORT)"),
+            *("-c", "4096", "-np", "1", "-t", "1", "--offline"),
+        ],
+        "port": 9000,
+        "modelMountPath": "/weights",
+    },
+}
+OLLAMA: dict[str, Any] = {"runtime": "ollama", "extraArgs": []}
+
+
+async def refuses_connections(url: str, port: int) -> bool:
+    """Return whether nothing listens at this port of a pod's own address."""
+    try:
+        _, writer = await asyncio.open_connection(urlsplit(url).hostname, port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
+
+
+async def test_container_that_pomona_does_not_know_answers_with_the_token_only(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **LLAMA))
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+    for token in ("wrong", ""):
+        assert (await cluster.ask("chat", token=token)).status == 401
+    (url,) = await cluster.urls("chat")
+    assert await refuses_connections(url, 9000)
+
+
+async def test_ollama_gets_the_weights_of_the_volume_before_its_pod_is_ready(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **OLLAMA, contextLength=2048))
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+    assert (await cluster.ask("chat", token="")).status == 401
+    (url,) = await cluster.urls("chat")
+    assert await refuses_connections(url, ollama_pod.PORT)
+
+
+async def test_ollama_pulls_a_model_of_its_library(cluster: Cluster) -> None:
+    source: dict[str, Any] = {"source": "ollama://tiny:1b", "memoryBytes": GIB}
+    await cluster.apply(cluster.model(**source), cluster.service("chat", "cpu", extraArgs=[]))
+    await cluster.ready("chat")
+    assert await cluster.answers("chat")
+
+
+async def test_model_that_the_library_lacks_is_named_in_the_status(cluster: Cluster) -> None:
+    source: dict[str, Any] = {"source": "ollama://missing:1b", "memoryBytes": GIB}
+    await cluster.apply(cluster.model(**source), cluster.service("chat", "cpu", extraArgs=[]))
+
+    async def names_the_cause() -> bool:
+        ready = condition(await cluster.get("chat"))
+        return "key-proxy ended with exit code 1" in ready.message and "file does not exist" in ready.message
+
+    await eventually(names_the_cause)
+
+
+async def test_deleted_pod_finishes_its_requests_before_its_engine_ends(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(file="loop.gguf"), cluster.service("chat", "cpu", **LLAMA))
+    await cluster.ready("chat")
+    (url,), token = await cluster.urls("chat"), await cluster.token("chat")
+    begun = asyncio.Semaphore(0)
+
+    async def stream() -> str:
+        body: Obj = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400}
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=CALL_TIMEOUT) as session,
+            session.post(f"{url}/v1/chat/completions", json=body | {"stream": True}) as response,
+        ):
+            assert response.status == 200
+            begun.release()
+            return (await response.read()).decode()
+
+    streams = [asyncio.create_task(stream()) for _ in range(3)]
+    await begun.acquire()
+    (pod,) = [name for name in await cluster.names(PODS) if name.startswith("chat-")]
+    await cluster.kubectl("delete", "pod", pod, "--wait=false")
+    for text in await asyncio.gather(*streams):
+        *_, finish, done = (line for line in text.splitlines() if line.startswith("data: "))
+        assert done == "data: [DONE]"
+        assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    await eventually(lambda: _is_gone(cluster, pod))
+
+
+async def _is_gone(cluster: Cluster, pod: str) -> bool:
+    return pod not in await cluster.names(PODS)

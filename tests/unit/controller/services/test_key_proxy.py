@@ -1,0 +1,205 @@
+"""Pods whose engine cannot check a key: the proxy is the main container, and the engine its sidecar."""
+
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from artifacts.address_policy import NETWORKS_VARIABLE
+from cli.main import main
+from controller.pod_settings import PodSettings
+from controller.reconcile.stamp import is_desired, stamp
+from controller.services.deployment import deployment
+from controller.services.pod_template import EngineChoice, MountedWeights
+from crds.pods import ContainerOptions
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, MODELS, PODS
+from tests.support.api_objects import as_service, model, planned_condition, service
+from tests.support.service_decisions import (
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    kept_part,
+    list_applied,
+    ready_outcome,
+)
+
+SETTINGS = PodSettings(image="registry.example/pomona:1", environment={NETWORKS_VARIABLE: "10.0.0.0/8", "X": "y"})
+ON_VOLUME = MountedWeights("tiny-cache", "0123abcd/tiny.gguf", 10 * 2**30)
+OF_LIBRARY = MountedWeights(None, "ollama://tiny:1b", 2**30)
+
+
+def pod(runtime: str, weights: MountedWeights = ON_VOLUME, accelerator: str = "cpu", **spec: Any) -> Obj:
+    container = ContainerOptions(port=9000, model_mount_path="/weights") if runtime == "generic" else None
+    choice = EngineChoice(runtime, accelerator, VENDORS[accelerator], 2**30, container=container)
+    image: dict[str, Any] = {"image": "registry.example/engine:1"} if runtime == "generic" else {}
+    _, obj = deployment(as_service(service(**image, **spec)), choice, weights, settings=SETTINGS)
+    template: Obj = obj["spec"]["template"]["spec"]
+    return template
+
+
+def arguments(pod: Obj) -> dict[str, str]:
+    """Return the options of the proxy; all have a value."""
+    (proxy,) = pod["containers"]
+    verb, *rest = proxy["args"]
+    assert verb == "pod-proxy"
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def mounts(container: Obj) -> dict[str, str]:
+    return {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+
+
+def test_engine_is_stopped_after_the_proxy_and_cannot_be_reached_from_outside() -> None:
+    spec = pod("ollama")
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    # Kubernetes stops sidecars after the main containers.
+    assert (engine["name"], engine["restartPolicy"]) == ("ollama", "Always")
+    assert "ports" not in engine
+    # The kubelet would ask at the address of the pod.
+    assert not {"startupProbe", "readinessProbe", "livenessProbe"} & engine.keys()
+    variables = {each["name"]: each["value"] for each in engine["env"]}
+    assert variables["OLLAMA_HOST"] == "127.0.0.1:11434"
+    assert (proxy["name"], proxy["image"]) == ("key-proxy", "registry.example/pomona:1")
+    assert proxy["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
+    assert proxy["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_only_the_proxy_gets_the_token() -> None:
+    for runtime in ("ollama", "generic"):
+        spec = pod(runtime)
+        (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+        assert "token" not in mounts(engine)
+        assert mounts(proxy)["token"] == "/run/secrets/pomona"
+        assert arguments(spec)["--token-file"] == "/run/secrets/pomona/token"
+
+
+def test_requests_end_within_the_grace_period_of_the_pod() -> None:
+    spec = pod("ollama")
+    (proxy,) = spec["containers"]
+    pause = proxy["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pause > 0
+    assert pause + float(arguments(spec)["--drain-seconds"]) < spec["terminationGracePeriodSeconds"]
+
+
+def test_both_containers_meet_the_restricted_standard() -> None:
+    for runtime in ("ollama", "generic"):
+        spec = pod(runtime)
+        for container in (*spec["initContainers"], *spec["containers"]):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_proxy_brings_the_model_into_ollama() -> None:
+    spec = pod("ollama", contextLength=2048, parallel=4)
+    given = arguments(spec)
+    assert (given["--prepare"], given["--source"]) == ("ollama", "/models/0123abcd/tiny.gguf")
+    assert (given["--context-length"], given["--concurrency"]) == ("2048", "4")
+    assert given["--engine-model"].startswith("pomona/chat:")
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    assert mounts(proxy)["models"] == "/models"
+    # Ollama keeps a copy, for which the node needs room.
+    limits = {each["name"]: each["emptyDir"].get("sizeLimit") for each in spec["volumes"] if "emptyDir" in each}
+    assert limits["store"] == engine["resources"]["requests"]["ephemeral-storage"] == str(12 * 2**30)
+    assert mounts(engine)["store"] == "/ollama"
+
+
+def test_other_weights_or_another_context_have_another_name_in_ollama() -> None:
+    names = [
+        arguments(each)["--engine-model"]
+        for each in (
+            pod("ollama"),
+            pod("ollama", contextLength=1024),
+            pod("ollama", MountedWeights("tiny-cache", "ffff/tiny.gguf")),
+        )
+    ]
+    assert len(set(names)) == 3
+
+
+def test_model_of_the_library_needs_no_volume() -> None:
+    spec = pod("ollama", OF_LIBRARY)
+    assert arguments(spec)["--source"] == "ollama://tiny:1b"
+    assert not [each for each in spec["volumes"] if "persistentVolumeClaim" in each]
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    assert "models" not in {**mounts(engine), **mounts(proxy)}
+    assert proxy["env"] == [{"name": NETWORKS_VARIABLE, "value": "10.0.0.0/8"}]
+
+
+def test_devices_are_the_engines() -> None:
+    spec = pod("ollama", accelerator="nvidia")
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    assert engine["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert set(proxy["resources"]["limits"]) == {"memory"}
+
+
+def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
+    spec = pod("generic")
+    (engine,) = spec["initContainers"]
+    assert (engine["image"], mounts(engine)["models"]) == ("registry.example/engine:1", "/weights")
+    variables = {each["name"]: each["value"] for each in engine["env"]}
+    assert variables == {"MODEL_PATH": "/weights/0123abcd/tiny.gguf", "PORT": "9000", "SERVICE_NAME": "chat"}
+    given = arguments(spec)
+    assert (given["--engine-port"], given["--health-path"]) == ("9000", "/health")
+    assert not {"--prepare", "--engine-model", "--concurrency"} & given.keys()
+
+
+def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
+    log = tmp_path / "termination"
+    for runtime in ("ollama", "generic"):
+        (proxy,) = pod(runtime)["containers"]
+        here = ["--token-file", "/nonexistent/token", "--termination-log", str(log)]
+        result = CliRunner().invoke(main, [*proxy["args"], *here])
+        assert result.exit_code == 1, result.output
+        assert log.read_text() == "cannot read --token-file /nonexistent/token: No such file or directory"
+        log.unlink()
+
+
+OLLAMA = chat_service(runtime="ollama")
+
+
+def test_applied_deployment_with_a_proxy_is_applied_once() -> None:
+    base = (OLLAMA, (MODELS, model()))
+    there = kept_part(stamp(chat_deployment(*base)))
+    (wanted,) = list_applied(decide_chat(*base, (DEPLOYMENTS, there)), DEPLOYMENTS)
+    assert is_desired(DEPLOYMENTS, wanted, there)
+
+
+def test_better_estimate_of_an_engine_behind_a_proxy_replaces_no_pod() -> None:
+    base = (OLLAMA, (MODELS, model()))
+    there = chat_deployment(*base)
+    (engine,) = there["spec"]["template"]["spec"]["initContainers"]
+    engine["resources"]["requests"]["memory"] = "1234567"
+    there = kept_part(stamp(there))
+    (wanted,) = list_applied(decide_chat(*base, (DEPLOYMENTS, there)), DEPLOYMENTS)
+    assert is_desired(DEPLOYMENTS, wanted, there)
+
+
+def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:
+    base = (OLLAMA, (MODELS, model()))
+    running = {"started": True, "state": {"running": {}}}
+    # The store has the sidecars with the main containers.
+    statuses = [{"name": "ollama", "ready": True, **running}, {"name": "key-proxy", "ready": False, **running}]
+    there = (DEPLOYMENTS, chat_deployment(*base, ready=0))
+    plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
+    message = planned_condition(plan, "Ready")["message"]
+    assert message.endswith("the engine does not serve yet: see its progress by `kubectl logs chat-1 -c key-proxy`")
+
+
+def test_memory_of_a_container_of_the_user_must_be_stated() -> None:
+    stated = {"runtime": "generic", "image": "registry.example/engine:1"}
+    plan = decide_chat(chat_service(**stated), (MODELS, model()))
+    assert ready_outcome(plan) == ("Failed", "False", "MemoryUnknown")
+    assert planned_condition(plan, "Ready")["message"].endswith("set resources.memory")
+    plan = decide_chat(chat_service(**stated, resources={"memory": "1Gi"}), (MODELS, model()))
+    assert list_applied(plan, DEPLOYMENTS)
+
+
+def test_model_of_the_library_is_served_in_pods_without_a_volume() -> None:
+    of_library = model(source="ollama://tiny:1b", memoryBytes=2**30)
+    ready = next(each for each in of_library["status"]["conditions"] if each["type"] == "Ready")
+    of_library["status"] = {"observedGeneration": 1, "phase": "Ready", "conditions": [ready]}
+    plan = decide_chat(chat_service(), (MODELS, of_library))
+    (wanted,) = list_applied(plan, DEPLOYMENTS)
+    assert wanted["spec"]["template"]["spec"]["initContainers"][0]["name"] == "ollama"
