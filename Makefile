@@ -39,7 +39,7 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast binaries ## Run every test; the slow ones in parallel, each worker with a control plane of its own
+test: test-fast binaries servers ## Run every test; the slow ones in parallel, each worker with a control plane of its own
 	@$(WORKED) $(SLOW)
 
 # Some tests wait, so that one worker more than processors is quicker; and a file's tests share what they start.
@@ -48,11 +48,11 @@ test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARG
 	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) --dist loadfile $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-hosts
-test-hosts: setup ## Run the tests of the agent that start real engines, without a control plane
+test-hosts: setup servers ## Run the tests of the agent that start real engines, without a control plane
 	@$(if $(ALONE),$(PYTEST),$(WORKED)) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: setup binaries ## Run the tests on a real control plane, in namespaces of their own
+test-cluster: setup binaries servers ## Run the tests on a real control plane, in namespaces of their own
 	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
 
 # The real vLLM takes 6 GB in the user's cache, and minutes to start: it is no part of `make test`.
@@ -62,7 +62,7 @@ test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=pat
 	@$(PYTEST) $(or $(TESTS),tests/vllm) --timeout 900 -s $(ARGS)
 
 .PHONY: durations
-durations: setup binaries ## Write the table by which `make test` starts long tests first
+durations: setup binaries servers ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations
 
 .PHONY: benchmarks
@@ -107,6 +107,10 @@ crds: setup ## Write the CRD YAML and docs/reference.md from the structs in crds
 .PHONY: binaries
 binaries: setup ## Build the control plane of tests and demo into the user's cache, once
 	@$(BIN)/python -m tests.controlplane.binaries >/dev/null
+
+.PHONY: servers
+servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
+	@$(BIN)/python -m tests.support.servers.programs >/dev/null
 
 .PHONY: previous-version
 previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,13 +98,57 @@ def ensure_binaries() -> Binaries:
     paths = {program: path for program in PACKAGES if (path := _find_installed(program, pins.version_of(program)))}
     folder = cache_folder() / "controlplane" / pins.key
     missing = [program for program in PACKAGES if program not in paths]
-    if not all((folder / program).exists() for program in missing):
-        with _locked(folder):
-            # Look again under the lock: another process may have built the programs in the meantime.
-            absent = [program for program in missing if not (folder / program).exists()]
-            _build(pins, absent, folder)
+    version = dict(zip(("gitMajor", "gitMinor"), pins.kubernetes.split("."), strict=False))
+    version["gitVersion"] = f"v{pins.kubernetes}"
+    build_missing(
+        MODULE,
+        {program: PACKAGES[program] for program in missing},
+        folder,
+        go_version=pins.go,
+        # Without these variables the servers report v0.0.0-master, and clients that parse the version fail.
+        variables={f"k8s.io/component-base/version.{name}": value for name, value in version.items()},
+    )
     paths |= {program: folder / program for program in missing}
     return Binaries(**{program.replace("-", "_"): path for program, path in paths.items()})
+
+
+def build_missing(
+    module: Path,
+    packages: Mapping[str, str],
+    folder: Path,
+    *,
+    go_version: str,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Build the programs that `folder` lacks; a killed build or a second one at the same time is harmless.
+
+    Args:
+        module: folder of the go.mod.
+        packages: import path by name of the program.
+        folder: folder for the programs, under a name that changes with the versions.
+        go_version: the oldest version of Go that can be used.
+        variables: string variables to set at link time, by their full names.
+
+    Raises:
+        BuildError: Go is absent and cannot be installed, or the build failed.
+    """
+    if all((folder / program).exists() for program in packages):
+        return
+    with _locked(folder):
+        # Look again under the lock: another process may have built the programs in the meantime.
+        absent = {program: package for program, package in packages.items() if not (folder / program).exists()}
+        if not absent:
+            return
+        print(f"building {', '.join(absent)} into {folder}: once, it takes minutes", file=sys.stderr, flush=True)
+        aside = folder / ".building"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        caches = cache_folder() / "go"
+        build(module, list(absent.values()), aside, go_version=go_version, caches=caches, variables=variables or {})
+        for program, package in absent.items():
+            # Go names a program after the last part of the import path that is not a version: `server` for etcd.
+            (aside / re.sub(r"/v\d+$", "", package).rpartition("/")[2]).rename(folder / program)
+        aside.rmdir()
 
 
 def cache_folder() -> Path:
@@ -138,28 +182,6 @@ def _locked(folder: Path) -> Iterator[None]:
             print(f"another process is building into {folder}: waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _build(pins: Pins, programs: list[str], folder: Path) -> None:
-    print(f"building {', '.join(programs)} into {folder}: once, it takes minutes", file=sys.stderr, flush=True)
-    aside = folder / ".building"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    version = dict(zip(("gitMajor", "gitMinor"), pins.kubernetes.split("."), strict=False))
-    version["gitVersion"] = f"v{pins.kubernetes}"
-    build(
-        MODULE,
-        [PACKAGES[program] for program in programs],
-        aside,
-        go_version=pins.go,
-        caches=cache_folder() / "go",
-        # Without these variables the servers report v0.0.0-master, and clients that parse the version fail.
-        variables={f"k8s.io/component-base/version.{name}": value for name, value in version.items()},
-    )
-    for program in programs:
-        # Go names a program after the last part of the import path that is not a version: `server` for etcd.
-        (aside / ("server" if program == "etcd" else program)).rename(folder / program)
-    aside.rmdir()
 
 
 def main() -> None:

@@ -1,0 +1,98 @@
+"""The programs of the servers: built once from the Go module beside this file, and started on loopback.
+
+The module is separate from the control plane's, so that another version of a server does not rebuild Kubernetes. The
+programs are in the user's cache folder, under a key made of the whole go.mod.
+"""
+
+import contextlib
+import hashlib
+import platform
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.controlplane.binaries import build_missing, cache_folder
+from tests.controlplane.go_build import BuildError
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+
+MODULE = Path(__file__).parent
+PACKAGES = {
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw",
+    "registry": "github.com/distribution/distribution/v3/cmd/registry",
+}
+_LOG_LINES = 20
+
+
+def ensure_programs() -> dict[str, Path]:
+    """Return the path of each program, by its name; build those that are not in the cache.
+
+    Raises:
+        BuildError: a program is absent and cannot be built here.
+    """
+    go_mod = (MODULE / "go.mod").read_text()
+    oldest_go = re.search(r"^go (\S+)", go_mod, re.MULTILINE)
+    if oldest_go is None:
+        raise BuildError(f"{MODULE / 'go.mod'}: no line names the version of Go")
+    digest = hashlib.sha256(go_mod.encode()).hexdigest()[:12]
+    folder = cache_folder() / "servers" / f"{digest}-{sys.platform}-{platform.machine()}"
+    build_missing(MODULE, PACKAGES, folder, go_version=oldest_go[1])
+    return {program: folder / program for program in PACKAGES}
+
+
+@contextlib.asynccontextmanager
+async def run_server(
+    program: str,
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    address: str,
+    port: int,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Process]:
+    """Start a program of the module, wait until it accepts connections at `address` and `port`, and kill it at the end.
+
+    Raises:
+        RuntimeError: the program ended; the message has the end of its log.
+        AssertionError: the program does not listen in time.
+    """
+    process = Process(program, [str(ensure_programs()[program]), *arguments], log, environment)
+
+    def listens() -> bool:
+        if not process.running:
+            raise RuntimeError(f"{program} ended with {process.exit_code}:\n{process.tail(_LOG_LINES)}")
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+            return True
+        return False
+
+    process.start()
+    try:
+        await eventually(listens)
+        yield process
+    finally:
+        await process.kill()
+
+
+def find_free_port(address: str) -> int:
+    """Return a TCP port of `address` that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    """Build the missing programs, and print the path of each program."""
+    try:
+        for path in ensure_programs().values():
+            print(path)
+    except BuildError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run it again to continue")
+
+
+if __name__ == "__main__":
+    main()
