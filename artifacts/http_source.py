@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -33,7 +33,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Bytes that aiohttp has buffered are lost when a connection breaks. The block is large enough for few thread switches,
 # and small enough to be requested again.
 _BLOCK_BYTES = 256 << 10
-_UNAUTHORIZED = (401, 403)
+_LOGIN_REQUIRED = 401
+_UNAUTHORIZED = (_LOGIN_REQUIRED, 403)
 _GONE = (404, 410)
 _TRY_AGAIN = (408, 425, 429)
 _SERVER_ERROR = 500
@@ -43,6 +44,40 @@ _RANGE_REFUSED = 416
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 10
 _PROXY_SCHEMES = ("http://", "https://")
+_OTHER_TOKEN = (
+    f"set another token (spec.sourceSecretRef; in the environment {HUB_TOKEN_VARIABLE} for the hub, {TOKEN_VARIABLE} "
+    "for another server), accept the licence of the repository, or check that the source exists"
+)
+_OTHER_LOGIN = (
+    "give a login that may pull it (spec.sourceSecretRef; in the environment DOCKER_CONFIG, or "
+    f"{TOKEN_VARIABLE}=USER:PASSWORD), or check that the repository exists"
+)
+_NO_ARTIFACT = "the registry has no such repository, tag, digest or blob: check the source"
+
+
+class Authorizer(Protocol):
+    """Credentials for the own origin of a source."""
+
+    def header(self) -> str:
+        """Return the Authorization header of the next request; empty for none."""
+
+    async def answer(self, challenges: Sequence[str]) -> bool:
+        """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; False: there are none."""
+
+
+class FixedAuthorization(NamedTuple):
+    """Credentials that are known beforehand."""
+
+    value: str
+
+    def header(self) -> str:
+        """Return the Authorization header."""
+        return self.value
+
+    async def answer(self, challenges: Sequence[str]) -> bool:
+        """Return False: there are no others."""
+        del challenges
+        return False
 
 
 class _Received(NamedTuple):
@@ -61,7 +96,8 @@ class Origin:
         proxied: session for requests through a proxy, which resolves names by itself.
         source: the file or folder.
         url: the URL to request first.
-        token: bearer token for the origin of `url`.
+        authorizer: credentials for the origin of `url`.
+        accept: media types to ask for; empty for any.
         networks: private networks that the source may lead to.
         hub: URL of the hub, whose headers name commit and digest, and whose address the operator chose; None for
             a source of another server.
@@ -77,7 +113,8 @@ class Origin:
         url: URL,
         *,
         head_seconds: float,
-        token: str | None,
+        authorizer: Authorizer,
+        accept: str,
         networks: Networks,
         hub: URL | None,
         revision: str | None,
@@ -87,7 +124,8 @@ class Origin:
         self._source = source
         self._url = url
         self._head_seconds = head_seconds
-        self._token = token
+        self._authorizer = authorizer
+        self._accept = {"Accept": accept} if accept else {}
         self._networks = networks
         self._hub = hub
         self._requested_revision = revision
@@ -147,6 +185,11 @@ class Origin:
         hub_headers: Mapping[str, str] = {}
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._request(url, headers)
+            if response.status == _LOGIN_REQUIRED and url.origin() == self._url.origin():
+                challenges = response.headers.getall("WWW-Authenticate", [])
+                if await self._authorizer.answer(challenges):
+                    response.close()
+                    response = await self._request(url, headers)
             if self._hub and url.origin() == self._hub.origin():
                 hub_headers = response.headers
             if response.status not in _REDIRECTS:
@@ -173,9 +216,9 @@ class Origin:
         return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send one request, with the token if `url` is of the source's own origin."""
-        if self._token and url.origin() == self._url.origin():
-            headers = {**headers, "Authorization": f"Bearer {self._token}"}
+        """Send one request, with the credentials if `url` is of the source's own origin."""
+        if url.origin() == self._url.origin() and (authorization := self._authorizer.header()):
+            headers = {**headers, "Authorization": authorization}
         proxy = _find_proxy(url)
         chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
         # The proxy resolves names, and decides about their addresses.
@@ -184,7 +227,7 @@ class Origin:
             raise self._private()
         session = self._proxied if proxy or chosen_by_operator else self._direct
         async with asyncio.timeout(self._head_seconds):
-            return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
+            return await session.get(url, headers={**self._accept, **headers}, allow_redirects=False, proxy=proxy)
 
     def _private(self) -> ArtifactError:
         return ArtifactError(
@@ -200,16 +243,11 @@ class Origin:
         if status == _RANGE_REFUSED:
             raise RangeRefused
         if status in _UNAUTHORIZED:
-            raise ArtifactError(
-                "SourceUnauthorized",
-                f"{name}: HTTP {status}: no access: set another token (spec.sourceSecretRef; in the environment "
-                f"{HUB_TOKEN_VARIABLE} for the hub, {TOKEN_VARIABLE} for another server), accept the licence of the "
-                "repository, or check that the source exists",
-            )
+            way_out = _OTHER_LOGIN if self._source.is_artifact else _OTHER_TOKEN
+            raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
         if status in _GONE:
-            raise ArtifactError(
-                "SourceNotFound", f"{name}: HTTP {status}: there is no such file: check path and revision"
-            )
+            missing = _NO_ARTIFACT if self._source.is_artifact else "there is no such file: check path and revision"
+            raise ArtifactError("SourceNotFound", f"{name}: HTTP {status}: {missing}")
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             raise self._unreachable(f"answered HTTP {status}")
         if status >= _FIRST_ERROR:
@@ -252,9 +290,18 @@ class Origin:
 
 @contextlib.asynccontextmanager
 async def connect(
-    source: Source, access: SourceAccess, revision: str | None = None, *, url: str = ""
+    source: Source,
+    access: SourceAccess,
+    revision: str | None = None,
+    *,
+    url: str = "",
+    authorizer: Authorizer | None = None,
+    accept: str = "",
 ) -> AsyncIterator[Origin]:
-    """Open the origin of an hf:// or http(s):// source, at `url` if given; use the proxies of the environment."""
+    """Open the origin of a source, at `url` if given; use the proxies of the environment.
+
+    `authorizer` takes the place of the token, and `accept` names the media types to ask for.
+    """
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
     timeout = aiohttp.ClientTimeout(
@@ -279,7 +326,8 @@ async def connect(
             source,
             _parse_url(source, url or source.url(access.endpoint, revision)),
             head_seconds=access.patience.connect_seconds + access.patience.silence_seconds,
-            token=access.token,
+            authorizer=authorizer or FixedAuthorization(f"Bearer {access.token}" if access.token else ""),
+            accept=accept,
             networks=access.allowed_networks,
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from artifacts.errors import ArtifactError
 from artifacts.gguf_split import name_parts
 
-Scheme = Literal["hf", "http", "https", "file", "ollama"]
+Scheme = Literal["hf", "http", "https", "file", "oci", "ollama"]
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
@@ -24,6 +24,15 @@ _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for 
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
+_REGISTRY_FORM = "oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+# A name without a dot and a port could be a repository of a registry that the user left out.
+_REGISTRY = re.compile(
+    r"oci://(?P<repo>(?:localhost|(?=[^/]*[.:])[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?"
+    r"(?P<path>(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)+))"
+    r"(?::(?P<tag>\w[\w.-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))",
+    re.ASCII,
+)
+_MAX_REPOSITORY = 255
 MAX_NAME_BYTES = 236
 """The longest name beside it, `.NAME.verified.json.new`, must fit in the 255 bytes of file systems too."""
 MOST_PATTERNS = 64
@@ -50,8 +59,9 @@ class Source:
         scheme: scheme of its URL.
         text: canonical text; equal texts mean the same file.
         file: its name, safe to use as a name in a folder; empty for a folder.
-        repo: ORG/REPO of an hf:// source, else empty.
-        revision: branch, tag or commit of an hf:// source (default main), else empty.
+        repo: ORG/REPO of an hf:// source, REGISTRY/REPOSITORY of an oci:// source, else empty.
+        revision: branch, tag or commit of an hf:// source (default main), tag or sha256:DIGEST of an oci:// source,
+            else empty.
         path: path in the repository (empty: all of it), absolute path of a file://, name of an ollama:// model, or the
             whole URL.
         files: patterns that choose files of a folder; empty: those that an engine needs.
@@ -92,6 +102,11 @@ class Source:
     def is_library(self) -> bool:
         """True for a model that only Ollama can fetch, by its name."""
         return self.scheme == "ollama"
+
+    @property
+    def is_artifact(self) -> bool:
+        """True for an artifact of a registry."""
+        return self.scheme == "oci"
 
     @property
     def display(self) -> str:
@@ -185,6 +200,8 @@ def _parse_text(text: str) -> Source:
         return _hugging_face(text)
     if scheme == "ollama":
         return _library(text)
+    if scheme == "oci":
+        return _artifact(text)
     try:
         parts = urlsplit(text)
         host = parts.hostname
@@ -195,7 +212,8 @@ def _parse_text(text: str) -> Source:
         return _web(text, parts, host)
     if scheme == "file":
         return _local(text, parts, host)
-    raise SourceError(text, f"must start with hf://, https://, http://, file:// or ollama://, for example {_HF_FORM}")
+    schemes = "hf://, https://, http://, oci://, file:// or ollama://"
+    raise SourceError(text, f"must start with {schemes}, for example {_HF_FORM}")
 
 
 def _hugging_face(text: str) -> Source:
@@ -219,6 +237,17 @@ def _library(text: str) -> Source:
             text, "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
         )
     return Source("ollama", text, match["name"], "", "", match["path"])
+
+
+def _artifact(text: str) -> Source:
+    match = _REGISTRY.fullmatch(text)
+    if not match or len(match["path"]) > _MAX_REPOSITORY:
+        raise SourceError(
+            text,
+            f"an oci:// source has the form {_REGISTRY_FORM}, with the registry's host (docker.io too), lower-case "
+            "names, and a tag or a digest but not both",
+        )
+    return Source("oci", text, "", match["repo"], match["tag"] or match["digest"], "")
 
 
 def _web(text: str, parts: SplitResult, host: str | None) -> Source:

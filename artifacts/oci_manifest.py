@@ -1,0 +1,223 @@
+"""The manifest of an artifact in a registry: the files that its layers are, as a hostile registry may state them.
+
+Nothing is unpacked: a layer is one file, as `oras push`, ModelPack's raw layers, `docker model package` and Ollama make
+them. Names, sizes and digests are checked before any of them is used; URLs in a manifest are ignored, because they lead
+to servers that nobody chose.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from artifacts.errors import ArtifactError
+from artifacts.source import MAX_NAME_BYTES
+
+MANIFEST_TYPES: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+INDEX_TYPES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MAX_MANIFEST_BYTES: Final = 4 << 20
+"""The limit of the distribution specification."""
+_SCHEMA_VERSION: Final = 2
+_MOST_LAYERS: Final = 1000
+_MOST_BYTES: Final = (1 << 63) - 1
+_SHOWN_LENGTH: Final = 100
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_NAMES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
+"""Annotations that name the file of a layer."""
+_UNPACK: Final = "io.deis.oras.content.unpack"
+"""Annotation with which `oras push` marks the archive of a folder; its plain files have the type of an archive, too."""
+_UNNAMED: Final = {
+    "application/vnd.ollama.image.model": "model.gguf",
+    "application/vnd.docker.ai.gguf.v3": "model.gguf",
+}
+"""Names of files that their makers give none, by media type."""
+_PACKED: Final = re.compile(r".*(?:\btar\b|\.rootfs\.diff\b).*|.*[+.](?:gzip|zstd)", re.ASCII)
+_MODEL_PACK: Final = "application/vnd.cncf.model."
+_RAW: Final = ".raw"
+
+
+class _Platform(msgspec.Struct):
+    os: str = ""
+    architecture: str = ""
+
+
+_PLATFORM: Final = _Platform("linux", "amd64")
+"""The platform whose weights are taken from an image for several: weights are the same for all of them."""
+
+
+class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}):
+    digest: str
+    size: int
+    media_type: str = ""
+    annotations: dict[str, str] | None = None
+    platform: _Platform | None = None
+
+
+class _Document(msgspec.Struct, rename={"schema_version": "schemaVersion", "media_type": "mediaType"}):
+    """A manifest or an index: the fields that are read."""
+
+    schema_version: int
+    media_type: str = ""
+    layers: list[_Descriptor] | None = None
+    manifests: list[_Descriptor] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerFile:
+    """One file of an artifact, and the digest and size of the blob that has its bytes."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactManifest:
+    """The content of a manifest.
+
+    Attributes:
+        files: the layers that are files, sorted by name.
+        packed: media types of the layers that are archives, whose files a registry cannot send one by one.
+        size_bytes: bytes of all layers.
+
+    """
+
+    files: Sequence[LayerFile]
+    packed: Sequence[str]
+    size_bytes: int
+
+
+def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
+    """Return the content of a manifest, or the digest of the manifest that an index names.
+
+    Args:
+        name: the reference, for messages.
+        text: the document as it came.
+
+    Raises:
+        ArtifactError: SourceRefused, with the field that cannot be used.
+    """
+    try:
+        document = msgspec.json.decode(text, type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refusal(name, f"the registry's manifest is not valid: {error}") from error
+    if document.schema_version != _SCHEMA_VERSION:
+        problem = (
+            f"schemaVersion is {document.schema_version}, not {_SCHEMA_VERSION}: push it again with a current client"
+        )
+        raise _refusal(name, problem)
+    # Two readers of a document that is both could see different content under one digest.
+    if (document.layers is None) == (document.manifests is None):
+        raise _refusal(name, "the manifest must have either `layers` or `manifests`")
+    expected = MANIFEST_TYPES if document.manifests is None else INDEX_TYPES
+    if document.media_type and document.media_type not in expected:
+        problem = f"mediaType is {_shown(document.media_type)}, which is none of {', '.join(expected)}"
+        raise _refusal(name, problem)
+    if document.manifests is not None:
+        return _choose(name, document.manifests)
+    return _read_layers(name, document.layers or [])
+
+
+def require_files(name: str, manifest: ArtifactManifest) -> Sequence[LayerFile]:
+    """Return the files of an artifact. Raises ArtifactError if its layers are archives, or no files."""
+    repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
+    push = f"push the files themselves: oras push {repository}:TAG FILE..."
+    if manifest.packed and not manifest.files:
+        problem = f"its layers are archives ({_shown(manifest.packed[0])}), whose files cannot be read one by one"
+        raise _refusal(
+            name, f"{problem}: {push}; or, if it is a container image, let nodes mount it with spec.cache.medium Image"
+        )
+    if not manifest.files:
+        raise _refusal(name, f"none of its layers is a file with a name: {push}")
+    return manifest.files
+
+
+def _choose(name: str, entries: Sequence[_Descriptor]) -> str:
+    """Return the digest of the one manifest of an index that can be used."""
+    _limit(name, "manifests", entries)
+    usable = [
+        entry
+        for entry in entries
+        if entry.media_type in MANIFEST_TYPES and (entry.platform is None or entry.platform.os != "unknown")
+    ]
+    if len(usable) > 1:
+        usable = [entry for entry in usable if entry.platform == _PLATFORM]
+    if len(usable) != 1:
+        problem = f"manifests has {len(usable)} entries for linux/amd64, and not one manifest for all platforms"
+        raise _refusal(name, f"{problem}: give the digest of one: oci://REGISTRY/REPOSITORY@sha256:DIGEST")
+    _check(name, "manifests", usable[0])
+    return usable[0].digest
+
+
+def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
+    _limit(name, "layers", layers)
+    files: dict[str, LayerFile] = {}
+    packed = []
+    for number, layer in enumerate(layers):
+        field = f"layers[{number}]"
+        _check(name, field, layer)
+        if _is_packed(layer):
+            packed.append(layer.media_type)
+        elif path := _path_of(name, field, layer):
+            # Some file systems take names that differ in case for the same.
+            if path.casefold() in files:
+                raise _refusal(name, f"{field} has the name of another layer, {_shown(path)}: push each file once")
+            files[path.casefold()] = LayerFile(path, layer.digest.removeprefix("sha256:"), layer.size)
+    size_bytes = sum(layer.size for layer in layers)
+    if size_bytes > _MOST_BYTES:
+        raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")
+    return ArtifactManifest(sorted(files.values(), key=lambda file: file.name), packed, size_bytes)
+
+
+def _limit(name: str, field: str, entries: Sequence[_Descriptor]) -> None:
+    if len(entries) > _MOST_LAYERS:
+        raise _refusal(name, f"{field} has {len(entries)} entries, more than {_MOST_LAYERS}")
+
+
+def _check(name: str, field: str, layer: _Descriptor) -> None:
+    if not _DIGEST.fullmatch(layer.digest):
+        problem = f"{field}.digest is {_shown(layer.digest)}: only sha256 with 64 hexadecimal digits is supported"
+        raise _refusal(name, problem)
+    if not 0 <= layer.size <= _MOST_BYTES:
+        raise _refusal(name, f"{field}.size is {layer.size}, which is no size")
+
+
+def _is_packed(layer: _Descriptor) -> bool:
+    """Decide whether a layer is an archive, or compressed, and not the file itself."""
+    annotations: Mapping[str, str] = layer.annotations or {}
+    if layer.media_type.startswith(_MODEL_PACK):
+        return not layer.media_type.endswith(_RAW) and _PACKED.fullmatch(layer.media_type) is not None
+    if _NAMES[0] in annotations:
+        return annotations.get(_UNPACK) == "true"
+    return _PACKED.fullmatch(layer.media_type) is not None
+
+
+def _path_of(name: str, field: str, layer: _Descriptor) -> str:
+    """Return the name of a layer's file, which may have folders; empty if it has none."""
+    annotations: Mapping[str, str] = layer.annotations or {}
+    key = next((each for each in _NAMES if each in annotations), "")
+    if not key:
+        return _UNNAMED.get(layer.media_type, "")
+    path = annotations[key]
+    segments = path.split("/")
+    is_name = path.isprintable() and "\\" not in path and len(path.encode(errors="replace")) <= MAX_NAME_BYTES
+    if not is_name or any(segment in ("", ".", "..") for segment in segments):
+        problem = f"{field}.annotations[{key}] is {_shown(path)}, which is no name of a file inside the artifact"
+        raise _refusal(name, f"{problem}: push it with plain relative names")
+    return path
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_SHOWN_LENGTH])
+
+
+def _refusal(name: str, problem: str) -> ArtifactError:
+    return ArtifactError("SourceRefused", f"{name}: {problem}")

@@ -1,0 +1,187 @@
+"""Logins for registries: which one a registry gets, and where its password may go.
+
+A registry that wants a token names the server that issues it (the realm). A password is sent there only if that server
+is the registry itself, or belongs to it as far as names can tell; the scope is ours, so that no registry can ask for
+more than reading the repository of the source. A login of a Docker configuration goes to its own registry only.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+from yarl import URL
+
+from artifacts.address_policy import find_stated_address
+from artifacts.errors import ArtifactError
+
+DOCKER_HUB: Final = "docker.io"
+DOCKER_CONFIG_KEY: Final = ".dockerconfigjson"
+USERNAME_KEY: Final = "username"
+PASSWORD_KEY: Final = "password"  # noqa: S105 - a key
+TOKEN_KEY: Final = "token"  # noqa: S105 - a key
+_HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_HUB_API: Final = "registry-1.docker.io"
+_SHARED_ENDINGS: Final = frozenset({"ac", "co", "com", "edu", "gov", "net", "org"})
+"""Second-level names under which countries register, so that two names below one have nothing in common."""
+_PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))', re.ASCII)
+_SCHEME: Final = re.compile(r"(?:^|,)\s*(bearer|basic)(?=\s|$)", re.ASCII | re.IGNORECASE)
+
+
+class RegistryLogin(NamedTuple):
+    """A user's password, or a bearer token that the registry takes as it is (then `user` is empty)."""
+
+    user: str
+    secret: str
+
+    @property
+    def basic(self) -> str:
+        """The Authorization header with user and password."""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
+
+
+class TokenChallenge(NamedTuple):
+    """The server that issues tokens for a registry."""
+
+    realm: URL
+    service: str
+
+
+class _Entry(msgspec.Struct):
+    auth: str = ""
+    username: str = ""
+    password: str = ""
+    registrytoken: str = ""
+
+
+class _DockerConfig(msgspec.Struct):
+    auths: dict[str, _Entry] = {}
+
+
+def read_token(text: str) -> RegistryLogin:
+    """Return the login in the text of a token: USER:PASSWORD, or a bearer token, which has no colon."""
+    user, colon, password = text.strip().partition(":")
+    return RegistryLogin(user, password) if colon else RegistryLogin("", user)
+
+
+def token_text(login: RegistryLogin) -> str:
+    """Return the text that `read_token` reads."""
+    return f"{login.user}:{login.secret}" if login.user else login.secret
+
+
+def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
+    """Return the token text for REGISTRY/REPOSITORY from the keys of a Secret, or None.
+
+    Raises:
+        ArtifactError: SourceUnauthorized; a key cannot be read, or the Docker configuration has no such registry.
+    """
+    if DOCKER_CONFIG_KEY in data:
+        return token_text(_find_in_config(repo, data[DOCKER_CONFIG_KEY]))
+    try:
+        texts = {key: data[key].decode().strip() for key in (USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY) if key in data}
+    except UnicodeDecodeError as error:
+        raise ArtifactError("SourceUnauthorized", f"{repo}: the login is not UTF-8: write it again") from error
+    if texts.get(USERNAME_KEY) and texts.get(PASSWORD_KEY):
+        return token_text(RegistryLogin(texts[USERNAME_KEY], texts[PASSWORD_KEY]))
+    return texts.get(TOKEN_KEY) or None
+
+
+def _find_in_config(repo: str, text: bytes) -> RegistryLogin:
+    try:
+        config = msgspec.json.decode(text, type=_DockerConfig)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # The error could quote the password.
+        raise ArtifactError(
+            "SourceUnauthorized",
+            f"{repo}: the Docker configuration in {DOCKER_CONFIG_KEY} is not valid: make it with kubectl create secret "
+            "docker-registry",
+        ) from None
+    wanted = _config_name(repo)
+    # As kubelets choose: the entry of the repository before that of its registry.
+    matching = [name for name in config.auths if f"{wanted}/".startswith(f"{_config_name(name)}/")]
+    for name in sorted(matching, key=lambda each: -len(_config_name(each))):
+        if login := _read_entry(config.auths[name]):
+            return login
+    registry = repo.partition("/")[0]
+    raise ArtifactError(
+        "SourceUnauthorized",
+        f"{repo}: the Docker configuration has no user with a password for {registry}: make it with kubectl create "
+        f"secret docker-registry NAME --docker-server={registry} --docker-username=USER --docker-password=PASSWORD",
+    )
+
+
+def _config_name(text: str) -> str:
+    """Return the registry and path of a key of `auths`, such as https://index.docker.io/v1/."""
+    bare = re.sub(r"^https?://", "", text).rstrip("/")
+    host, _, path = bare.partition("/")
+    path = "" if path in ("v1", "v2") else path
+    host = DOCKER_HUB if host in _HUB_NAMES else host
+    return f"{host}/{path}" if path else host
+
+
+def _read_entry(entry: _Entry) -> RegistryLogin | None:
+    if entry.registrytoken:
+        return RegistryLogin("", entry.registrytoken)
+    user, password = entry.username, entry.password
+    if entry.auth:
+        try:
+            user, _, password = base64.b64decode(entry.auth, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return RegistryLogin(user, password) if user and password else None
+
+
+def api_host(registry: str) -> str:
+    """Return the host that serves the API of a registry: that of Docker Hub has another name."""
+    return _HUB_API if registry in _HUB_NAMES else registry
+
+
+def wants_basic(challenges: Iterable[str]) -> bool:
+    """Return whether a registry takes a user and password itself."""
+    return any(scheme.lower() == "basic" for text in challenges for scheme in _SCHEME.findall(text))
+
+
+def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
+    """Return the server of tokens that the WWW-Authenticate headers of a registry name, or None."""
+    for text in challenges:
+        for match in _SCHEME.finditer(text):
+            if match[1].lower() != "bearer":
+                continue
+            found = {
+                key.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
+                for key, quoted, plain in _PARAMETER.findall(text[match.end() :])
+            }
+            try:
+                realm = URL(found.get("realm", ""))
+                realm.origin()
+            except ValueError:
+                return None
+            if realm.scheme not in ("http", "https") or not realm.host:
+                return None
+            return TokenChallenge(realm.with_user(None).with_fragment(None), found.get("service", ""))
+    return None
+
+
+def may_get_password(registry: URL, realm: URL) -> bool:
+    """Decide whether a password for `registry` may be sent to the server of tokens that the registry names.
+
+    Its own origin may, and over https a server whose name is below that of the registry's parent: auth.docker.io for
+    registry-1.docker.io. Docker sends passwords anywhere; then whoever can change one answer of a registry, or of a
+    proxy before it, reads them elsewhere.
+    """
+    if realm.origin() == registry.origin():
+        return True
+    asked, host = (realm.raw_host or "").lower(), (registry.raw_host or "").lower()
+    if realm.scheme != "https" or not asked:
+        return False
+    if asked == host:
+        return True
+    if registry.scheme != "https":
+        return False
+    labels = host.split(".")[1:]
+    is_own = len(labels) > 1 and not (len(labels) == 2 and labels[0] in _SHARED_ENDINGS)  # noqa: PLR2004
+    if find_stated_address(host) is not None or not is_own:
+        return False
+    return asked == ".".join(labels) or asked.endswith("." + ".".join(labels))
