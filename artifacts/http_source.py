@@ -58,8 +58,8 @@ _NO_ARTIFACT = "the registry has no such repository, tag, digest or blob: check 
 class Authorizer(Protocol):
     """Credentials for the own origin of a source."""
 
-    def header(self) -> str:
-        """Return the Authorization header of the next request; empty for none."""
+    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers of a GET of `url`: those given, and the credentials. Raises ArtifactError."""
 
     async def answer(self, challenges: Sequence[str]) -> bool:
         """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; False: there are none."""
@@ -70,9 +70,10 @@ class FixedAuthorization(NamedTuple):
 
     value: str
 
-    def header(self) -> str:
-        """Return the Authorization header."""
-        return self.value
+    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers with the Authorization."""
+        del url
+        return {**headers, "Authorization": self.value} if self.value else headers
 
     async def answer(self, challenges: Sequence[str]) -> bool:
         """Return False: there are no others."""
@@ -217,8 +218,8 @@ class Origin:
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send one request, with the credentials if `url` is of the source's own origin."""
-        if url.origin() == self._url.origin() and (authorization := self._authorizer.header()):
-            headers = {**headers, "Authorization": authorization}
+        if url.origin() == self._url.origin():
+            headers = self._authorizer.headers(url, headers)
         proxy = _find_proxy(url)
         chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
         # The proxy resolves names, and decides about their addresses.

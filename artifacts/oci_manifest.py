@@ -74,7 +74,7 @@ class _Document(msgspec.Struct, rename={"schema_version": "schemaVersion", "medi
 class LayerFile:
     """One file of an artifact, and the digest and size of the blob that has its bytes."""
 
-    name: str
+    path: str
     sha256: str
     size_bytes: int
 
@@ -84,7 +84,7 @@ class ArtifactManifest:
     """The content of a manifest.
 
     Attributes:
-        files: the layers that are files, sorted by name.
+        files: the layers that are files, sorted by path.
         packed: media types of the layers that are archives, whose files a registry cannot send one by one.
         size_bytes: bytes of all layers.
 
@@ -174,7 +174,7 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
         raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")
-    return ArtifactManifest(sorted(files.values(), key=lambda file: file.name), packed, size_bytes)
+    return ArtifactManifest(sorted(files.values(), key=lambda file: file.path), packed, size_bytes)
 
 
 def _limit(name: str, field: str, entries: Sequence[_Descriptor]) -> None:

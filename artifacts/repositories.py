@@ -2,6 +2,7 @@
 
 from artifacts.hub_repository import HubRepository
 from artifacts.local_repository import LocalRepository
+from artifacts.registry_repository import RegistryRepository
 from artifacts.repository import Repository, SourceAccess
 from artifacts.source import Source
 from artifacts.web_repository import WebRepository
@@ -11,4 +12,6 @@ def open_repository(source: Source, access: SourceAccess) -> Repository:
     """Return the repository of a source, by its scheme."""
     if source.scheme == "hf":
         return HubRepository(source, access)
+    if source.scheme == "oci":
+        return RegistryRepository(source, access)
     return LocalRepository(source, access) if source.scheme == "file" else WebRepository(source, access)

@@ -1,0 +1,241 @@
+"""Artifacts of registries: `oci://REGISTRY/REPOSITORY:TAG`, by the distribution specification.
+
+A tag is resolved once to the digest of a manifest, which is the revision; from then on everything has a digest, which
+is verified. Registries issue tokens for minutes, so a download may have to obtain another one in its middle.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import ipaddress
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+import msgspec
+from yarl import URL
+
+from artifacts.address_policy import find_stated_address
+from artifacts.errors import ArtifactError
+from artifacts.http_source import FixedAuthorization, Origin, connect
+from artifacts.oci_manifest import (
+    INDEX_TYPES,
+    MANIFEST_TYPES,
+    MAX_MANIFEST_BYTES,
+    ArtifactManifest,
+    LayerFile,
+    parse_manifest,
+    require_files,
+)
+from artifacts.registry_login import (
+    RegistryLogin,
+    TokenChallenge,
+    api_host,
+    may_get_password,
+    read_challenge,
+    read_token,
+    wants_basic,
+)
+from artifacts.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, SourceResponse, is_wanted
+from artifacts.retry import Backoff
+from artifacts.source import Source
+
+PLAIN_HTTP_VARIABLE: Final = "POMONA_PLAIN_HTTP_REGISTRIES"
+"""Environment variable with the registries, HOST[:PORT], that are asked without TLS; those on loopback always are."""
+_ALGORITHM: Final = "sha256:"
+_TOKEN_BYTES: Final = 64 << 10
+
+
+class _IssuedToken(msgspec.Struct):
+    """The answer of a server of tokens; servers use either name."""
+
+    token: str = ""
+    access_token: str = ""
+
+
+class RegistryRepository:
+    """The artifact that an oci:// source names; its token is USER:PASSWORD, or a bearer token."""
+
+    def __init__(self, source: Source, access: SourceAccess, environment: Mapping[str, str] = os.environ) -> None:
+        self._source = source
+        self._access = dataclasses.replace(access, token=None)
+        registry, _, name = source.repo.partition("/")
+        host = api_host(registry)
+        if host != registry and "/" not in name:
+            name = f"library/{name}"
+        scheme = "http" if is_plain_http(registry, environment) else "https"
+        self._base = URL(f"{scheme}://{host}/v2/{name}")
+        login = read_token(access.token) if access.token else None
+        self._authorizer = _RegistryAuthorizer(source, self._access, self._base, login)
+        self._resolved: dict[str, tuple[str, ArtifactManifest]] = {}
+
+    async def resolve(self, revision: str | None) -> tuple[str, ArtifactManifest]:
+        """Return digest and content of the manifest at a resolved revision; None: at the source's tag or digest.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        reference = revision or self._source.revision
+        if reference not in self._resolved:
+            digest, parsed = await self._read_manifest(reference)
+            if isinstance(parsed, str):
+                _, parsed = await self._read_manifest(parsed)
+            if isinstance(parsed, str):
+                raise self._refusal("the index names another index: give the digest of a manifest instead")
+            self._resolved[reference] = self._resolved[digest] = digest, parsed
+        return self._resolved[reference]
+
+    async def list_files(self, revision: str | None) -> Listing:
+        """Read the manifest, whose layers are the files. Raises ArtifactError."""
+        digest, manifest = await self.resolve(revision)
+        files = [
+            RepositoryFile(file.path, file.size_bytes, file.sha256)
+            for file in require_files(self._source.display, manifest)
+            if is_wanted(file.path)
+        ]
+        return Listing(digest, files)
+
+    def file_source(self, path: str, revision: str | None) -> Source:
+        """Return the source of a file: the artifact at its digest, and the path in it."""
+        at = revision or self._source.revision
+        separator = "@" if at.startswith(_ALGORITHM) else ":"
+        text = f"oci://{self._source.repo}{separator}{at}/{path}"
+        return Source("oci", text, path.rpartition("/")[2], self._source.repo, at, path)
+
+    @asynccontextmanager
+    async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
+        """Open the blob of a file."""
+        digest, manifest = await self.resolve(revision)
+        file = next((each for each in manifest.files if each.path == path), None)
+        if file is None:
+            raise ArtifactError("SourceNotFound", f"{self._source.display}: the artifact has no file {path!r}")
+        url = self._base / "blobs" / f"{_ALGORITHM}{file.sha256}"
+        async with connect(
+            self.file_source(path, digest), self._access, url=str(url), authorizer=self._authorizer
+        ) as origin:
+            yield _Blob(origin, file, digest, self._source)
+
+    async def _read_manifest(self, reference: str) -> tuple[str, ArtifactManifest | str]:
+        text = await self._read_document(self._base / "manifests" / reference)
+        digest = _ALGORITHM + hashlib.sha256(text).hexdigest()
+        if reference.startswith(_ALGORITHM) and reference != digest:
+            raise ArtifactError(
+                "ChecksumMismatch",
+                f"{self._source.display}: the registry sent a manifest with another digest than {reference}: it is "
+                "damaged, or was replaced; push it again",
+            )
+        return digest, parse_manifest(self._source.display, text)
+
+    async def _read_document(self, url: URL) -> bytes:
+        backoff, accept = Backoff(self._access.patience), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+        while True:
+            try:
+                async with connect(
+                    self._source, self._access, url=str(url), authorizer=self._authorizer, accept=accept
+                ) as origin:
+                    return await origin.read_whole(MAX_MANIFEST_BYTES)
+            except ArtifactError as error:
+                pause = backoff.pause_seconds(error)
+            await asyncio.sleep(pause)
+
+    def _refusal(self, problem: str) -> ArtifactError:
+        return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+
+
+class _Blob:
+    """The blob of one file. Its digest makes all of its bytes the same, whatever a CDN says of their version."""
+
+    def __init__(self, origin: Origin, file: LayerFile, revision: str, source: Source) -> None:
+        self._origin = origin
+        self._file = file
+        self._revision = revision
+        self._source = source
+
+    def read(
+        self, first: int = 0, last: int | None = None, validator: str = ""
+    ) -> AbstractAsyncContextManager[SourceResponse]:
+        """Read bytes of the blob. Raises ArtifactError and RangeRefused."""
+        del validator
+        return self._read(first, last)
+
+    @asynccontextmanager
+    async def _read(self, first: int, last: int | None) -> AsyncIterator[SourceResponse]:
+        async with self._origin.read(first, last) as response:
+            if response.size_bytes != self._file.size_bytes:
+                raise ArtifactError(
+                    "SourceRefused",
+                    f"{self._source.display}: the registry sends {response.size_bytes} bytes for {self._file.path}, "
+                    f"and its manifest states {self._file.size_bytes}: push the artifact again",
+                )
+            yield dataclasses.replace(
+                response, validator=self._file.sha256, revision=self._revision, sha256=self._file.sha256
+            )
+
+
+class _RegistryAuthorizer:
+    """The credentials for one repository: none until the registry asks for them."""
+
+    def __init__(self, source: Source, access: SourceAccess, repository: URL, login: RegistryLogin | None) -> None:
+        self._source = source
+        self._access = access
+        self._repository = repository
+        self._login = login
+        self._header = f"Bearer {login.secret}" if login and not login.user else ""
+
+    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers with the Authorization, once the registry has asked for it."""
+        del url
+        return {**headers, "Authorization": self._header} if self._header else headers
+
+    async def answer(self, challenges: Sequence[str]) -> bool:
+        """Obtain the credentials that the registry asks for.
+
+        Raises:
+            ArtifactError: the server of tokens refuses, or must not get the password.
+        """
+        login, before = self._login, self._header
+        if login is not None and not login.user:
+            return False  # a bearer token that the registry does not accept
+        challenge = read_challenge(challenges)
+        if challenge is not None:
+            self._header = f"Bearer {await self._request_token(challenge, login)}"
+        elif login is not None and wants_basic(challenges):
+            self._header = login.basic
+        return self._header != before
+
+    async def _request_token(self, challenge: TokenChallenge, login: RegistryLogin | None) -> str:
+        name, server = self._source.display, challenge.realm.origin()
+        if login is not None and not may_get_password(self._repository, challenge.realm):
+            raise ArtifactError(
+                "SourceUnauthorized",
+                f"{name}: the registry names {server} for tokens, which gets no password of {self._repository.host}: "
+                "it is another site, or not https; get a token there, and give it in the key `token` of the Secret",
+            )
+        # A registry could ask for more than to pull, and for other repositories: its own scope is not used.
+        query = {"scope": f"repository:{self._repository.path.removeprefix('/v2/')}:pull"}
+        if challenge.service:
+            query["service"] = challenge.service
+        async with connect(
+            self._source,
+            self._access,
+            url=str(challenge.realm.update_query(query)),
+            authorizer=FixedAuthorization(login.basic if login is not None else ""),
+        ) as origin:
+            text = await origin.read_whole(_TOKEN_BYTES)
+        try:
+            issued = msgspec.json.decode(text, type=_IssuedToken)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            issued = _IssuedToken()
+        token = issued.token or issued.access_token
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise ArtifactError("SourceRefused", f"{name}: {server} sent no token that can be used")
+        return token
+
+
+def is_plain_http(registry: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a registry, HOST[:PORT], is asked without TLS: on loopback, or where the operator says so."""
+    if registry in environment.get(PLAIN_HTTP_VARIABLE, "").split():
+        return True
+    stated = find_stated_address(URL(f"http://{registry}").raw_host or "")
+    return stated is not None and ipaddress.ip_address(stated).is_loopback
