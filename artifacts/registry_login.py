@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,12 +17,18 @@ from yarl import URL
 
 from artifacts.address_policy import find_stated_address
 from artifacts.errors import ArtifactError
+from artifacts.source import TOKEN_VARIABLE
 
+SECRET_VARIABLE: Final = "POMONA_SOURCE_SECRET"  # noqa: S105 - a name
+"""Environment variable with the folder in which a Job has the keys of its Secret as files."""
+CONFIG_VARIABLE: Final = "DOCKER_CONFIG"
+"""Environment variable with the folder of a user's config.json, as Docker's own clients take it."""
 DOCKER_HUB: Final = "docker.io"
 DOCKER_CONFIG_KEY: Final = ".dockerconfigjson"
 USERNAME_KEY: Final = "username"
 PASSWORD_KEY: Final = "password"  # noqa: S105 - a key
 TOKEN_KEY: Final = "token"  # noqa: S105 - a key
+SECRET_KEYS: Final = (DOCKER_CONFIG_KEY, USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY)
 _HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 _HUB_API: Final = "registry-1.docker.io"
 _SHARED_ENDINGS: Final = frozenset({"ac", "co", "com", "edu", "gov", "net", "org"})
@@ -78,7 +85,16 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
         ArtifactError: SourceUnauthorized; a key cannot be read, or the Docker configuration has no such registry.
     """
     if DOCKER_CONFIG_KEY in data:
-        return token_text(_find_in_config(repo, data[DOCKER_CONFIG_KEY]))
+        found = _find_in_config(repo, data[DOCKER_CONFIG_KEY])
+        if found is None:
+            registry = repo.partition("/")[0]
+            raise ArtifactError(
+                "SourceUnauthorized",
+                f"{repo}: the Docker configuration has no user with a password for {registry}: make it with kubectl "
+                f"create secret docker-registry NAME --docker-server={registry} --docker-username=USER "
+                "--docker-password=PASSWORD",
+            )
+        return token_text(found)
     try:
         texts = {key: data[key].decode().strip() for key in (USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY) if key in data}
     except UnicodeDecodeError as error:
@@ -88,7 +104,27 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
     return texts.get(TOKEN_KEY) or None
 
 
-def _find_in_config(repo: str, text: bytes) -> RegistryLogin:
+def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
+    """Return the token text for REGISTRY/REPOSITORY that the environment of a command gives, or None.
+
+    Raises:
+        ArtifactError: SourceUnauthorized; the login cannot be read.
+    """
+    try:
+        if secret := environment.get(SECRET_VARIABLE):
+            files = [(key, Path(secret) / key) for key in SECRET_KEYS]
+            return find_login(repo, {key: path.read_bytes() for key, path in files if path.is_file()})
+        if token := environment.get(TOKEN_VARIABLE):
+            return token
+        if folder := environment.get(CONFIG_VARIABLE):
+            found = _find_in_config(repo, (Path(folder) / "config.json").read_bytes())
+            return token_text(found) if found else None
+    except OSError as error:
+        raise ArtifactError("SourceUnauthorized", f"{repo}: the login cannot be read: {error}") from error
+    return None
+
+
+def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
     try:
         config = msgspec.json.decode(text, type=_DockerConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -104,12 +140,7 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin:
     for name in sorted(matching, key=lambda each: -len(_config_name(each))):
         if login := _read_entry(config.auths[name]):
             return login
-    registry = repo.partition("/")[0]
-    raise ArtifactError(
-        "SourceUnauthorized",
-        f"{repo}: the Docker configuration has no user with a password for {registry}: make it with kubectl create "
-        f"secret docker-registry NAME --docker-server={registry} --docker-username=USER --docker-password=PASSWORD",
-    )
+    return None
 
 
 def _config_name(text: str) -> str:

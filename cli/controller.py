@@ -26,7 +26,7 @@ from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
 
-INHERITED_VARIABLES = ("HF_ENDPOINT",)
+INHERITED_VARIABLES = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that the Jobs inherit from the controller."""
 GC_THRESHOLD = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""

@@ -30,8 +30,13 @@ RESULT_BYTES = 3500
 def token(source: Source) -> str | None:
     """Return the token for `source`: from the environment, since other users can read a command line.
 
-    The hub's token goes to no other server, however the source is written.
+    The hub's token goes to no other server, however the source is written. Raises ArtifactError: a registry's login
+    cannot be read.
     """
+    if source.is_artifact:
+        from artifacts.registry_login import read_environment  # noqa: PLC0415  only registries need it
+
+        return read_environment(source.repo, os.environ)
     if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
         return own
     return hub_token() if is_of_hub(source, endpoint()) else None

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
+from artifacts.registry_login import SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
@@ -31,6 +32,8 @@ _LARGEST: Final = (1 << 63) - 1
 MEMORY_MIB: Final = 512
 """Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
+LOGIN_PATH: Final = "/run/secrets/pomona"
+"""Folder of the keys of a Secret with the login of a registry."""
 
 FIRST_RETRY_SECONDS: Final = 5.0
 LAST_RETRY_SECONDS: Final = 300.0
@@ -74,6 +77,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     token_secret: str | None = None
     token_variable: str = HUB_TOKEN_VARIABLE
     """Environment variable of `pomona` for the token: that of the hub, or that of another server."""
+    login_secret: str | None = None
+    """Secret whose keys are mounted as files, for the login of a registry; an environment could be read elsewhere."""
     claim: str | None = None
     """PersistentVolumeClaim that is mounted at /models."""
     deadline_seconds: int | None = None
@@ -257,8 +262,12 @@ def _build(work: Work, attempt: int) -> Obj:
         "tolerations": list(work.placement.tolerations),
         "containers": [_container(work)],
     }
+    pod["volumes"] = []
     if work.claim is not None:
-        pod["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": work.claim}}]
+        pod["volumes"].append({"name": "models", "persistentVolumeClaim": {"claimName": work.claim}})
+    if work.login_secret is not None:
+        secret = {"secretName": work.login_secret, "defaultMode": 0o440}
+        pod["volumes"].append({"name": "login", "secret": secret})
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the Model has the reason.
         "backoffLimit": 0,
@@ -276,6 +285,8 @@ def _build(work: Work, attempt: int) -> Obj:
 
 def _container(work: Work) -> Obj:
     environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
+    if work.login_secret is not None:
+        environment.append({"name": SECRET_VARIABLE, "value": LOGIN_PATH})
     if work.token_secret is not None:
         key = {"name": work.token_secret, "key": "token", "optional": False}
         environment.append({"name": work.token_variable, "valueFrom": {"secretKeyRef": key}})
@@ -289,6 +300,9 @@ def _container(work: Work) -> Obj:
         "securityContext": CONTAINER_SECURITY,
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": f"{MEMORY_MIB}Mi"}},
     }
+    container["volumeMounts"] = []
     if work.claim is not None:
-        container["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
+        container["volumeMounts"].append({"name": "models", "mountPath": "/models"})
+    if work.login_secret is not None:
+        container["volumeMounts"].append({"name": "login", "mountPath": LOGIN_PATH, "readOnly": True})
     return container

@@ -81,6 +81,11 @@ def _format_of_source(text: str, files: tuple[str, ...]) -> Format:
     return "ollama" if source.is_library else "gguf" if source.is_gguf else "safetensors"
 
 
+def is_artifact(model: Model) -> bool:
+    """Return whether a registry has the weights."""
+    return model.spec.source.startswith("oci://")
+
+
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
     """Return the runtime that the service states, else the default of the Model's format where the service runs."""
     stated = service.spec.runtime

@@ -1,11 +1,15 @@
 """The Secret with the token of a Model's source: its owner has to give it to sources, by its type or by a label.
 
 Whoever may create Models names the Secret and the server that gets its token. So a Secret that was made for something
-else is refused, and the token of a ServiceAccount always is.
+else is refused, and the token of a ServiceAccount always is. The Docker configuration of an image pull Secret names the
+registry of each login, so it goes to no other server; but it opens whatever its user may pull, so its owner has to
+label it as well.
 """
 
 from typing import Final, NamedTuple
 
+from artifacts.registry_login import DOCKER_CONFIG_KEY, PASSWORD_KEY, TOKEN_KEY, USERNAME_KEY
+from controller.models.served import is_artifact
 from controller.reconcile.conditions import condition, find
 from crds.meta import GROUP
 from crds.model import Model
@@ -19,9 +23,14 @@ LABEL: Final = f"{GROUP}/source"
 """Label with which the owner gives an Opaque Secret to sources; its value is "true"."""
 ACCEPTED: Final = "SourceSecretAccepted"
 """Condition of a Model with a Secret."""
-KEY: Final = "token"
+KEY: Final = TOKEN_KEY
+DOCKER_CONFIG_TYPE: Final = "kubernetes.io/dockerconfigjson"
 READ_AGAIN_SECONDS: Final = 15.0
 """Time within which a Secret that was created or labelled is noticed: Secrets are not watched."""
+
+
+_LABELLED: Final = ("Opaque", DOCKER_CONFIG_TYPE)
+"""Types that a label gives to sources."""
 
 
 class SecretVerdict(NamedTuple):
@@ -36,24 +45,29 @@ def is_source_secret(secret: Obj) -> bool:
     """Return whether the token in a Secret may be sent to a source."""
     labels = secret["metadata"].get("labels") or {}
     kind = secret.get("type", "Opaque")
-    return kind == TYPE or (kind == "Opaque" and labels.get(LABEL) == "true")
+    return kind == TYPE or (kind in _LABELLED and labels.get(LABEL) == "true")
 
 
-def judge_secret(namespace: str, name: str, secret: Obj | None) -> SecretVerdict:
-    """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources."""
+def judge_secret(namespace: str, name: str, secret: Obj | None, *, is_login: bool = False) -> SecretVerdict:
+    """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources.
+
+    `is_login` is True for the login of a registry, which has other keys, too.
+    """
     field = f"spec.sourceSecretRef {name}"
     create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} --from-literal={KEY}=TOKEN"
     if secret is None:
         message = f"{field}: there is no such Secret: {create.replace('NAME', name)}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
-    if KEY not in (secret.get("data") or {}):
+    keys = (secret.get("data") or {}).keys()
+    if not (KEY in keys or (is_login and (DOCKER_CONFIG_KEY in keys or keys >= {USERNAME_KEY, PASSWORD_KEY}))):
         patch = f'kubectl -n {namespace} patch secret {name} -p \'{{"stringData": {{"{KEY}": "TOKEN"}}}}\''
-        message = f"{field}: the Secret has no key `{KEY}`: {patch}"
+        others = f", no {USERNAME_KEY} with {PASSWORD_KEY}, and no {DOCKER_CONFIG_KEY}" if is_login else ""
+        message = f"{field}: the Secret has no key `{KEY}`{others}: {patch}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
     if is_source_secret(secret):
         return SecretVerdict(accepted=True)
     kind = secret.get("type", "Opaque")
-    if kind != "Opaque":
+    if kind not in _LABELLED:
         message = f"{field}: a Secret of type {kind} is never sent to a source: name another one, made with: {create}"
         return SecretVerdict(accepted=False, reason="SecretRefused", message=message)
     message = (
@@ -82,7 +96,7 @@ async def read_verdict(client: Client, model: Model) -> SecretVerdict | None:
         return SecretVerdict(accepted=False, reason="SecretForbidden", message=message)
     except NotFound:
         secret = None
-    return judge_secret(metadata.namespace, reference.name, secret)
+    return judge_secret(metadata.namespace, reference.name, secret, is_login=is_artifact(model))
 
 
 def list_conditions(model: Model, verdict: SecretVerdict | None) -> list[Obj]:

@@ -10,7 +10,7 @@ import msgspec
 
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
 from controller.models.jobs import JobResult, Placement, Work
-from controller.models.served import claim_name, weights_path
+from controller.models.served import claim_name, is_artifact, weights_path
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from crds.meta import LABEL_MODEL
@@ -128,16 +128,19 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         arguments=(_source(model, known), *_patterns(model), *verified, "--json"),
         image=settings.image,
         environment=settings.environment,
-        token_secret=secret,
+        token_secret=None if is_artifact(model) else secret,
         token_variable=_token_variable(model),
+        login_secret=secret if is_artifact(model) else None,
         deadline_seconds=INSPECT_SECONDS,
     )
 
 
 def _source(model: Model, known: ModelFacts | None) -> str:
-    if known is None or not known.revision or not model.spec.source.startswith("hf://"):
+    if known is None or not known.revision or not model.spec.source.startswith(("hf://", "oci://")):
         return model.spec.source
     source = parse(model.spec.source)
+    if source.is_artifact:
+        return f"oci://{source.repo}@{known.revision}"
     return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
 
 
@@ -171,8 +174,9 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         ),
         image=settings.image,
         environment=settings.environment,
-        token_secret=secret,
+        token_secret=None if is_artifact(model) else secret,
         token_variable=_token_variable(model),
+        login_secret=secret if is_artifact(model) else None,
         claim=claim["metadata"]["name"],
         placement=placement,
     )

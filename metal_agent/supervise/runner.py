@@ -314,8 +314,8 @@ class Runner:
             if name and token is None:
                 return events.Failed(
                     "SecretUnknown",
-                    f"waiting for the token of Secret {name}, which the controller copies to this host if its owner "
-                    "gave it to sources: see condition SourceSecretAccepted of the Model",
+                    f"waiting for the key `token` of Secret {name}, which the controller copies to this host if its "
+                    "owner gave it to sources: see condition SourceSecretAccepted of the Model",
                 )
         try:
             if self._daemon and parse(spec.artifact.source).is_library:

@@ -142,7 +142,7 @@ def test_document_that_is_no_manifest_is_refused(text: bytes, problem: str) -> N
 
 
 def _entry(content: bytes, system: str = "", architecture: str = "", **changes: Any) -> dict[str, Any]:
-    platform = {"platform": {"os": system, "architecture": architecture}} if system else {}
+    platform: dict[str, Any] = {"platform": {"os": system, "architecture": architecture}} if system else {}
     return describe(content, media_type=MANIFEST, **platform, **changes)
 
 
