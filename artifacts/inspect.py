@@ -15,6 +15,7 @@ from artifacts.gguf_facts import count_active, layout_of, summarize
 from artifacts.gguf_reader import read_header, read_stored_header
 from artifacts.gguf_split import merge_headers, name_parts
 from artifacts.partial_download import storage_faults
+from artifacts.registry_repository import RegistryRepository
 from artifacts.repositories import open_repository
 from artifacts.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
@@ -67,7 +68,9 @@ class Inspection(HeaderFacts):
     sha256: str | None
 
 
-async def _inspect_files(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
+async def _inspect_files(
+    source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool = False
+) -> Inspection:
     refuse_digest(source, sha256)
     files = FileSet(source, access)
     listing = await files.list_chosen(None)
@@ -75,7 +78,7 @@ async def _inspect_files(source: Source, access: SourceAccess, sha256: str | Non
     if first.path.endswith(GGUF_WEIGHTS):
         headers = await files.read_gguf_headers(listing)
         facts = _describe_gguf(merge_headers(headers, [file.name for file in listing.files]))
-        file = first.name
+        file = first.path if is_mounted else first.name
     else:
         configs = await files.read_configs(listing)
         facts = _describe_folder(configs, await files.read_weights(listing), listing.python_files)
@@ -85,6 +88,22 @@ async def _inspect_files(source: Source, access: SourceAccess, sha256: str | Non
     stated = first.sha256 if len(listing.files) == 1 else None
     _refuse_other_digest(source, sha256, stated)
     return _with_facts(facts, listing.size_bytes, listing.revision, file, sha256 or stated)
+
+
+async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
+    """Inspect an artifact that nodes mount; of a container image only the digest is known, since they unpack it."""
+    digest, manifest = await RegistryRepository(source, access).resolve(None)
+    if manifest.files or not manifest.packed:
+        return await _inspect_files(source, access, None, is_mounted=True)
+    if len(source.files) != 1 or any(letter in source.files[0] for letter in "*?["):
+        raise ArtifactError(
+            "SourceInvalid",
+            f"{source.display}: is a container image, whose files only nodes unpack: give the path of the weights in "
+            "it in spec.files, for example files: ['models/tiny.gguf'], and their memory in spec.memoryBytes",
+        )
+    is_gguf = source.files[0].endswith(GGUF_WEIGHTS)
+    facts = HeaderFacts(format="gguf" if is_gguf else "safetensors", gguf=GGUF(), layout=None, tensor_bytes=0)
+    return _with_facts(facts, manifest.size_bytes, digest, source.files[0], None)
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
@@ -125,6 +144,7 @@ async def inspect(
     sha256: str | None,
     patience: Patience = DEFAULT_PATIENCE,
     allowed_networks: Networks = (),
+    is_mounted: bool = False,
 ) -> Inspection:
     """Read the headers of `source` and a folder's config.json: at most 64 MiB of each file, in at most 5 minutes.
 
@@ -136,6 +156,7 @@ async def inspect(
         sha256: expected digest; compared with the hub's digest if the hub states one.
         patience: time-outs and attempts.
         allowed_networks: private networks that the source may lead to.
+        is_mounted: True if nodes mount the oci:// source as an image.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
@@ -147,6 +168,8 @@ async def inspect(
     )
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
+            if is_mounted and source.is_artifact:
+                return await _inspect_image(source, access)
             if source.has_listing:
                 return await _inspect_files(source, access, sha256)
             return await _inspect_file(source, access, sha256)

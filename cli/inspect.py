@@ -21,6 +21,12 @@ from crds.size import size_text
     callback=outcome.digest,
     help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
 )
+@click.option(
+    "--image-volume",
+    "is_mounted",
+    is_flag=True,
+    help="SOURCE is an oci:// image that nodes mount: its files may be in archives, and --files is the path of one.",
+)
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -32,6 +38,7 @@ def command(
     *,
     files: tuple[str, ...],
     sha256: str | None,
+    is_mounted: bool,
     file_root: Path | None,
     allowed_networks: Networks,
     as_json: bool,
@@ -53,7 +60,8 @@ def command(
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . --json
     """
-    facts = outcome.run("inspect", _inspect(source, files, sha256, file_root, allowed_networks), result)
+    inspecting = _inspect(source, files, sha256, file_root, allowed_networks, is_mounted=is_mounted)
+    facts = outcome.run("inspect", inspecting, result)
     outcome.write_result("inspect", facts, result)
     if as_json:
         print(msgspec.json.encode(facts).decode())
@@ -65,7 +73,13 @@ def command(
 
 
 async def _inspect(
-    text: str, files: tuple[str, ...], sha256: str | None, file_root: Path | None, allowed_networks: Networks
+    text: str,
+    files: tuple[str, ...],
+    sha256: str | None,
+    file_root: Path | None,
+    allowed_networks: Networks,
+    *,
+    is_mounted: bool,
 ) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect  # noqa: PLC0415
@@ -79,6 +93,7 @@ async def _inspect(
         file_root=file_root,
         sha256=sha256,
         allowed_networks=allowed_networks,
+        is_mounted=is_mounted,
     )
     return {
         "file": found.file,

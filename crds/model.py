@@ -37,6 +37,18 @@ FilePatterns = Annotated[
 class Cache(ApiStruct, frozen=True):
     """The volume that holds the verified weights for pods."""
 
+    medium: Annotated[
+        Literal["Volume", "Image"],
+        described(
+            "How pods get the weights. Volume: a Job downloads them to a PersistentVolumeClaim. Image: each node pulls "
+            "the container image of an oci:// source by its digest and mounts it, without a Job and a volume; this "
+            "needs nodes with Kubernetes 1.35 or later and a container runtime that mounts images. containerd 2.1 "
+            "mounts container images; CRI-O 1.33 also mounts artifacts of files, such as `oras push` makes. Nodes pull "
+            "from a private registry with the imagePullSecrets of the service, and from one without TLS if their "
+            "runtime is configured for it.",
+            rule("self == oldSelf", "cache.medium cannot change: make a new Model"),
+        ),
+    ] = "Volume"
     access_mode: Annotated[
         Literal["ReadWriteOnce", "ReadWriteMany"],
         described(
@@ -69,14 +81,16 @@ class ModelSpec(ApiStruct, frozen=True):
 
     source: Annotated[
         str,
-        Meta(max_length=2048, pattern=r"^(hf|https?|file|ollama)://[^\s]+$"),
+        Meta(max_length=2048, pattern=r"^(hf|https?|oci|file|ollama)://[^\s]+$"),
         described(
             "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
             "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
             "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
-            "hf://ORG/REPO[@REVISION], or file:///PATH/ with a slash at the end. A model of Ollama's library: "
-            "ollama://NAME:TAG; Ollama, in a pod or on the host, pulls the model. Only hosts can serve a file:// "
-            "source, and its path must be below their agent's --file-root."
+            "hf://ORG/REPO[@REVISION], file:///PATH/ with a slash at the end, or an artifact of a registry whose "
+            "layers are files, such as `oras push` makes: oci://REGISTRY/REPOSITORY:TAG or "
+            "oci://REGISTRY/REPOSITORY@sha256:DIGEST. A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod "
+            "or on the host, pulls the model. Only hosts can serve a file:// source, and its path must be below their "
+            "agent's --file-root."
         ),
     ]
     files: FilePatterns = []
@@ -89,10 +103,12 @@ class ModelSpec(ApiStruct, frozen=True):
     source_secret_ref: Annotated[
         SecretReference | None,
         described(
-            "Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source. The token "
+            "Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source. For an "
+            "oci:// source, `token` holds USER:PASSWORD or a bearer token, and the keys `username` and `password`, or "
+            "a Secret of type kubernetes.io/dockerconfigjson, can take its place; hosts take `token` only. The token "
             "is sent to the server of spec.source, so its owner must allow that: by the Secret's type "
-            "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret. Any "
-            "other Secret is refused."
+            "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret or a "
+            "Docker configuration. Any other Secret is refused."
         ),
     ] = None
     hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
@@ -211,6 +227,9 @@ class Cached(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
     claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
+    image: Annotated[
+        str, described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights.")
+    ] = ""
     path: Annotated[str, described("Path of the weights, relative to the root of the volume.")] = ""
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
 
@@ -230,7 +249,11 @@ class ModelStatus(ApiStruct, frozen=True):
         ),
     ] = "Pending"
     revision: Annotated[
-        Revision, described("Exact revision that was inspected: a commit for hf://, an ETag or date for http(s)://.")
+        Revision,
+        described(
+            "Exact revision that was inspected: a commit for hf://, the manifest's digest for oci://, an ETag or date "
+            "for http(s)://."
+        ),
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file, or of the first part of a split model. Absent for a folder.")] = (
@@ -302,6 +325,15 @@ class Model(ApiStruct, frozen=True):
                 "!self.source.startsWith('ollama://') || !(has(self.sourceSecretRef) || has(self.sha256))",
                 "an ollama:// source takes no spec.sourceSecretRef and no spec.sha256: Ollama pulls and verifies it by "
                 "itself; remove them",
+            ),
+            rule(
+                "self.cache.medium != 'Image' || self.source.startsWith('oci://')",
+                "cache.medium Image needs a source that nodes can pull as an image: oci://REGISTRY/REPOSITORY:TAG",
+            ),
+            rule(
+                "!has(self.sha256) || !self.source.startsWith('oci://')",
+                "an oci:// source has its digest in the source: remove spec.sha256, and pin it with "
+                "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
             ),
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",

@@ -14,7 +14,7 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import jobs, source_secret, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, claim_name, weights_path
+from controller.models.served import accelerator_of, claim_name, image_of, is_mounted_image, weights_path
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
@@ -244,6 +244,12 @@ def _decide_cache(
             phase=phase, conditions=[ready, weights], facts=facts, cached=cached, works=[inspected, *works]
         )
 
+    if is_mounted_image(model):
+        mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
+        held = _condition(
+            model, CACHED, true=True, reason="ImageVolume", message=f"nodes pull and mount {mounted.image}"
+        )
+        return decision("Ready", held, cached=mounted)
     if observed.claim is not None:
         work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer, settings), settings)
         there = Cached(

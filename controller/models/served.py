@@ -104,12 +104,28 @@ def claim_name(model: str) -> str:
     return f"{model}-cache"
 
 
+def is_mounted_image(model: Model) -> bool:
+    """Return whether nodes mount the weights as an image, so that no Job and no volume brings them."""
+    return model.spec.cache.medium == "Image"
+
+
+def image_of(source: str, revision: str) -> str:
+    """Return the image that nodes mount for an oci:// source at a resolved revision, by its digest.
+
+    Raises:
+        SourceError: `source` is not a valid source.
+    """
+    return f"{parse(source).repo}@{revision}"
+
+
 def cache_path(model: Model) -> str:
-    """Return the path of an inspected Model's weights, below the volume's root.
+    """Return the path of an inspected Model's weights, below the root of the volume or the image.
 
     Raises:
         SourceError: spec.source is not a valid source; such a Model is never inspected.
     """
+    if is_mounted_image(model):
+        return model.status.file
     return weights_path(model.spec.source, model.status.revision, model.status.file, tuple(model.spec.files))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
 from controller.models.jobs import JobResult, Placement, Work
-from controller.models.served import claim_name, is_artifact, weights_path
+from controller.models.served import claim_name, is_artifact, is_mounted_image, weights_path
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from crds.meta import LABEL_MODEL
@@ -118,6 +118,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
     """Return the work that reads the artifact's header, at the revision in `known` if there is one."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
+    mounted = ("--image-volume",) if is_mounted_image(model) else ()
     return Work(
         owner=model.metadata,
         verb="inspect",
@@ -125,7 +126,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
             *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
             *spec.files,
         ),
-        arguments=(_source(model, known), *_patterns(model), *verified, "--json"),
+        arguments=(_source(model, known), *_patterns(model), *verified, *mounted, "--json"),
         image=settings.image,
         environment=settings.environment,
         token_secret=None if is_artifact(model) else secret,

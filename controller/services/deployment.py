@@ -109,7 +109,8 @@ def _weights(model: Model) -> MountedWeights:
     if format_of(model) == "ollama":
         # Serving takes at least the memory that the weights take on disk.
         return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
-    return MountedWeights(claim_name(model.metadata.name), cache_path(model), model.status.size_bytes)
+    image = model.status.cached.image if model.status.cached is not None else ""
+    return MountedWeights(claim_name(model.metadata.name), cache_path(model), model.status.size_bytes, image)
 
 
 def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:

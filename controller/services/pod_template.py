@@ -46,6 +46,14 @@ class MountedWeights(NamedTuple):
     path: str
     """The file or folder, relative to the root of the volume; without a volume the source, such as ollama://NAME:TAG."""
     size_bytes: int | None = None
+    image: str = ""
+    """Image that the node mounts instead of a claim; the service's image pull secrets open its registry."""
+
+    def volume(self) -> Obj:
+        """Return the source of the pod's volume."""
+        if self.image:
+            return {"image": {"reference": self.image, "pullPolicy": "IfNotPresent"}}
+        return {"persistentVolumeClaim": {"claimName": self.claim, "readOnly": True}}
 
 
 class EngineChoice(NamedTuple):
@@ -143,11 +151,7 @@ def _mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
 
 def _volumes(replica: _Replica) -> list[Obj]:
     volumes: list[Obj] = [
-        *(
-            {"name": name, "persistentVolumeClaim": {"claimName": weights.claim, "readOnly": True}}
-            for weights, name, _path in _mounts(replica)
-            if weights.claim is not None
-        ),
+        *({"name": name, **weights.volume()} for weights, name, _path in _mounts(replica) if weights.claim is not None),
         {"name": "token", "secret": {"secretName": token_name(replica.service.metadata.name), "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]

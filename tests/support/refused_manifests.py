@@ -27,7 +27,7 @@ _SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": 
     "cacheTypeV": "f16",
 }
 DEFAULTS: dict[Resource, dict[str, Any]] = {
-    MODELS: {"cache": {"accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}},
+    MODELS: {"cache": {"medium": "Volume", "accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}},
     INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
     METAL_PROCESSES: _SERVING,
 }
@@ -80,6 +80,14 @@ REFUSED_MANIFESTS = {
     ),
     "folder of a host with a sha256": RefusedManifest(
         MODELS, {"source": "file:///mlx/", "memoryBytes": 1, "sha256": "0" * 64}, "pin a commit with @REVISION"
+    ),
+    "oci:// with a digest of a file": RefusedManifest(
+        MODELS,
+        {"source": "oci://r.example/tiny:v1", "sha256": "0" * 64},
+        "pin it with oci://REGISTRY/REPOSITORY@sha256",
+    ),
+    "image volume of another source": RefusedManifest(
+        MODELS, {"cache": {"medium": "Image"}}, "cache.medium Image needs a source that nodes can pull as an image"
     ),
     "ollama:// without memoryBytes": RefusedManifest(
         MODELS, {"source": "ollama://qwen3:8b"}, "spec: Invalid value: .*an ollama:// source needs spec.memoryBytes"

@@ -57,21 +57,17 @@ def build_artifact(files: Mapping[str, bytes], media_type: str = RAW) -> Artifac
     return Artifact(encode_manifest(layers), blobs)
 
 
-async def push(url: str, repository: str, tag: str, artifact: Artifact, *, login: tuple[str, str] | None = None) -> str:
+async def push(url: str, repository: str, tag: str, artifact: Artifact, *, authorization: str = "") -> str:
     """Push an artifact to the registry at `url`, and return its digest."""
-    auth = aiohttp.BasicAuth(*login) if login else None
-    async with aiohttp.ClientSession(auth=auth, raise_for_status=True) as session:
+    headers = {"Authorization": authorization} if authorization else {}
+    async with aiohttp.ClientSession(url, headers=headers, raise_for_status=True) as session:
         for digest, content in artifact.blobs.items():
-            async with session.post(f"{url}/v2/{repository}/blobs/uploads/") as begun:
+            async with session.post(f"/v2/{repository}/blobs/uploads/") as begun:
                 location = begun.headers["Location"]
-            async with session.put(
-                f"{location}{'&' if '?' in location else '?'}digest={digest}",
-                data=content,
-                headers={"Content-Type": RAW},
-            ):
+            async with session.put(f"{location}&digest={digest}", data=content, headers={"Content-Type": RAW}):
                 pass
         media_type = json.loads(artifact.manifest)["mediaType"]
         async with session.put(
-            f"{url}/v2/{repository}/manifests/{tag}", data=artifact.manifest, headers={"Content-Type": media_type}
+            f"/v2/{repository}/manifests/{tag}", data=artifact.manifest, headers={"Content-Type": media_type}
         ) as pushed:
             return pushed.headers["Docker-Content-Digest"]

@@ -57,6 +57,50 @@ def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None
     assert not parse("hf://a/b").is_library
 
 
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("oci://ghcr.io/acme/tiny:v1", "ghcr.io/acme/tiny", "v1"),
+        (f"oci://ghcr.io/acme/tiny@{DIGEST}", "ghcr.io/acme/tiny", DIGEST),
+        ("oci://localhost:5000/a:latest", "localhost:5000/a", "latest"),
+        ("oci://[::1]:5000/a/b__c/d-e.f:v1.0_x", "[::1]:5000/a/b__c/d-e.f", "v1.0_x"),
+        ("oci://docker.io/ai/smollm2:360M-Q4_K_M", "docker.io/ai/smollm2", "360M-Q4_K_M"),
+    ],
+)
+def test_artifact_of_a_registry_has_a_tag_or_a_digest(text: str, repo: str, revision: str) -> None:
+    source = parse(text)
+    assert (source.scheme, source.repo, source.revision, source.file) == ("oci", repo, revision, "")
+    assert (source.is_artifact, source.is_folder, source.display) == (True, True, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "oci://ghcr.io/acme/tiny",
+        f"oci://ghcr.io/acme/tiny:v1@{DIGEST}",
+        "oci://acme/tiny:v1",
+        "oci://tiny:v1",
+        "oci://ghcr.io/Acme/tiny:v1",
+        "oci://ghcr.io/../tiny:v1",
+        "oci://ghcr.io//tiny:v1",
+        "oci://user:hunter2@ghcr.io/tiny:v1",
+        "oci://ghcr.io/tiny:v1?x=1",
+        "oci://ghcr.io/tiny@sha256:abc",
+        "oci://ghcr.io/tiny:-v1",
+        "oci://ghcr.io:port/tiny:v1",
+        "oci://ghcr.io/tiny:v1\n",
+        f"oci://ghcr.io/{'a' * 256}:v1",
+    ],
+)
+def test_invalid_artifact_of_a_registry_is_refused_with_its_form(text: str) -> None:
+    with pytest.raises(SourceError, match="oci://REGISTRY/REPOSITORY:TAG or oci://") as caught:
+        parse(text)
+    assert "hunter2" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -98,7 +142,7 @@ def test_an_invalid_source_is_refused_with_the_way_out(text: str, hint: str) -> 
     assert "\n" not in caught.value.message
 
 
-@given(st.sampled_from(["hf://", "http://", "https://", "file://", ""]), st.text())
+@given(st.sampled_from(["hf://", "http://", "https://", "file://", "oci://a.b/", ""]), st.text())
 def test_any_text_is_a_safe_file_name_or_refused(scheme: str, rest: str) -> None:
     try:
         source = parse(scheme + rest)

@@ -11,6 +11,7 @@ from tests.support.simulated_model import HTTP, SimulatedModel, make_inspected
 
 REFERENCE = SecretReference(name="hub")
 MARKED = {LABEL: "true"}
+CONFIG = {".dockerconfigjson": "e30="}
 
 
 def _secret(kind: str = "Opaque", labels: dict[str, str] | None = None, **data: str) -> Any:
@@ -35,6 +36,38 @@ def test_verdict_on_a_secret_states_the_way_out(secret: Any, reason: str, way_ou
     assert (verdict.reason, verdict.accepted) == (reason, reason == "Accepted")
     assert way_out in verdict.message
     assert "c2VjcmV0" not in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason"),
+    [
+        (_secret("kubernetes.io/dockerconfigjson", MARKED, **CONFIG), "Accepted"),
+        (_secret("kubernetes.io/dockerconfigjson", None, **CONFIG), "SecretNotMarked"),
+        (_secret(TYPE, username="dQ==", password="cA=="), "Accepted"),
+        (_secret(TYPE), "Accepted"),
+        (_secret(TYPE, username="dQ=="), "SecretNotFound"),
+        (_secret("kubernetes.io/basic-auth", MARKED, username="dQ==", password="cA=="), "SecretRefused"),
+    ],
+)
+def test_login_of_a_registry_has_other_keys_too(secret: Any, reason: str) -> None:
+    assert judge_secret("team", "hub", secret, is_login=True).reason == reason
+
+
+def test_docker_configuration_is_no_token_for_another_server() -> None:
+    secret = _secret("kubernetes.io/dockerconfigjson", MARKED, **CONFIG)
+    assert judge_secret("team", "hub", secret).reason == "SecretNotFound"
+
+
+def test_job_has_the_login_of_a_registry_in_files() -> None:
+    simulated = SimulatedModel(source="oci://ghcr.io/acme/tiny:v1", source_secret_ref=REFERENCE)
+    simulated.secret = SecretVerdict(accepted=True)
+    simulated.settle()
+    spec = simulated.job("inspect")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["volumes"] == [{"name": "login", "secret": {"secretName": "hub", "defaultMode": 0o440}}]
+    assert container["volumeMounts"] == [{"name": "login", "mountPath": "/run/secrets/pomona", "readOnly": True}]
+    assert {"name": "POMONA_SOURCE_SECRET", "value": "/run/secrets/pomona"} in container["env"]
+    assert not [each for each in container["env"] if "valueFrom" in each]
 
 
 def _simulate(verdict: SecretVerdict | None) -> SimulatedModel:

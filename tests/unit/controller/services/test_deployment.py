@@ -44,6 +44,15 @@ def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
     assert volumes["token"]["secret"]["secretName"] == "chat-token"
 
 
+def test_node_mounts_an_image_of_weights() -> None:
+    image = f"ghcr.io/acme/tiny@sha256:{'ab' * 32}"
+    choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
+    _, obj = deployment(as_service(service()), choice, MountedWeights("", "tiny.gguf", image=image))
+    spec = obj["spec"]["template"]["spec"]
+    assert spec["volumes"][0] == {"name": "models", "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
+    assert "/models/tiny.gguf" in spec["containers"][0]["args"]
+
+
 def test_pods_have_the_labels_that_the_service_selects() -> None:
     obj = built(replicas=3)
     assert obj["spec"]["replicas"] == 3
