@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import ipaddress
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -241,13 +242,24 @@ def _library(text: str) -> Source:
 
 def _artifact(text: str) -> Source:
     match = _REGISTRY.fullmatch(text)
-    if not match or len(match["path"]) > _MAX_REPOSITORY:
+    if not match or len(match["path"]) > _MAX_REPOSITORY or not _is_host(match["repo"].partition("/")[0]):
         raise SourceError(
             text,
             f"an oci:// source has the form {_REGISTRY_FORM}, with the registry's host (docker.io too), lower-case "
             "names, and a tag or a digest but not both",
         )
     return Source("oci", text, "", match["repo"], match["tag"] or match["digest"], "")
+
+
+def _is_host(registry: str) -> bool:
+    try:
+        parts = urlsplit(f"//{registry}")
+        _ = parts.port
+        if registry.startswith("["):
+            ipaddress.IPv6Address(parts.hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _web(text: str, parts: SplitResult, host: str | None) -> Source:

@@ -62,9 +62,10 @@ def command(
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf; of a split model
     its first part, with which all parts are fetched. hf://ORG/REPO[@REVISION] is a folder of safetensors, or with
-    --files a GGUF model. A file that is complete is not downloaded again, and a file:// source is not copied. The
-    environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, and
-    HF_ENDPOINT is the URL of a mirror of the hub.
+    --files a GGUF model; so is oci://REGISTRY/REPOSITORY:TAG, an artifact of a registry. A file that is complete is
+    not downloaded again, and a file:// source is not copied. The environment variable HF_TOKEN is the token for the
+    hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, or USER:PASSWORD of a registry (or DOCKER_CONFIG is the
+    folder of its config.json), and HF_ENDPOINT is the URL of a mirror of the hub.
 
     Exit code: 0 fetched, 1 failed but a retry may help, 2 failed and a retry does not help.
 
@@ -74,6 +75,7 @@ def command(
       HF_TOKEN=$(cat token) pomona fetch hf://acme/private@v2/model.gguf --to /models
       pomona fetch hf://Qwen/Qwen3-8B --to ~/models/Qwen3-8B
       pomona fetch hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf' --to ~/models
+      pomona fetch oci://docker.io/ai/smollm2:360M-Q4_K_M --files '*.gguf' --to ~/models
       pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
     """
     wanted = _Wanted(

@@ -47,9 +47,10 @@ def command(
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
-    safetensors: hf://ORG/REPO[@REVISION] or file:///PATH/, of which --files may choose a GGUF model. Only the headers
-    are downloaded. The environment variable HF_TOKEN is the token for the hub, POMONA_SOURCE_TOKEN the one for an
-    http(s):// source, and HF_ENDPOINT is the URL of a mirror of the hub.
+    safetensors: hf://ORG/REPO[@REVISION], file:///PATH/ or an artifact of a registry, oci://REGISTRY/REPOSITORY:TAG, of
+    which --files may choose a GGUF model. Only the headers are downloaded. The environment variable HF_TOKEN is the
+    token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, or USER:PASSWORD of a registry (or
+    DOCKER_CONFIG is the folder of its config.json), and HF_ENDPOINT is the URL of a mirror of the hub.
 
     Exit code: 0 inspected, 1 failed but a retry may help, 2 failed and a retry does not help.
 

@@ -17,7 +17,7 @@ class TenantLimits(NamedTuple):
     """Options of the controller that limit what an InferenceService may state."""
 
     image_prefixes: tuple[str, ...] = ()
-    """Beginnings of the images that spec.image may name; none: all images."""
+    """Beginnings of the images that services may name, and Models that nodes mount; none: all images."""
     control_plane: bool = False
     """True if spec.tolerations may tolerate the taints of control-plane nodes."""
 
@@ -34,11 +34,12 @@ class ExceededLimit(NamedTuple):
 
 def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
     """Return the first field of a service that exceeds the limits, with the way out, or None."""
-    image, prefixes = service.spec.image, limits.image_prefixes
-    if image is not None and prefixes and not any(_begins_with(image, each) for each in prefixes):
+    image = service.spec.image
+    if image is not None and not is_image_allowed(image, limits):
         message = (
-            f"spec.image {image} is not allowed: images begin with {' or '.join(prefixes)} here; use one of those, "
-            "leave spec.image out for the default, or ask the platform team for another --allowed-image-prefix"
+            f"spec.image {image} is not allowed: images begin with {' or '.join(limits.image_prefixes)} here; use one "
+            "of those, leave spec.image out for the default, or ask the platform team for another "
+            "--allowed-image-prefix"
         )
         return ExceededLimit("ImageNotAllowed", message)
     for number, toleration in enumerate(service.spec.tolerations):
@@ -49,6 +50,11 @@ def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLim
             )
             return ExceededLimit("TolerationNotAllowed", message)
     return None
+
+
+def is_image_allowed(image: str, limits: TenantLimits) -> bool:
+    """Return whether nodes may pull an image for a tenant."""
+    return not limits.image_prefixes or any(_begins_with(image, each) for each in limits.image_prefixes)
 
 
 def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits) -> list[Toleration]:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
-from artifacts.registry_login import SECRET_VARIABLE
+from artifacts.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
@@ -266,7 +266,9 @@ def _build(work: Work, attempt: int) -> Obj:
     if work.claim is not None:
         pod["volumes"].append({"name": "models", "persistentVolumeClaim": {"claimName": work.claim}})
     if work.login_secret is not None:
-        secret = {"secretName": work.login_secret, "defaultMode": 0o440}
+        # A Secret has some of these keys; the admission policy of the controller allows no others.
+        items = [{"key": key, "path": key} for key in SECRET_KEYS]
+        secret = {"secretName": work.login_secret, "defaultMode": 0o440, "items": items, "optional": True}
         pod["volumes"].append({"name": "login", "secret": secret})
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the Model has the reason.

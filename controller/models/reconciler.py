@@ -22,7 +22,7 @@ from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
-from controller.tenant_limits import allowed_tolerations
+from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
@@ -246,10 +246,8 @@ def _decide_cache(
 
     if is_mounted_image(model):
         mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
-        held = _condition(
-            model, CACHED, true=True, reason="ImageVolume", message=f"nodes pull and mount {mounted.image}"
-        )
-        return decision("Ready", held, cached=mounted)
+        held = _judge_image(model, mounted.image, settings.limits)
+        return decision("Ready", held, cached=mounted if held["status"] == "True" else None)
     if observed.claim is not None:
         work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer, settings), settings)
         there = Cached(
@@ -284,6 +282,18 @@ def _decide_cache(
         return msgspec.structs.replace(made, create=(volume.new_claim(model, facts),))
     unused = "not needed: no InferenceService that runs in pods uses this Model"
     return decision("Ready", _condition(model, CACHED, true=False, reason="NoConsumers", message=unused))
+
+
+def _judge_image(model: Model, image: str, limits: TenantLimits) -> Obj:
+    """Return the condition of an image that nodes mount."""
+    if is_image_allowed(image, limits):
+        return _condition(model, CACHED, true=True, reason="ImageVolume", message=f"nodes pull and mount {image}")
+    message = (
+        f"spec.source {model.spec.source} is no image that nodes may mount: images begin with "
+        f"{' or '.join(limits.image_prefixes)} here; copy it there, make a Model with spec.cache.medium Volume, or ask "
+        "the platform team for another --allowed-image-prefix"
+    )
+    return _condition(model, CACHED, true=False, reason="ImageNotAllowed", message=message)
 
 
 def _is_for_pods(model: Model, facts: ModelFacts) -> bool:

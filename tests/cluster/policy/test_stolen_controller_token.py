@@ -294,6 +294,20 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     ),
     "Job with a ServiceAccount": ("without a ServiceAccount", create(job, serviceAccountName="admin")),
     "Job on a node's files": ("volumes of type", create(job, volumes=[{"name": "a", "hostPath": {"path": "/"}}])),
+    "Job with all keys of a Secret": (
+        "mounts no Secret but",
+        create(job, volumes=[{"name": "a", "secret": {"secretName": "admin"}}]),
+    ),
+    "Job with a key that is no login": (
+        "mounts no Secret but",
+        create(job, volumes=[{"name": "a", "secret": {"secretName": "a", "items": [{"key": "tls.key", "path": "a"}]}}]),
+    ),
+    "pod with the login of a registry": (
+        "mounts no Secret but",
+        create(
+            deployment, volumes=[{"name": "a", "secret": {"secretName": "a", "items": [{"key": "token", "path": "a"}]}}]
+        ),
+    ),
     "Job of a service": (
         "jobs that a Model controls",
         lambda thief: thief.api.create(*thief.owned("InferenceService", JOBS, "one", spec=job(thief)[1]["spec"])),

@@ -64,7 +64,10 @@ def test_job_has_the_login_of_a_registry_in_files() -> None:
     simulated.settle()
     spec = simulated.job("inspect")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    assert spec["volumes"] == [{"name": "login", "secret": {"secretName": "hub", "defaultMode": 0o440}}]
+    (volume,) = spec["volumes"]
+    keys = {each["key"]: each["path"] for each in volume["secret"].pop("items")}
+    assert volume == {"name": "login", "secret": {"secretName": "hub", "defaultMode": 0o440, "optional": True}}
+    assert keys == {key: key for key in (".dockerconfigjson", "username", "password", "token")}
     assert container["volumeMounts"] == [{"name": "login", "mountPath": "/run/secrets/pomona", "readOnly": True}]
     assert {"name": "POMONA_SOURCE_SECRET", "value": "/run/secrets/pomona"} in container["env"]
     assert not [each for each in container["env"] if "valueFrom" in each]
