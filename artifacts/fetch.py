@@ -27,6 +27,7 @@ from artifacts.partial_download import (
 from artifacts.repositories import open_repository
 from artifacts.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.source import Source, refuse_library
 from crds.size import size_text
 
@@ -67,6 +68,7 @@ async def fetch(
     on_progress: ReportProgress,
     patience: Patience = DEFAULT_PATIENCE,
     allowed_networks: Networks = (),
+    s3: S3Access = ANONYMOUS_S3,
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
     """Download the file `source` to `destination_dir` and return it; a file:// source is not copied.
@@ -83,6 +85,7 @@ async def fetch(
         on_progress: called often, in the event loop.
         patience: time-outs and attempts.
         allowed_networks: private networks that may be reached.
+        s3: service and keys of s3:// sources.
         make_room: called with the missing bytes.
 
     Raises:
@@ -92,7 +95,12 @@ async def fetch(
     if source.scheme == "file":
         return await verify_local(source, file_root, sha256, on_progress)
     access = SourceAccess(
-        token=token, endpoint=endpoint, file_root=None, allowed_networks=allowed_networks, patience=patience
+        token=token,
+        endpoint=endpoint,
+        file_root=None,
+        allowed_networks=allowed_networks,
+        patience=patience,
+        s3=s3,
     )
     return await fetch_file(
         open_repository(source, access),

@@ -44,6 +44,7 @@ async def fetch_source(
             on_progress=on_progress,
             patience=access.patience,
             allowed_networks=access.allowed_networks,
+            s3=access.s3,
         )
     files = FileSet(source, access)
     listing = await files.list_chosen(revision)

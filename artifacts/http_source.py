@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -26,6 +26,7 @@ from artifacts.address_policy import (
 )
 from artifacts.errors import ArtifactError
 from artifacts.repository import RangeRefused, SourceAccess, SourceResponse
+from artifacts.s3_answers import read_digest
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
@@ -38,7 +39,9 @@ _UNAUTHORIZED = (_LOGIN_REQUIRED, 403)
 _GONE = (404, 410)
 _TRY_AGAIN = (408, 425, 429)
 _SERVER_ERROR = 500
+_FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
+_REFUSAL_BYTES = 64 << 10
 _PARTIAL = 206
 _RANGE_REFUSED = 416
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -81,6 +84,10 @@ class FixedAuthorization(NamedTuple):
         return False
 
 
+ExplainRefusal = Callable[[int, Mapping[str, str], bytes], ArtifactError | None]
+"""Called with status, headers and the start of the body of a refusal; None leaves the error to the status."""
+
+
 class _Received(NamedTuple):
     """A response after all redirects, and the headers of the hub's own response, which redirects to a CDN."""
 
@@ -99,6 +106,7 @@ class Origin:
         url: the URL to request first.
         authorizer: credentials for the origin of `url`.
         accept: media types to ask for; empty for any.
+        explain: reader of refusals, for a service that explains them.
         networks: private networks that the source may lead to.
         hub: URL of the hub, whose headers name commit and digest, and whose address the operator chose; None for
             a source of another server.
@@ -116,6 +124,7 @@ class Origin:
         head_seconds: float,
         authorizer: Authorizer,
         accept: str,
+        explain: ExplainRefusal | None,
         networks: Networks,
         hub: URL | None,
         revision: str | None,
@@ -127,6 +136,7 @@ class Origin:
         self._head_seconds = head_seconds
         self._authorizer = authorizer
         self._accept = {"Accept": accept} if accept else {}
+        self._explain = explain
         self._networks = networks
         self._hub = hub
         self._requested_revision = revision
@@ -168,7 +178,7 @@ class Origin:
         try:
             received = await self._follow(headers)
             async with received.response:
-                self._check(received.response.status)
+                await self._check(received.response)
                 self._refuse_encoding(received.response.headers)
                 yield received
         except TimeoutError as error:
@@ -193,9 +203,9 @@ class Origin:
                     response = await self._request(url, headers)
             if self._hub and url.origin() == self._hub.origin():
                 hub_headers = response.headers
-            if response.status not in _REDIRECTS:
-                return _Received(response, hub_headers)
             location = response.headers.get("Location", "")
+            if response.status not in _REDIRECTS or (self._explain and not location):
+                return _Received(response, hub_headers)
             response.close()
             url = self._redirect_target(url, location)
         raise ArtifactError(
@@ -239,10 +249,16 @@ class Origin:
     def _unreachable(self, problem: str) -> ArtifactError:
         return ArtifactError("SourceUnreachable", f"{self._source.display}: the server {problem}", retryable=True)
 
-    def _check(self, status: int) -> None:
-        name = self._source.display
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        name, status = self._source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
+        if self._explain and status >= _FIRST_REDIRECT:
+            error = self._explain(status, response.headers, await self._read_refusal(response))
+            if error:
+                raise error
+        if status in _REDIRECTS:
+            raise self._unusable_redirect()
         if status in _UNAUTHORIZED:
             way_out = _OTHER_LOGIN if self._source.is_artifact else _OTHER_TOKEN
             raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
@@ -253,6 +269,16 @@ class Origin:
             raise self._unreachable(f"answered HTTP {status}")
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
+
+    async def _read_refusal(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of a refusal; empty if it is too long to explain anything."""
+        text = bytearray()
+        async with asyncio.timeout(self._head_seconds):
+            async for block in response.content.iter_chunked(_REFUSAL_BYTES):
+                text += block
+                if len(text) > _REFUSAL_BYTES:
+                    return b""
+        return bytes(text)
 
     def _refuse_encoding(self, headers: Mapping[str, str]) -> None:
         """Refuse a body that is not sent as it is stored: it is neither unpacked nor kept."""
@@ -279,6 +305,8 @@ class Origin:
         if self._source.scheme == "hf":
             sha256 = _digest(_text(hub, "X-Linked-Etag"))
             revision = _text(hub, "X-Repo-Commit") or self._requested_revision or self._source.revision
+        elif self._source.scheme == "s3":
+            sha256 = read_digest(response.headers)
         return SourceResponse(
             first=first,
             size_bytes=size,
@@ -295,13 +323,14 @@ async def connect(
     access: SourceAccess,
     revision: str | None = None,
     *,
-    url: str = "",
+    url: str | URL = "",
     authorizer: Authorizer | None = None,
     accept: str = "",
+    explain: ExplainRefusal | None = None,
 ) -> AsyncIterator[Origin]:
     """Open the origin of a source, at `url` if given; use the proxies of the environment.
 
-    `authorizer` takes the place of the token, and `accept` names the media types to ask for.
+    `authorizer` takes the place of the token, `accept` names the media types to ask for, and `explain` reads refusals.
     """
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
@@ -329,15 +358,16 @@ async def connect(
             head_seconds=access.patience.connect_seconds + access.patience.silence_seconds,
             authorizer=authorizer or FixedAuthorization(f"Bearer {access.token}" if access.token else ""),
             accept=accept,
+            explain=explain,
             networks=access.allowed_networks,
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
         )
 
 
-def _parse_url(source: Source, text: str) -> URL:
+def _parse_url(source: Source, text: str | URL) -> URL:
     try:
-        url = URL(text)
+        url = URL(text) if isinstance(text, str) else text
         url.origin()
     except ValueError as error:
         raise ArtifactError("SourceInvalid", f"{source.display}: its address is no http(s):// URL") from error

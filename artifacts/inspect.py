@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from artifacts import folder_config, gguf
+from artifacts import folder_config, gguf, local_files
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.file_choice import ADAPTER_CONFIG
@@ -19,6 +19,7 @@ from artifacts.registry_repository import RegistryRepository
 from artifacts.repositories import open_repository
 from artifacts.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.safetensors_header import SafetensorsHeader
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout, WeightsFormat
@@ -135,6 +136,14 @@ def _refuse_other_digest(source: Source, expected: str | None, stated: str | Non
         )
 
 
+async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool) -> Inspection:
+    if is_mounted and source.is_artifact:
+        return await _inspect_image(source, access)
+    if source.has_listing:
+        return await _inspect_files(source, access, sha256)
+    return await _inspect_file(source, access, sha256)
+
+
 async def inspect(
     source: Source,
     *,
@@ -145,6 +154,7 @@ async def inspect(
     patience: Patience = DEFAULT_PATIENCE,
     allowed_networks: Networks = (),
     is_mounted: bool = False,
+    s3: S3Access = ANONYMOUS_S3,
 ) -> Inspection:
     """Read the headers of `source` and a folder's config.json: at most 64 MiB of each file, in at most 5 minutes.
 
@@ -157,22 +167,25 @@ async def inspect(
         patience: time-outs and attempts.
         allowed_networks: private networks that the source may lead to.
         is_mounted: True if nodes mount the oci:// source as an image.
+        s3: service and keys of s3:// sources.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
 
     """
     refuse_library(source)
+    source = local_files.locate_mounted(source, file_root)
     access = SourceAccess(
-        token=token, endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
+        token=token,
+        endpoint=endpoint,
+        file_root=file_root,
+        allowed_networks=allowed_networks,
+        patience=patience,
+        s3=s3,
     )
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
-            if is_mounted and source.is_artifact:
-                return await _inspect_image(source, access)
-            if source.has_listing:
-                return await _inspect_files(source, access, sha256)
-            return await _inspect_file(source, access, sha256)
+            return await _inspect_any(source, access, sha256, is_mounted=is_mounted)
     except TimeoutError as error:
         raise ArtifactError(
             "SourceUnreachable",

@@ -1,5 +1,6 @@
 """`file://` sources: files below the one folder that the owner chose; no link or `..` leads out of the folder."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -39,6 +40,22 @@ def locate(source: Source, file_root: Path | None) -> Path:
         way_out = ": end it with a slash to serve the folder" if path.is_dir() else ""
         raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file{way_out}")
     return path
+
+
+def locate_mounted(source: Source, file_root: Path | None) -> Source:
+    """Return a pvc:// source as files below `file_root`, where its volume is mounted; any other source as it is.
+
+    Raises:
+        ArtifactError: SourceForbidden; no volume is mounted here.
+    """
+    if source.scheme != "pvc":
+        return source
+    if file_root is None:
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: only a pod can mount a claim: with its volume mounted at DIR, add --file-root DIR",
+        )
+    return dataclasses.replace(source, scheme="file", path=f"{file_root}/{source.path}")
 
 
 def refuse_outside(source: Source, path: Path, file_root: Path | None) -> None:

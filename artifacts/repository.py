@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.retry import DEFAULT_PATIENCE, Patience
+from artifacts.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.source import MAX_NAME_BYTES, Source
 
 WEIGHTS: Final = ".safetensors"
@@ -37,6 +38,7 @@ class SourceAccess:
         file_root: folder that file:// sources have to be in; None refuses them.
         allowed_networks: private networks that the source may lead to.
         patience: time-outs and attempts.
+        s3: service and keys of s3:// sources; by default AWS, without keys.
 
     """
 
@@ -45,6 +47,7 @@ class SourceAccess:
     file_root: Path | None
     allowed_networks: Networks = ()
     patience: Patience = DEFAULT_PATIENCE
+    s3: S3Access = ANONYMOUS_S3
 
 
 @dataclasses.dataclass(frozen=True)

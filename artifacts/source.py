@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from artifacts.errors import ArtifactError
 from artifacts.gguf_split import name_parts
 
-Scheme = Literal["hf", "http", "https", "file", "oci", "ollama"]
+Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
@@ -23,6 +23,10 @@ TOKEN_VARIABLE = "POMONA_SOURCE_TOKEN"  # noqa: S105 - a name
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
+_S3_FORM = "s3://BUCKET/KEY.gguf, or s3://BUCKET/PREFIX/ for a folder"
+_S3 = re.compile(r"s3://(?P<holder>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<path>[^\s?#]*)", re.ASCII)
+_PVC_FORM = "pvc://CLAIM/PATH/FILE.gguf, or pvc://CLAIM/PATH/ for a folder"
+_PVC = re.compile(r"pvc://(?P<holder>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)/(?P<path>[^\s?#]*)", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 _REGISTRY_FORM = "oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
@@ -60,11 +64,12 @@ class Source:
         scheme: scheme of its URL.
         text: canonical text; equal texts mean the same file.
         file: its name, safe to use as a name in a folder; empty for a folder.
-        repo: ORG/REPO of an hf:// source, REGISTRY/REPOSITORY of an oci:// source, else empty.
+        repo: ORG/REPO of an hf:// source, REGISTRY/REPOSITORY of an oci:// source, bucket of an s3:// source, claim of
+            a pvc:// source, else empty.
         revision: branch, tag or commit of an hf:// source (default main), tag or sha256:DIGEST of an oci:// source,
             else empty.
-        path: path in the repository (empty: all of it), absolute path of a file://, name of an ollama:// model, or the
-            whole URL.
+        path: path in the repository (empty: all of it), key or prefix in the bucket, path on the claim's volume,
+            absolute path of a file://, name of an ollama:// model, or the whole URL.
         files: patterns that choose files of a folder; empty: those that an engine needs.
 
     """
@@ -182,7 +187,7 @@ def parse(text: str, files: Sequence[str] = ()) -> Source:
 def _check_patterns(source: Source, files: Sequence[str]) -> None:
     if not source.is_folder:
         raise SourceError(source.text, "names one file, so it takes no files: remove them, or name the folder")
-    if source.scheme == "file" and not all(each.endswith(".gguf") for each in files):
+    if source.scheme in ("file", "pvc") and not all(each.endswith(".gguf") for each in files):
         raise SourceError(source.text, "is a folder that is served as it is: remove files, or name a .gguf file in it")
     if len(files) > MOST_PATTERNS:
         raise SourceError(source.text, f"has {len(files)} files: give at most {MOST_PATTERNS} patterns")
@@ -203,6 +208,10 @@ def _parse_text(text: str) -> Source:
         return _library(text)
     if scheme == "oci":
         return _artifact(text)
+    if scheme == "s3":
+        return _held(text, "s3", _S3, _S3_FORM)
+    if scheme == "pvc":
+        return _held(text, "pvc", _PVC, _PVC_FORM)
     try:
         parts = urlsplit(text)
         host = parts.hostname
@@ -213,7 +222,7 @@ def _parse_text(text: str) -> Source:
         return _web(text, parts, host)
     if scheme == "file":
         return _local(text, parts, host)
-    schemes = "hf://, https://, http://, oci://, file:// or ollama://"
+    schemes = "hf://, https://, http://, s3://, oci://, pvc://, file:// or ollama://"
     raise SourceError(text, f"must start with {schemes}, for example {_HF_FORM}")
 
 
@@ -229,6 +238,18 @@ def _hugging_face(text: str) -> Source:
         return Source("hf", f"hf://{repo}@{revision}", "", repo, revision, "")
     canonical = f"hf://{repo}@{revision}/{path}"
     return Source("hf", canonical, _file_name(text, path), repo, revision, path)
+
+
+def _held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
+    """Return a file or folder in a bucket or on a claim's volume; like a URL, its path may have escapes such as %20."""
+    match = form.fullmatch(text)
+    path = unquote(match["path"]) if match else ""
+    if not match or not path.isprintable():
+        raise SourceError(text, f"a {scheme}:// source has the form {example}")
+    if path:
+        _check_segments(text, path.removesuffix("/"))
+    name = "" if not path or path.endswith("/") else _file_name(text, path)
+    return Source(scheme, f"{scheme}://{match['holder']}/{quote(path)}", name, match["holder"], "", path)
 
 
 def _library(text: str) -> Source:

@@ -67,6 +67,9 @@ def command(
     hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, or USER:PASSWORD of a registry (or DOCKER_CONFIG is the
     folder of its config.json), and HF_ENDPOINT is the URL of a mirror of the hub.
 
+    s3://BUCKET/KEY.gguf and s3://BUCKET/PREFIX/ take AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
+    AWS_REGION, and AWS_ENDPOINT_URL for a service other than AWS; without keys, the bucket must be public.
+
     Exit code: 0 fetched, 1 failed but a retry may help, 2 failed and a retry does not help.
 
     \b
@@ -129,6 +132,7 @@ async def _fetch(wanted: _Wanted) -> dict[str, Any]:
         endpoint=outcome.endpoint(),
         file_root=wanted.file_root,
         allowed_networks=wanted.allowed_networks,
+        s3=outcome.s3_access(source),
     )
     with _show_progress(source.file or source.repo or source.display) as show:
         done = await fetch_source(

@@ -52,6 +52,9 @@ def command(
     token for the hub, POMONA_SOURCE_TOKEN the one for an http(s):// source, or USER:PASSWORD of a registry (or
     DOCKER_CONFIG is the folder of its config.json), and HF_ENDPOINT is the URL of a mirror of the hub.
 
+    s3://BUCKET/KEY.gguf and s3://BUCKET/PREFIX/ take AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
+    AWS_REGION, and AWS_ENDPOINT_URL for a service other than AWS; without keys, the bucket must be public.
+
     Exit code: 0 inspected, 1 failed but a retry may help, 2 failed and a retry does not help.
 
     \b
@@ -95,6 +98,7 @@ async def _inspect(
         sha256=sha256,
         allowed_networks=allowed_networks,
         is_mounted=is_mounted,
+        s3=outcome.s3_access(source),
     )
     return {
         "file": found.file,

@@ -21,6 +21,7 @@ from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABL
 
 if TYPE_CHECKING:
     from artifacts.inspect import HeaderFacts  # it imports aiohttp
+    from artifacts.s3_access import S3Access
 
 T = TypeVar("T")
 
@@ -40,6 +41,13 @@ def token(source: Source) -> str | None:
     if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
         return own
     return hub_token() if is_of_hub(source, endpoint()) else None
+
+
+def s3_access(source: Source) -> "S3Access":
+    """Return service and keys for an s3:// source from the environment; for others, none. Raises ArtifactError."""
+    from artifacts.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
+
+    return S3Access.read_environment(os.environ) if source.scheme == "s3" else ANONYMOUS_S3
 
 
 def hub_token() -> str | None:

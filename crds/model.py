@@ -81,16 +81,18 @@ class ModelSpec(ApiStruct, frozen=True):
 
     source: Annotated[
         str,
-        Meta(max_length=2048, pattern=r"^(hf|https?|oci|file|ollama)://[^\s]+$"),
+        Meta(max_length=2048, pattern=r"^(hf|https?|s3|oci|pvc|file|ollama)://[^\s]+$"),
         described(
             "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
             "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
             "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
             "hf://ORG/REPO[@REVISION], file:///PATH/ with a slash at the end, or an artifact of a registry whose "
             "layers are files, such as `oras push` makes: oci://REGISTRY/REPOSITORY:TAG or "
-            "oci://REGISTRY/REPOSITORY@sha256:DIGEST. A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod "
-            "or on the host, pulls the model. Only hosts can serve a file:// source, and its path must be below their "
-            "agent's --file-root."
+            "oci://REGISTRY/REPOSITORY@sha256:DIGEST. For pods only, a file or folder of a bucket, "
+            "s3://BUCKET/KEY.gguf or s3://BUCKET/PREFIX/, or on a PersistentVolumeClaim of this namespace, which pods "
+            "mount read-only, pvc://CLAIM/PATH.gguf or pvc://CLAIM/PATH/; a blank in these is written %20. "
+            "A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod or on the host, pulls the model. Only "
+            "hosts can serve a file:// source, and its path must be below their agent's --file-root."
         ),
     ]
     files: FilePatterns = []
@@ -108,7 +110,10 @@ class ModelSpec(ApiStruct, frozen=True):
             "a Secret of type kubernetes.io/dockerconfigjson, can take its place; hosts take `token` only. The token "
             "is sent to the server of spec.source, so its owner must allow that: by the Secret's type "
             "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret or a "
-            "Docker configuration. Any other Secret is refused."
+            "Docker configuration. Any other Secret is refused. For an s3:// source, the keys are AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY, and if they are needed AWS_SESSION_TOKEN, AWS_REGION (default us-east-1) and "
+            "AWS_ENDPOINT_URL, the URL of a service other than AWS; the bucket is in the path of each request. Without "
+            "a Secret, an s3:// source must be a public bucket of AWS."
         ),
     ] = None
     hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
@@ -334,6 +339,11 @@ class Model(ApiStruct, frozen=True):
                 "!has(self.sha256) || !self.source.startsWith('oci://')",
                 "an oci:// source has its digest in the source: remove spec.sha256, and pin it with "
                 "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
+            ),
+            rule(
+                "!self.source.startsWith('pvc://') || !(has(self.sourceSecretRef) || has(self.sha256))",
+                "a pvc:// source takes no spec.sourceSecretRef and no spec.sha256: the volume's owner put the weights "
+                "there, and nothing is fetched; remove them",
             ),
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",

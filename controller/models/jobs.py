@@ -64,6 +64,14 @@ class Placement(msgspec.Struct, frozen=True):
     tolerations: tuple[Obj, ...] = ()
 
 
+class SecretVariable(NamedTuple):
+    """An environment variable whose value is a key of a Secret."""
+
+    variable: str
+    key: str
+    optional: bool = False
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """One task for a Model, in one or more attempts."""
 
@@ -75,12 +83,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     environment: Mapping[str, str] = {}
     token_secret: str | None = None
-    token_variable: str = HUB_TOKEN_VARIABLE
-    """Environment variable of `pomona` for the token: that of the hub, or that of another server."""
+    secret_variables: tuple[SecretVariable, ...] = (SecretVariable(HUB_TOKEN_VARIABLE, "token"),)
+    """Environment variables of `pomona` that come from `token_secret`."""
     login_secret: str | None = None
     """Secret whose keys are mounted as files, for the login of a registry; an environment could be read elsewhere."""
     claim: str | None = None
-    """PersistentVolumeClaim that is mounted at /models."""
+    """PersistentVolumeClaim that is mounted at /models; for an inspection, read-only."""
     deadline_seconds: int | None = None
     """An attempt that takes longer is ended and retried."""
     placement: Placement = Placement()
@@ -264,7 +272,8 @@ def _build(work: Work, attempt: int) -> Obj:
     }
     pod["volumes"] = []
     if work.claim is not None:
-        pod["volumes"].append({"name": "models", "persistentVolumeClaim": {"claimName": work.claim}})
+        claim = {"claimName": work.claim} | ({"readOnly": True} if work.verb == "inspect" else {})
+        pod["volumes"].append({"name": "models", "persistentVolumeClaim": claim})
     if work.login_secret is not None:
         # A Secret has some of these keys; the admission policy of the controller allows no others.
         items = [{"key": key, "path": key} for key in SECRET_KEYS]
@@ -290,8 +299,9 @@ def _container(work: Work) -> Obj:
     if work.login_secret is not None:
         environment.append({"name": SECRET_VARIABLE, "value": LOGIN_PATH})
     if work.token_secret is not None:
-        key = {"name": work.token_secret, "key": "token", "optional": False}
-        environment.append({"name": work.token_variable, "valueFrom": {"secretKeyRef": key}})
+        for variable, key, optional in work.secret_variables:
+            reference = {"name": work.token_secret, "key": key, "optional": optional}
+            environment.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
     container: Obj = {
         "name": work.verb,
         "image": work.image,
@@ -304,7 +314,8 @@ def _container(work: Work) -> Obj:
     }
     container["volumeMounts"] = []
     if work.claim is not None:
-        container["volumeMounts"].append({"name": "models", "mountPath": "/models"})
+        mount = {"name": "models", "mountPath": "/models"}
+        container["volumeMounts"].append(mount | ({"readOnly": True} if work.verb == "inspect" else {}))
     if work.login_secret is not None:
         container["volumeMounts"].append({"name": "login", "mountPath": LOGIN_PATH, "readOnly": True})
     return container

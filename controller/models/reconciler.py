@@ -14,7 +14,7 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import jobs, source_secret, volume
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, claim_name, image_of, is_mounted_image, weights_path
+from controller.models.served import accelerator_of, claim_name, image_of, is_mounted_image, own_claim, weights_path
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
@@ -156,11 +156,11 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             cached=model.status.cached,
         )
     if _is_inspected(model):
-        return _decide_cache(model, observed, settings, now, known=_inspected_facts(model, observed, settings, now))
+        return _decide_weights(model, observed, settings, now, known=_inspected_facts(model, observed, settings, now))
     work = volume.inspection(model, settings)
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
-        return _decide_cache(
+        return _decide_weights(
             model, observed, settings, now, known=(ModelFacts.of_answer(model, progress.outcome.answer), progress)
         )
     reason, message = _explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
@@ -225,6 +225,31 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     )
 
 
+def _decide_weights(
+    model: Model,
+    observed: ObservedModel,
+    settings: PodSettings,
+    now: datetime,
+    *,
+    known: tuple[ModelFacts, JobProgress],
+) -> ModelDecision:
+    """Decide about the weights of an inspected Model, which may be on a volume of their owner."""
+    claim = own_claim(model)
+    if claim is None:
+        return _decide_cache(model, observed, settings, now, known=known)
+    facts, inspected = known
+    message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
+    return ModelDecision(
+        phase="Ready",
+        conditions=[
+            _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts)),
+            _condition(model, CACHED, true=True, reason="OnVolume", message=message),
+        ],
+        facts=facts,
+        works=[inspected],
+    )
+
+
 def _decide_cache(
     model: Model,
     observed: ObservedModel,
@@ -273,7 +298,7 @@ def _decide_cache(
             phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
             return decision(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
     if observed.consumer is not None:
-        message = f"waiting for PersistentVolumeClaim {claim_name(model.metadata.name)}"
+        message = f"waiting for PersistentVolumeClaim {claim_name(model)}"
         waits = _condition(model, CACHED, true=False, reason="Fetching", message=message)
         if observed.claim is not None:
             settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
@@ -365,6 +390,9 @@ def _explain_progress(model: Model, progress: JobProgress, *, doing: str, what: 
     if outcome.reason == "CreateContainerConfigError" and secret is not None:
         refused = source_secret.judge_secret(namespace, secret.name, None)
         return refused.reason, f"{refused.message} ({outcome.message})"
+    if (claim := own_claim(model)) is not None and "persistentvolumeclaim" in outcome.message.lower():
+        message = f"PersistentVolumeClaim {claim} of spec.source cannot be mounted: {outcome.message.rstrip('.')}"
+        return "ClaimNotReady", f"{message}; see: kubectl -n {namespace} describe pvc {claim}"
     if outcome.reason:
         return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
     return doing, f"Job {progress.job} {what}"

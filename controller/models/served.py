@@ -86,6 +86,11 @@ def is_artifact(model: Model) -> bool:
     return model.spec.source.startswith("oci://")
 
 
+def is_in_bucket(model: Model) -> bool:
+    """Return whether an S3 service has the weights."""
+    return model.spec.source.startswith("s3://")
+
+
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
     """Return the runtime that the service states, else the default of the Model's format where the service runs."""
     stated = service.spec.runtime
@@ -99,9 +104,24 @@ def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
     return service.spec.hardware.accelerator or model.spec.hardware.accelerator
 
 
-def claim_name(model: str) -> str:
-    """Return the name of the PersistentVolumeClaim with the weights of the Model of this name."""
-    return f"{model}-cache"
+def own_claim(model: Model) -> str | None:
+    """Return the claim that spec.source names, whose volume has the weights already; None for any other source."""
+    return _own_place(model.spec.source)[0] or None
+
+
+@functools.lru_cache(maxsize=_SOURCES_KEPT)
+def _own_place(text: str) -> tuple[str, str]:
+    """Return claim and folder of a pvc:// source; empty for any other, and for one that is invalid."""
+    try:
+        source = parse(text) if text.startswith("pvc://") else None
+    except SourceError:
+        return "", ""
+    return (source.repo, source.path.rpartition("/")[0]) if source else ("", "")
+
+
+def claim_name(model: Model) -> str:
+    """Return the name of the PersistentVolumeClaim with the Model's weights."""
+    return own_claim(model) or f"{model.metadata.name}-cache"
 
 
 def is_mounted_image(model: Model) -> bool:
@@ -126,6 +146,9 @@ def cache_path(model: Model) -> str:
     """
     if is_mounted_image(model):
         return model.status.file
+    claim, folder = _own_place(model.spec.source)
+    if claim:
+        return f"{folder}/{model.status.file}".strip("/")
     return weights_path(model.spec.source, model.status.revision, model.status.file, tuple(model.spec.files))
 
 

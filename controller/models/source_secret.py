@@ -9,7 +9,8 @@ label it as well.
 from typing import Final, NamedTuple
 
 from artifacts.registry_login import DOCKER_CONFIG_KEY, PASSWORD_KEY, TOKEN_KEY, USERNAME_KEY
-from controller.models.served import is_artifact
+from artifacts.s3_access import REQUIRED_VARIABLES
+from controller.models.served import is_artifact, is_in_bucket
 from controller.reconcile.conditions import condition, find
 from crds.meta import GROUP
 from crds.model import Model
@@ -33,6 +34,10 @@ _LABELLED: Final = ("Opaque", DOCKER_CONFIG_TYPE)
 """Types that a label gives to sources."""
 
 
+Alternatives = tuple[tuple[str, ...], ...]
+"""Sets of keys, one of which a Secret has to have."""
+
+
 class SecretVerdict(NamedTuple):
     """The result of reading a Secret; `reason` and `message` explain a refusal."""
 
@@ -48,21 +53,30 @@ def is_source_secret(secret: Obj) -> bool:
     return kind == TYPE or (kind in _LABELLED and labels.get(LABEL) == "true")
 
 
-def judge_secret(namespace: str, name: str, secret: Obj | None, *, is_login: bool = False) -> SecretVerdict:
+def required_keys(model: Model) -> Alternatives:
+    """Return the keys that the Secret of a Model needs: those of one of the alternatives."""
+    if is_in_bucket(model):
+        return (REQUIRED_VARIABLES,)
+    return ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,)) if is_artifact(model) else ((KEY,),)
+
+
+def judge_secret(namespace: str, name: str, secret: Obj | None, required: Alternatives = ((KEY,),)) -> SecretVerdict:
     """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources.
 
-    `is_login` is True for the login of a registry, which has other keys, too.
+    `required` is the result of `required_keys`.
     """
     field = f"spec.sourceSecretRef {name}"
-    create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} --from-literal={KEY}=TOKEN"
+    literals = " ".join(f"--from-literal={key}={_example(key)}" for key in required[0])
+    create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} {literals}"
     if secret is None:
         message = f"{field}: there is no such Secret: {create.replace('NAME', name)}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
     keys = (secret.get("data") or {}).keys()
-    if not (KEY in keys or (is_login and (DOCKER_CONFIG_KEY in keys or keys >= {USERNAME_KEY, PASSWORD_KEY}))):
-        patch = f'kubectl -n {namespace} patch secret {name} -p \'{{"stringData": {{"{KEY}": "TOKEN"}}}}\''
-        others = f", no {USERNAME_KEY} with {PASSWORD_KEY}, and no {DOCKER_CONFIG_KEY}" if is_login else ""
-        message = f"{field}: the Secret has no key `{KEY}`{others}: {patch}"
+    if not any(keys >= set(alternative) for alternative in required):
+        added = ", ".join(f'"{key}": "{_example(key)}"' for key in required[0])
+        patch = f"kubectl -n {namespace} patch secret {name} -p '{{\"stringData\": {{{added}}}}}'"
+        missing = " and no ".join(" with ".join(f"`{key}`" for key in alternative) for alternative in required)
+        message = f"{field}: the Secret has no key {missing}: {patch}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
     if is_source_secret(secret):
         return SecretVerdict(accepted=True)
@@ -96,7 +110,7 @@ async def read_verdict(client: Client, model: Model) -> SecretVerdict | None:
         return SecretVerdict(accepted=False, reason="SecretForbidden", message=message)
     except NotFound:
         secret = None
-    return judge_secret(metadata.namespace, reference.name, secret, is_login=is_artifact(model))
+    return judge_secret(metadata.namespace, reference.name, secret, required_keys(model))
 
 
 def list_conditions(model: Model, verdict: SecretVerdict | None) -> list[Obj]:
@@ -117,3 +131,8 @@ def list_conditions(model: Model, verdict: SecretVerdict | None) -> list[Obj]:
             generation=model.metadata.generation,
         )
     ]
+
+
+def _example(key: str) -> str:
+    """Return the placeholder for a value in a command."""
+    return "TOKEN" if key == KEY else key.removeprefix("AWS_")

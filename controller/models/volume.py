@@ -8,9 +8,17 @@ from typing import Final
 
 import msgspec
 
+from artifacts.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
-from controller.models.jobs import JobResult, Placement, Work
-from controller.models.served import claim_name, is_artifact, is_mounted_image, weights_path
+from controller.models.jobs import JobResult, Placement, SecretVariable, Work
+from controller.models.served import (
+    claim_name,
+    is_artifact,
+    is_in_bucket,
+    is_mounted_image,
+    own_claim,
+    weights_path,
+)
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from crds.meta import LABEL_MODEL
@@ -118,7 +126,8 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
     """Return the work that reads the artifact's header, at the revision in `known` if there is one."""
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
-    mounted = ("--image-volume",) if is_mounted_image(model) else ()
+    claim = own_claim(model)
+    mounted = ("--image-volume",) if is_mounted_image(model) else ("--file-root", MODELS_PATH) if claim else ()
     return Work(
         owner=model.metadata,
         verb="inspect",
@@ -130,9 +139,11 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         image=settings.image,
         environment=settings.environment,
         token_secret=None if is_artifact(model) else secret,
-        token_variable=_token_variable(model),
+        secret_variables=_secret_variables(model),
         login_secret=secret if is_artifact(model) else None,
-        deadline_seconds=INSPECT_SECONDS,
+        claim=claim,
+        # A claim may be made later than the Model, and no server can hang.
+        deadline_seconds=None if claim else INSPECT_SECONDS,
     )
 
 
@@ -176,7 +187,7 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         image=settings.image,
         environment=settings.environment,
         token_secret=None if is_artifact(model) else secret,
-        token_variable=_token_variable(model),
+        secret_variables=_secret_variables(model),
         login_secret=secret if is_artifact(model) else None,
         claim=claim["metadata"]["name"],
         placement=placement,
@@ -193,7 +204,7 @@ def new_claim(model: Model, facts: ModelFacts) -> tuple[Resource, Obj]:
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
     labels = {LABEL_MODEL: model.metadata.name}
-    return child(PVCS, claim_name(model.metadata.name), MODELS, model.metadata, labels, spec=spec)
+    return child(PVCS, claim_name(model), MODELS, model.metadata, labels, spec=spec)
 
 
 def is_settling(claim: Obj, now: datetime) -> bool:
@@ -206,5 +217,14 @@ def _secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 
-def _token_variable(model: Model) -> str:
-    return HUB_TOKEN_VARIABLE if model.spec.source.startswith("hf://") else TOKEN_VARIABLE
+def _has_login(model: Model) -> bool:
+    """Return whether the Secret has more than one token, so that its keys are mounted."""
+    return is_artifact(model) or is_in_bucket(model)
+
+
+def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:
+    if is_in_bucket(model):
+        required = (SecretVariable(name, name) for name in REQUIRED_VARIABLES)
+        return (*required, *(SecretVariable(name, name, optional=True) for name in OPTIONAL_VARIABLES))
+    variable = HUB_TOKEN_VARIABLE if model.spec.source.startswith("hf://") else TOKEN_VARIABLE
+    return (SecretVariable(variable, "token"),)

@@ -110,7 +110,7 @@ def _weights(model: Model) -> MountedWeights:
         # Serving takes at least the memory that the weights take on disk.
         return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
     image = model.status.cached.image if model.status.cached is not None else ""
-    return MountedWeights(claim_name(model.metadata.name), cache_path(model), model.status.size_bytes, image)
+    return MountedWeights(claim_name(model), cache_path(model), model.status.size_bytes, image)
 
 
 def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:

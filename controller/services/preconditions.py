@@ -217,6 +217,12 @@ def _contradiction(
             )
     if vendor.in_pods:
         return None
+    for each in (model, *(companion.model for companion in companions)):
+        if each is not None and each.spec.source.startswith(("s3://", "pvc://")):
+            return (
+                f"accelerator {accelerator} runs on hosts, which cannot read {each.spec.source} of Model "
+                f"{each.metadata.name}: use an accelerator of pods, or give the Model an hf:// or https:// source"
+            )
     of_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),

@@ -97,6 +97,12 @@ REFUSED_MANIFESTS = {
         {"source": "ollama://qwen3:8b", "memoryBytes": 1, "sha256": "0" * 64},
         "Ollama pulls and verifies it by itself",
     ),
+    "pvc:// with a digest": RefusedManifest(
+        MODELS, {"source": "pvc://weights/m.gguf", "sha256": "0" * 64}, "nothing is fetched; remove them"
+    ),
+    "pvc:// with a Secret": RefusedManifest(
+        MODELS, {"source": "pvc://weights/m.gguf", "sourceSecretRef": {"name": "a"}}, "nothing is fetched; remove them"
+    ),
     "scheme that nobody fetches": RefusedManifest(
         MODELS, {"source": "ftp://a/m.gguf"}, "spec.source: .*ftp://a/m.gguf"
     ),

@@ -46,6 +46,23 @@ def test_source_of_a_folder_has_no_file(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "holder", "path", "file"),
+    [
+        ("s3://models/llama/x%20y+z.gguf", "models", "llama/x y+z.gguf", "x y+z.gguf"),
+        ("s3://models/llama/", "models", "llama/", ""),
+        ("s3://models/", "models", "", ""),
+        ("pvc://weights/a/x.gguf", "weights", "a/x.gguf", "x.gguf"),
+        ("pvc://weights/a/", "weights", "a/", ""),
+        ("pvc://weights/", "weights", "", ""),
+    ],
+)
+def test_bucket_and_claim_hold_a_file_or_a_folder(text: str, holder: str, path: str, file: str) -> None:
+    source = parse(text)
+    assert (source.repo, source.path, source.file, source.is_folder) == (holder, path, file, not file)
+    assert parse(source.text) == source
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [("ollama://qwen3:8b", "qwen3:8b"), ("ollama://hf.co/org/model:Q4_K_M", "hf.co/org/model:Q4_K_M")],
 )
@@ -112,7 +129,21 @@ def test_invalid_artifact_of_a_registry_is_refused_with_its_form(text: str) -> N
         ("ollama://registry.example/a/b/c:d", "NAME:TAG"),
         ("", "hf://"),
         ("model.gguf", "hf://"),
-        ("s3://bucket/x.gguf", "hf://"),
+        ("gs://bucket/x.gguf", "hf://"),
+        ("s3://bucket", "s3://BUCKET/KEY.gguf"),
+        ("s3://Bucket/x.gguf", "s3://BUCKET/KEY.gguf"),
+        ("s3://key:secret@bucket/x.gguf", "s3://BUCKET/KEY.gguf"),
+        ("s3://bucket/x.gguf?versionId=1", "s3://BUCKET/KEY.gguf"),
+        ("s3://bucket/a/../x.gguf", ".."),
+        ("s3://bucket/%2e%2e/x.gguf", ".."),
+        ("s3://bucket//", "empty"),
+        ("s3://bucket/a%0ab.gguf", "s3://BUCKET/KEY.gguf"),
+        ("pvc://claim", "pvc://CLAIM/PATH"),
+        ("pvc://Claim_1/x.gguf", "pvc://CLAIM/PATH"),
+        ("pvc:///x.gguf", "pvc://CLAIM/PATH"),
+        ("pvc://claim/../x.gguf", ".."),
+        ("pvc://claim/a/%2e%2e/%2e%2e/x.gguf", ".."),
+        ("pvc://claim/a/..", ".."),
         ("hf://repo/x.gguf", "ORG/REPO"),
         ("hf://a/b/../../c.gguf", ".."),
         ("hf://../b/c.gguf", ".."),
@@ -145,7 +176,9 @@ def test_an_invalid_source_is_refused_with_the_way_out(text: str, hint: str) -> 
     assert "\n" not in caught.value.message
 
 
-@given(st.sampled_from(["hf://", "http://", "https://", "file://", "oci://a.b/", ""]), st.text())
+@given(
+    st.sampled_from(["hf://", "http://", "https://", "file://", "oci://a.b/", "s3://b-1/", "pvc://c/", ""]), st.text()
+)
 def test_any_text_is_a_safe_file_name_or_refused(scheme: str, rest: str) -> None:
     try:
         source = parse(scheme + rest)

@@ -83,7 +83,7 @@ def test_fetch_runs_at_the_node_of_the_first_consumer_and_writes_the_path_of_pod
     assert arguments(job)[arguments(job).index("--sha256") + 1] == SHA
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
     assert simulated.claim is not None
-    assert simulated.claim["metadata"]["name"] == claim_name("tiny")
+    assert simulated.claim["metadata"]["name"] == claim_name(simulated.model)
     assert simulated.claim["spec"]["resources"]["requests"]["storage"] == "126Mi"
     assert simulated.model.status.phase == "Downloading"
 

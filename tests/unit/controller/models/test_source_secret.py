@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.models.source_secret import ACCEPTED, LABEL, TYPE, SecretVerdict, judge_secret
+from controller.models.source_secret import ACCEPTED, LABEL, TYPE, SecretVerdict, judge_secret, required_keys
 from crds.meta import SecretReference
 from kube.resources import JOBS
 from tests.support.simulated_model import HTTP, SimulatedModel, make_inspected
@@ -50,7 +50,8 @@ def test_verdict_on_a_secret_states_the_way_out(secret: Any, reason: str, way_ou
     ],
 )
 def test_login_of_a_registry_has_other_keys_too(secret: Any, reason: str) -> None:
-    assert judge_secret("team", "hub", secret, is_login=True).reason == reason
+    required = required_keys(SimulatedModel(source="oci://ghcr.io/acme/tiny:v1").model)
+    assert judge_secret("team", "hub", secret, required).reason == reason
 
 
 def test_docker_configuration_is_no_token_for_another_server() -> None:
@@ -113,3 +114,35 @@ def test_verdict_stays_while_the_secret_is_not_read_again() -> None:
     simulated.secret = None
     simulated.settle()
     assert simulated.condition(ACCEPTED).status == "True"
+
+
+def test_secret_of_a_bucket_needs_both_keys() -> None:
+    simulated = SimulatedModel(source="s3://models/tiny.gguf", source_secret_ref=REFERENCE)
+    required = required_keys(simulated.model)
+    assert judge_secret("team", "hub", _secret(TYPE, AWS_ACCESS_KEY_ID="eA==", AWS_SECRET_ACCESS_KEY="eA=="), required)[
+        0
+    ]
+    missing = judge_secret("team", "hub", _secret(TYPE, AWS_ACCESS_KEY_ID="eA=="), required)
+    assert (missing.accepted, missing.reason) == (False, "SecretNotFound")
+    assert "no key `AWS_ACCESS_KEY_ID` with `AWS_SECRET_ACCESS_KEY`: kubectl" in missing.message
+    assert '{"stringData": {"AWS_ACCESS_KEY_ID": "ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"' in missing.message
+    none = judge_secret("team", "hub", None, required).message
+    assert "--from-literal=AWS_ACCESS_KEY_ID=ACCESS_KEY_ID --from-literal=AWS_SECRET_ACCESS_KEY=SECRET_ACCESS" in none
+
+
+def test_job_of_a_bucket_gets_the_keys_by_reference_only() -> None:
+    simulated = SimulatedModel(source="s3://models/tiny.gguf", source_secret_ref=REFERENCE)
+    simulated.settle()
+    (container,) = simulated.job("inspect")["spec"]["template"]["spec"]["containers"]
+    references = {
+        each["name"]: (each["valueFrom"]["secretKeyRef"]["key"], each["valueFrom"]["secretKeyRef"]["optional"])
+        for each in container["env"]
+        if "valueFrom" in each
+    }
+    assert references == {
+        "AWS_ACCESS_KEY_ID": ("AWS_ACCESS_KEY_ID", False),
+        "AWS_SECRET_ACCESS_KEY": ("AWS_SECRET_ACCESS_KEY", False),
+        "AWS_SESSION_TOKEN": ("AWS_SESSION_TOKEN", True),
+        "AWS_REGION": ("AWS_REGION", True),
+        "AWS_ENDPOINT_URL": ("AWS_ENDPOINT_URL", True),
+    }

@@ -113,6 +113,8 @@ def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
     ("spec", "source", "says"),
     [
         ({}, "file:///m.gguf", "hardware.accelerator to metal"),
+        (METAL, "s3://models/m.gguf", "hosts, which cannot read s3://models/m.gguf"),
+        (METAL, "pvc://weights/m.gguf", "use an accelerator of pods"),
         ({"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
         (METAL | {"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
         (METAL | {"image": "a", "nodeSelector": {"a": "b"}}, "http://x.example/m.gguf", "image and nodeSelector"),

@@ -1,0 +1,144 @@
+"""Access to an S3 service: where it is, and the signature (AWS Signature Version 4) of each request to it.
+
+AWS's own library signs; it never connects. It is imported with the first signature, because it takes a fifth of a
+second, and it is an extra, because it takes 12 MB. Requests without keys are not signed: enough for a public bucket.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from yarl import URL
+
+from artifacts.errors import ArtifactError
+
+KEY_ID_VARIABLE: Final = "AWS_ACCESS_KEY_ID"
+SECRET_KEY_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - a name
+SESSION_TOKEN_VARIABLE: Final = "AWS_SESSION_TOKEN"  # noqa: S105 - a name
+REGION_VARIABLE: Final = "AWS_REGION"
+ENDPOINT_VARIABLE: Final = "AWS_ENDPOINT_URL"
+REQUIRED_VARIABLES: Final = (KEY_ID_VARIABLE, SECRET_KEY_VARIABLE)
+OPTIONAL_VARIABLES: Final = (SESSION_TOKEN_VARIABLE, REGION_VARIABLE, ENDPOINT_VARIABLE)
+"""Environment variables, and keys of the Secret of a source, by the names that every S3 client takes."""
+
+_DEFAULT_REGION: Final = "us-east-1"
+_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_SIGNING_SECONDS: Final = 10.0
+# Digests that the service keeps are sent only if they are asked for.
+_DIGESTS: Final = {"x-amz-checksum-mode": "ENABLED"}
+
+
+@dataclasses.dataclass(frozen=True)
+class S3Access:
+    """An S3 service and the keys for it.
+
+    Attributes:
+        key_id: access key ID; empty sends requests without a signature.
+        secret_key: secret access key.
+        session_token: token of temporary keys, else empty.
+        region: region that is signed for, and that AWS is asked in.
+        endpoint: URL of the service; empty is that of AWS.
+
+    """
+
+    key_id: str = ""
+    secret_key: str = dataclasses.field(default="", repr=False)
+    session_token: str = dataclasses.field(default="", repr=False)
+    region: str = _DEFAULT_REGION
+    endpoint: str = ""
+
+    @classmethod
+    def read_environment(cls, environment: Mapping[str, str]) -> "S3Access":
+        """Return the access that the variables state.
+
+        Raises:
+            ArtifactError: one key is there without the other, or a value cannot be used.
+        """
+        names = (*REQUIRED_VARIABLES, *OPTIONAL_VARIABLES)
+        stated = {name: environment.get(name, "").strip() for name in names}
+        for name, value in stated.items():
+            if not value.isascii() or not value.isprintable() or " " in value:
+                problem = f"{name} has a blank, a line break or another character that no {name} has: write it again"
+                raise ArtifactError("SourceUnauthorized", problem)
+        missing = [name for name in REQUIRED_VARIABLES if not stated[name]]
+        if len(missing) == 1:
+            problem = f"{missing[0]} is missing: S3 takes {' and '.join(REQUIRED_VARIABLES)}, or none of them"
+            raise ArtifactError("SourceUnauthorized", problem)
+        region = stated[REGION_VARIABLE] or _DEFAULT_REGION
+        if not _REGION.fullmatch(region):
+            raise ArtifactError(
+                "SourceInvalid", f"{REGION_VARIABLE} {region[:64]!r} is no region, such as eu-central-1"
+            )
+        return cls(
+            key_id=stated[KEY_ID_VARIABLE],
+            secret_key=stated[SECRET_KEY_VARIABLE],
+            session_token=stated[SESSION_TOKEN_VARIABLE],
+            region=region,
+            endpoint=_check_endpoint(stated[ENDPOINT_VARIABLE]),
+        )
+
+    def url(self, bucket: str, key: str = "", query: Mapping[str, str] | None = None) -> URL:
+        """Return the URL of an object, or of the bucket."""
+        base = self.endpoint or f"https://s3.{self.region}.amazonaws.com"
+        # The bucket is in the path and not in the host: every server takes that, also one without names of its own.
+        path = f"/{bucket}/{quote(key)}" if key else f"/{bucket}"
+        question = f"?{urlencode(query, quote_via=quote, safe='')}" if query else ""
+        # It is sent as it is signed: a URL library would undo some of the escapes.
+        return URL(f"{base}{path}{question}", encoded=True)
+
+    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers of a GET of `url`: those given, and the signature.
+
+        Raises:
+            ArtifactError: the extra with the library is not installed.
+        """
+        wanted = {**headers, **_DIGESTS}
+        if not self.key_id:
+            return wanted
+        try:
+            from awscrt import auth, http  # noqa: PLC0415  see above
+        except ImportError as error:
+            problem = "keys for S3 need the extra `s3`: pip install '.[s3]' in a checkout of Pomona"
+            raise ArtifactError("SourceInvalid", problem) from error
+        keys = auth.AwsCredentialsProvider.new_static(self.key_id, self.secret_key, self.session_token or None)
+        settings = auth.AwsSigningConfig(
+            algorithm=auth.AwsSigningAlgorithm.V4,
+            signature_type=auth.AwsSignatureType.HTTP_REQUEST_HEADERS,
+            credentials_provider=keys,
+            region=self.region,
+            service="s3",
+            # S3 alone takes a path as it is.
+            use_double_uri_encode=False,
+            should_normalize_uri_path=False,
+            signed_body_header_type=auth.AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,
+        )
+        lines = http.HttpHeaders([("Host", url.host_port_subcomponent or ""), *wanted.items()])
+        request = http.HttpRequest("GET", url.raw_path_qs, lines)
+        signed = auth.aws_sign_request(request, settings).result(_SIGNING_SECONDS)
+        return dict(signed.headers)
+
+    async def answer(self, challenges: Sequence[str]) -> bool:
+        """Return False: there are no other keys."""
+        del challenges
+        return False
+
+
+ANONYMOUS_S3: Final = S3Access()
+"""AWS without keys."""
+
+
+def _check_endpoint(text: str) -> str:
+    """Return a URL without a slash at its end; the owner of a Secret states it, who may be anybody's tenant."""
+    try:
+        url = URL(text)
+        is_usable = not text or (url.scheme in ("http", "https") and url.host and url == url.with_user(None))
+        bare = is_usable and "?" not in text and "#" not in text
+    except ValueError:
+        bare = False
+    if not bare:
+        raise ArtifactError(
+            "SourceInvalid", f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
+        )
+    return str(url).rstrip("/")

@@ -1,0 +1,164 @@
+"""Answers of an S3 service: a page of a listing, a refusal, and the digest of an object.
+
+They come from the server that a tenant names, so they are bounded before they are parsed, XML with a document type is
+refused, and no text of theirs is repeated but what has the form of a region.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+from xml.etree import ElementTree as ET
+
+from artifacts.errors import ArtifactError, Reason
+from artifacts.s3_access import ENDPOINT_VARIABLE, KEY_ID_VARIABLE, REGION_VARIABLE, SECRET_KEY_VARIABLE
+from artifacts.s3_access import SESSION_TOKEN_VARIABLE as SESSION_TOKEN
+
+PAGE_BYTES: Final = 4 << 20
+"""Limit of a page: 1,000 keys of 1,024 bytes, each of which may be quoted."""
+_MOST_SIZE: Final = 1 << 62
+_REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
+_ENTITY_TAG: Final = re.compile(r"[\x21\x23-\x7e]{1,200}")
+_SHA256_BYTES: Final = 32
+_FORBIDDEN: Final = 403
+_NOT_FOUND: Final = 404
+_MOVED: Final = 301
+
+_OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_KEYS: Final = f"{KEY_ID_VARIABLE} and {SECRET_KEY_VARIABLE} of spec.sourceSecretRef, or of the environment"
+_REFUSALS: Final[Mapping[str, tuple[Reason, str]]] = {
+    "NoSuchBucket": (
+        "SourceNotFound",
+        f"there is no such bucket: check its name, and {ENDPOINT_VARIABLE} if it is not at AWS",
+    ),
+    "NoSuchKey": ("SourceNotFound", "the bucket has no such object: check the key; for a folder, end it with a slash"),
+    "InvalidAccessKeyId": ("SourceUnauthorized", f"the service does not know the access key: check {_KEYS}"),
+    "SignatureDoesNotMatch": ("SourceUnauthorized", f"the secret key does not belong to the access key: check {_KEYS}"),
+    "ExpiredToken": ("SourceUnauthorized", f"the temporary keys have expired: write new ones, with {SESSION_TOKEN}"),
+    "InvalidToken": ("SourceUnauthorized", f"the service does not take {SESSION_TOKEN}: write it and its keys again"),
+    "RequestTimeTooSkewed": ("SourceUnauthorized", "this machine's clock is wrong: set it, and try again"),
+    "InvalidObjectState": ("SourceRefused", "the object is in an archive: restore it first"),
+    "MethodNotAllowed": ("SourceRefused", "the service does not allow to read it: check the endpoint"),
+}
+"""Reason and way out by the code of a refusal."""
+
+
+class ListedObject(NamedTuple):
+    """An object of a bucket."""
+
+    key: str
+    size_bytes: int
+    entity_tag: str
+
+
+class ListingPage(NamedTuple):
+    """A page of a listing; `next_token` asks for the next page, empty: this is the last one."""
+
+    objects: tuple[ListedObject, ...]
+    next_token: str
+
+
+class _NoDocumentType(ET.TreeBuilder):
+    """Builder that refuses a document type, and so every entity that XML does not have by itself."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        del name, pubid, system
+        raise ValueError("a document type")
+
+
+def parse_page(text: bytes) -> ListingPage:
+    """Return the page that a ListObjectsV2 with `encoding-type=url` answers.
+
+    Raises:
+        ValueError: the text is no such page; the message has none of its text.
+    """
+    root = _parse(text)
+    if _name(root) != "ListBucketResult":
+        raise ValueError("no ListBucketResult")
+    objects, values = [], {}
+    for child in root:
+        if _name(child) == "Contents":
+            objects.append(_read_object({_name(each): each.text or "" for each in child}))
+        else:
+            values[_name(child)] = child.text or ""
+    next_token = values.get("NextContinuationToken", "")
+    if values.get("IsTruncated") == "true" and not next_token:
+        raise ValueError("a truncated page without the token of the next one")
+    return ListingPage(tuple(objects), next_token if values.get("IsTruncated") == "true" else "")
+
+
+def _read_object(fields: Mapping[str, str]) -> ListedObject:
+    size, entity_tag = fields.get("Size", ""), fields.get("ETag", "").strip('"')
+    if not fields.get("Key") or not _ENTITY_TAG.fullmatch(entity_tag):
+        raise ValueError("an object without key or entity tag")
+    if not re.fullmatch(r"\d{1,19}", size, re.ASCII) or int(size) > _MOST_SIZE:
+        raise ValueError("an object without size")
+    return ListedObject(unquote(fields["Key"]), int(size), entity_tag)
+
+
+def explain_refusal(
+    place: str, status: int, headers: Mapping[str, str], text: bytes, *, signed: bool
+) -> ArtifactError | None:
+    """Return the error for an answer with this status; None if it is not particular to S3.
+
+    Args:
+        place: bucket and key, for the message.
+        status: status of the answer.
+        headers: its headers.
+        text: the start of its body.
+        signed: True if the request had a signature.
+    """
+    try:
+        fields = {_name(each): each.text or "" for each in _parse(text)}
+    except ValueError:
+        fields = {}  # many services and proxies before them refuse without a body
+    code = fields.get("Code", "")
+    region = fields.get("Region") or headers.get("x-amz-bucket-region", "")
+    if status == _MOVED or code in (
+        "AuthorizationHeaderMalformed",
+        "PermanentRedirect",
+        "IllegalLocationConstraintException",
+    ):
+        where = f"is in region {region}" if _REGION.fullmatch(region) else "is in another region"
+        way_out = f"set {REGION_VARIABLE} to it, in spec.sourceSecretRef or in the environment"
+        return ArtifactError("SourceRefused", f"{place}: the bucket {where}: {way_out}")
+    if code in _REFUSALS:
+        reason, way_out = _REFUSALS[code]
+        return ArtifactError(reason, f"{place}: {code}: {way_out}")
+    if status == _FORBIDDEN:
+        way_out = (
+            "the keys may not read it: allow them s3:GetObject, and for a folder s3:ListBucket, or check the key"
+            if signed
+            else f"it is not public: give {_KEYS}"
+        )
+        return ArtifactError("SourceUnauthorized", f"{place}: access denied: {way_out}")
+    if status == _NOT_FOUND:
+        return ArtifactError("SourceNotFound", f"{place}: HTTP 404: there is no such object: check bucket and key")
+    return None
+
+
+def read_digest(headers: Mapping[str, str]) -> str | None:
+    """Return the SHA-256 of the whole object, if the service keeps it; that of an upload in parts is another digest."""
+    try:
+        digest = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    is_whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    return digest.hex() if is_whole and len(digest) == _SHA256_BYTES else None
+
+
+def _parse(text: bytes) -> ET.Element:
+    try:
+        parser = ET.XMLParser(target=_NoDocumentType())  # noqa: S314  bounded, and without a document type
+        parser.feed(text)
+        root: ET.Element = parser.close()
+    except (ET.ParseError, LookupError) as error:
+        raise ValueError("no XML") from error
+    return root
+
+
+def _name(element: ET.Element) -> str:
+    """Return the name without its namespace, which some services leave out."""
+    return element.tag.rpartition("}")[2]

@@ -1,0 +1,149 @@
+"""Buckets of an S3 service: `s3://BUCKET/KEY` and `s3://BUCKET/PREFIX/`.
+
+The entity tag is the revision of an object; that of a prefix is a digest over all of its objects, since a bucket has no
+commits that would pin them.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+from urllib.parse import quote
+
+from yarl import URL
+
+from artifacts.errors import ArtifactError
+from artifacts.gguf_split import name_parts
+from artifacts.http_source import Origin, connect
+from artifacts.repository import (
+    Listing,
+    ReadableFile,
+    RepositoryFile,
+    SourceAccess,
+    SourceResponse,
+    is_wanted,
+)
+from artifacts.retry import Backoff
+from artifacts.s3_answers import PAGE_BYTES, ListedObject, ListingPage, explain_refusal, parse_page
+from artifacts.source import Source
+
+_PAGE_KEYS: Final = 1000
+_MOST_PAGES: Final = 10
+"""More is no folder of one model but a whole bucket."""
+
+
+class S3Repository:
+    """The object, or the objects below the prefix, that an s3:// source names."""
+
+    def __init__(self, source: Source, access: SourceAccess) -> None:
+        self._source = source
+        self._access = access
+        self._service = access.s3
+
+    async def list_files(self, revision: str | None) -> Listing:
+        """List the objects below the prefix, or the single object with the other parts if it is split.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        root = self._root
+        # Other objects beside a single file may change; the number of a part is the last but one of its name.
+        parts = None if self._source.is_folder else name_parts(self._source.file) or [self._source.file]
+        common = self._source.path if not self._source.is_split else self._source.path.rpartition("-of-")[0][:-5]
+        files = []
+        for listed in await self._list_objects(common):
+            path = listed.key.removeprefix(root)
+            if listed.key.startswith(root) and is_wanted(path) and (parts is None or path in parts):
+                files.append(RepositoryFile(path, listed.size_bytes, None, listed.entity_tag))
+        files.sort(key=lambda file: file.path)
+        lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
+        found = hashlib.sha256(lines.encode()).hexdigest()
+        if revision and revision != found:
+            raise ArtifactError(
+                "SourceChanged",
+                f"{self._source.display}: its objects are not those that were inspected (revision {found}, not "
+                f"{revision}): delete the Model and create it again to accept the new ones",
+            )
+        return Listing(found, files)
+
+    @property
+    def _root(self) -> str:
+        """The key of the folder, with a slash at its end; empty for the whole bucket."""
+        return self._source.path[: self._source.path.rfind("/") + 1]
+
+    async def _list_objects(self, prefix: str) -> list[ListedObject]:
+        objects: list[ListedObject] = []
+        token = ""
+        for _ in range(_MOST_PAGES):
+            page = await self._read_page(prefix, token)
+            objects += page.objects
+            token = page.next_token
+            if not token:
+                return objects
+        most = _MOST_PAGES * _PAGE_KEYS
+        problem = f"has more than {most} objects below it: name a longer prefix, with the files of one model"
+        raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+
+    async def _read_page(self, prefix: str, token: str) -> ListingPage:
+        """Request one page; each of its keys is quoted, since XML cannot carry every character of a key."""
+        query = {"list-type": "2", "encoding-type": "url", "max-keys": str(_PAGE_KEYS), "prefix": prefix}
+        if token:
+            query["continuation-token"] = token
+        url = self._service.url(self._source.repo, query=query)
+        backoff = Backoff(self._access.patience)
+        while True:
+            try:
+                async with self._connect(self._source, url) as origin:
+                    return parse_page(await origin.read_whole(PAGE_BYTES))
+            except ValueError as error:
+                problem = f"the service's list of objects cannot be used: {error}"
+                raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}") from error
+            except ArtifactError as error:
+                pause = backoff.pause_seconds(error)
+            await asyncio.sleep(pause)
+
+    def file_source(self, path: str, revision: str | None) -> Source:
+        """Return the s3:// source of an object below the root."""
+        del revision  # the current object is fetched, and refused if it is another one
+        if path == self._source.path:
+            return self._source
+        key = f"{self._root}{path}"
+        bucket = self._source.repo
+        return Source("s3", f"s3://{bucket}/{quote(key)}", path.rpartition("/")[2], bucket, "", key)
+
+    @asynccontextmanager
+    async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
+        """Connect to the service for one object."""
+        source = self.file_source(path, revision)
+        async with self._connect(source, self._service.url(source.repo, source.path)) as origin:
+            yield _S3Object(origin)
+
+    def _connect(self, source: Source, url: URL) -> AbstractAsyncContextManager[Origin]:
+        signed = bool(self._service.key_id)
+
+        def explain(status: int, headers: Mapping[str, str], body: bytes) -> ArtifactError | None:
+            return explain_refusal(source.display, status, headers, body, signed=signed)
+
+        return connect(source, self._access, url=url, authorizer=self._service, explain=explain)
+
+
+class _S3Object:
+    """One object. The service states its digest only in the answer to a request for the whole object."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._digests: dict[str, str | None] = {}
+
+    @asynccontextmanager
+    async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
+        """Read from the object; who needs a part at its start stops reading. Raises as `ReadableFile.read`."""
+        if first and validator not in self._digests:
+            async with self._origin.read() as whole:
+                self._digests[whole.validator] = whole.sha256
+        async with self._origin.read(first, last if first else None, validator) as response:
+            if response.first == 0:
+                self._digests[response.validator] = response.sha256
+            sha256 = response.sha256 or self._digests.get(response.validator)
+            yield dataclasses.replace(response, sha256=sha256)

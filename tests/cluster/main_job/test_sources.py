@@ -1,0 +1,108 @@
+"""Weights of an S3 service with a Secret, and weights that are on a claim already: from applied files to tokens."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from controller.models.source_secret import TYPE
+from controller.reconcile.conditions import find
+from crds.model import Model
+from kube.client import Obj
+from kube.resources import JOBS, MODELS, PVCS, SECRETS, Resource
+from tests.cluster.main_job.cluster import Cluster
+from tests.controlplane.network import ADDRESS
+from tests.support.eventually import eventually
+from tests.support.servers.s3 import OWNER, STRANGER, S3Server, run_s3_server
+
+VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
+CLAIM: Obj = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "weights"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+}
+
+
+@pytest_asyncio.fixture
+async def s3(tmp_path: Path, cluster: Cluster) -> AsyncIterator[S3Server]:
+    """An S3 service where pods reach it, with models/llama/tiny.gguf."""
+    async with run_s3_server(tmp_path / "s3", address=ADDRESS) as server:
+        await server.make_bucket("models")
+        await server.put("models", "llama/tiny.gguf", (cluster.files.root / "tiny.gguf").read_bytes(), with_digest=True)
+        yield server
+
+
+def bucket_secret(server: S3Server, keys: tuple[str, str]) -> Obj:
+    data = server.environment(keys)
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bucket"}, "type": TYPE, "stringData": data}
+
+
+async def wait_for_condition(cluster: Cluster, model: str, kind: str, reason: str) -> Model:
+    async def reached() -> Model:
+        found = msgspec.convert(await cluster.client.get(MODELS, model, cluster.namespace), Model)
+        condition = find(found.status.conditions, kind)
+        assert condition is not None
+        assert condition.reason == reason, condition
+        return found
+
+    return await eventually(reached)
+
+
+async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: Cluster, s3: S3Server) -> None:
+    model = cluster.model(source="s3://models/llama/tiny.gguf", sourceSecretRef={"name": "bucket"})
+    await cluster.apply(bucket_secret(s3, STRANGER), model, cluster.service("chat", "cpu"))
+    refused = await wait_for_condition(cluster, "tiny", "Ready", "SourceUnauthorized")
+    message = next(each.message for each in refused.status.conditions if each.type == "Ready")
+    assert "s3://models/llama/tiny.gguf: access denied: the keys may not read it: allow them s3:GetObject" in message
+
+    await cluster.apply(bucket_secret(s3, OWNER))
+    (job,) = (await cluster.client.list(JOBS, cluster.namespace)).items
+    assert OWNER[1] not in str(job)
+    await cluster.client.delete(JOBS, job["metadata"]["name"], cluster.namespace)
+    await cluster.ready("chat")
+    assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
+    found = await wait_for_condition(cluster, "tiny", "Cached", "Fetched")
+    assert found.status.sha256
+    secret = await cluster.client.get(SECRETS, "bucket", cluster.namespace)
+    for value in secret["data"].values():
+        assert value not in str(found)
+
+
+async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cluster) -> None:
+    await cluster.apply(CLAIM)
+
+    async def bound() -> str:
+        claim = await cluster.client.get(PVCS, "weights", cluster.namespace)
+        name: str = claim["spec"]["volumeName"]
+        return name
+
+    volume = await cluster.client.get(VOLUMES, await eventually(bound))
+    folder = Path(volume["spec"]["hostPath"]["path"]) / "llama"
+    folder.mkdir(parents=True)
+    (folder / "tiny model.gguf").write_bytes((cluster.files.root / "tiny.gguf").read_bytes())
+
+    source = "pvc://weights/llama/tiny%20model.gguf"
+    await cluster.apply(cluster.model(source=source), cluster.service("chat", "cpu"))
+    await cluster.ready("chat")
+    assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
+    found = await wait_for_condition(cluster, "tiny", "Cached", "OnVolume")
+    assert found.status.gguf is not None
+    assert found.status.gguf.architecture == "llama"
+    names = [job["metadata"]["name"] for job in (await cluster.client.list(JOBS, cluster.namespace)).items]
+    assert [name.partition("-inspect-")[0] for name in names] == ["tiny"]
+    assert [claim["metadata"]["name"] for claim in (await cluster.client.list(PVCS, cluster.namespace)).items] == [
+        "weights"
+    ]
+
+
+@pytest.mark.parametrize("path", ["tiny.gguf", ""])
+async def test_claim_that_is_absent_is_named_until_it_is_there(cluster: Cluster, path: str) -> None:
+    await cluster.apply(cluster.model(source=f"pvc://absent/{path}"))
+    found = await wait_for_condition(cluster, "tiny", "Ready", "ClaimNotReady")
+    message = next(each.message for each in found.status.conditions if each.type == "Ready")
+    assert message.startswith("PersistentVolumeClaim absent of spec.source cannot be mounted: ")
+    assert message.endswith(f"kubectl -n {cluster.namespace} describe pvc absent")
+    assert found.status.phase == "Pending"
