@@ -491,3 +491,42 @@ def test_memory_above_that_of_any_node_is_explained() -> None:
     message = planned_condition(decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod)), "Ready")["message"]
     assert "pod chat-1: 0/1 nodes; a replica requests " in message
     assert "the largest node has 4.0 GiB: a contextLength of " in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "quantization", "says"),
+    [
+        ({"hardware": {"accelerator": "intel-gaudi"}, "image": "a/vllm"}, "awq 4-bit", "it works with vllm on nvidia"),
+        ({"hardware": {"accelerator": "amd", "products": ["MI300X"]}}, "mxfp4", "it works with vllm on "),
+        ({"hardware": {"accelerator": "amd", "products": ["MI355X", "MI300X"]}}, "mxfp4", "it works with vllm on "),
+    ],
+)
+def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
+    spec: Obj, quantization: str, says: str
+) -> None:
+    known = model(status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights")
+    plan = decide_chat(chat_service(**spec, runtime="vllm"), (MODELS, known))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    assert says in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"runtime": "quantum"}, "runtime quantum does not exist: use one of "),
+        ({"hardware": {"accelerator": "tpu"}}, "hardware.accelerator tpu does not exist: use one of amd, cpu, "),
+        (
+            {"runtime": "tgi", **METAL},
+            "runtime tgi runs in pods only, and accelerator metal is outside of the ",
+        ),
+        ({"hardware": {"accelerator": "intel-gaudi"}}, "runtime llama.cpp has no image for accelerator intel-gaudi: "),
+        ({"extraArgs": ["--host", "0.0.0.0"]}, "runtime llama.cpp does not take --host in extraArgs: it takes -t "),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(spec: Obj, says: str) -> None:
+    known = (
+        model(source="hf://acme/weights", status={"format": "safetensors"}) if spec.get("runtime") == "tgi" else model()
+    )
+    plan = decide_chat(chat_service(**spec), (MODELS, known))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    assert says in planned_condition(plan, "Ready")["message"]
