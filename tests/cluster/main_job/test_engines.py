@@ -76,10 +76,11 @@ async def test_mlx_weights_are_served_by_mlx_lm_on_a_host_and_refused_in_pods(
         cluster.service("wrong", "metal", modelRef="mlx", extraArgs=["-t", "1"]),
     )
 
-    async def refused_in_pods() -> None:
+    async def refused_in_pods() -> bool:
         """Before the inspection, the folder may be one that an engine in pods serves."""
         refused = await cluster.wait_for_phase("in-pod", "Failed", "InvalidSpec")
         assert "runtime mlx-lm does not run in pods, where accelerator cpu is" in condition(refused).message
+        return True
 
     await eventually(refused_in_pods, READY_SECONDS)
     refused = await cluster.wait_for_phase("wrong", "Failed", "InvalidSpec")
