@@ -140,7 +140,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
     ("short", "columns", "more"),
     [
         ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE"),
-        ("isvc", "PHASE MODEL ACCELERATOR READY REPLICAS REASON ENDPOINT AGE", "MESSAGE"),
+        ("isvc", "PHASE MODEL VENDOR ENGINE READY REPLICAS REASON ENDPOINT AGE", "CONTEXT MEMORY MESSAGE"),
         ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
     ],
 )

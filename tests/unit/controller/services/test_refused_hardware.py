@@ -1,0 +1,94 @@
+"""Services that no hardware or engine can serve: refused with what would fit, or with what exists."""
+
+import pytest
+
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, MODELS, NODES, PODS, Resource
+from tests.support.api_objects import model, planned_condition
+from tests.support.service_decisions import (
+    METAL,
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    list_applied,
+    ready_outcome,
+)
+
+
+def gpu_node(memory_mib: int) -> tuple[Resource, Obj]:
+    labels = {"nvidia.com/gpu.memory": str(memory_mib)}
+    metadata = {"name": "gpu-1", "uid": "n", "resourceVersion": "1", "labels": labels}
+    return NODES, {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "8", "memory": "4Gi"}}}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "expected", "says"),
+    [
+        ({"memory": "1Gi"}, ("Failed", "DeviceTooSmall"), "hardware.memory is 1Gi: "),
+        (
+            {},
+            ("Pending", "DeviceTooSmall"),
+            "nvidia device of the cluster has 2.5 GiB: a contextLength of ",
+        ),
+        ({"memory": "80Gi"}, ("Progressing", "Progressing"), "0 of 1 replicas"),
+        ({"resource": "nvidia.com/mig-7g.80gb"}, ("Progressing", "Progressing"), "0 of 1 replicas"),
+    ],
+)
+def test_context_that_fits_into_no_device_is_refused_with_what_would(
+    hardware: Obj, expected: tuple[str, str], says: str
+) -> None:
+    spec = {"hardware": {"accelerator": "nvidia", **hardware}, "contextLength": 2_000_000}
+    plan = decide_chat(chat_service(**spec), (MODELS, model()), gpu_node(2560))
+    assert ready_outcome(plan) == (expected[0], "False", expected[1])
+    assert says in planned_condition(plan, "Ready")["message"]
+    assert bool(list_applied(plan, DEPLOYMENTS)) == (expected[0] == "Progressing")
+
+
+def test_memory_above_that_of_any_node_is_explained() -> None:
+    base = (chat_service(contextLength=2_000_000, parallel=2), (MODELS, model()), gpu_node(1536))
+    there = chat_deployment(*base[:2], ready=0)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    pod = chat_pod(ready=False, conditions=[unscheduled])
+    message = planned_condition(decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod)), "Ready")["message"]
+    assert "pod chat-1: 0/1 nodes; a replica requests " in message
+    assert "the largest node has 4.0 GiB: a contextLength of " in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "quantization", "says"),
+    [
+        ({"hardware": {"accelerator": "intel-gaudi"}, "image": "a/vllm"}, "awq 4-bit", "it works with vllm on nvidia"),
+        ({"hardware": {"accelerator": "amd", "products": ["MI300X"]}}, "mxfp4", "it works with vllm on "),
+        ({"hardware": {"accelerator": "amd", "products": ["MI355X", "MI300X"]}}, "mxfp4", "it works with vllm on "),
+    ],
+)
+def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
+    spec: Obj, quantization: str, says: str
+) -> None:
+    known = model(status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights")
+    plan = decide_chat(chat_service(**spec, runtime="vllm"), (MODELS, known))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    assert says in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"runtime": "quantum"}, "runtime quantum does not exist: use one of "),
+        ({"hardware": {"accelerator": "tpu"}}, "hardware.accelerator tpu does not exist: use one of amd, cpu, "),
+        (
+            {"runtime": "tgi", **METAL},
+            "runtime tgi runs in pods only, and accelerator metal is outside of the ",
+        ),
+        ({"hardware": {"accelerator": "intel-gaudi"}}, "runtime llama.cpp has no image for accelerator intel-gaudi: "),
+        ({"extraArgs": ["--host", "0.0.0.0"]}, "runtime llama.cpp does not take --host in extraArgs: it takes -t "),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(spec: Obj, says: str) -> None:
+    known = (
+        model(source="hf://acme/weights", status={"format": "safetensors"}) if spec.get("runtime") == "tgi" else model()
+    )
+    plan = decide_chat(chat_service(**spec), (MODELS, known))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    assert says in planned_condition(plan, "Ready")["message"]
