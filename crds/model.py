@@ -57,10 +57,20 @@ class Cache(ApiStruct, frozen=True):
         ),
     ] = "ReadWriteOnce"
     storage_class_name: Annotated[
-        Name | None, described("StorageClass of the volume. Default: the cluster's default StorageClass.")
+        Name | None,
+        described(
+            "StorageClass of the volume. Default: the cluster's default StorageClass. If it is changed, the weights "
+            "are fetched to another volume. Pods serve from the earlier volume until then; it is deleted when no pod "
+            "mounts it any more."
+        ),
     ] = None
     size: Annotated[
-        Quantity | None, described("Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB.")
+        Quantity | None,
+        described(
+            "Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB. If it is raised, the volume "
+            "grows if its StorageClass has allowVolumeExpansion, and is replaced by another volume if not. A volume "
+            "never shrinks. A volume holds one set of weights: those of another source or revision get another volume."
+        ),
     ] = None
 
 
@@ -231,6 +241,7 @@ Revision = Annotated[str, Meta(max_length=256)]
 class Cached(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
+    name: Annotated[str, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")] = ""
     claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
     image: Annotated[
         str, described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights.")

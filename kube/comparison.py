@@ -131,11 +131,11 @@ def _equal(observed: Any, desired: Any) -> bool:
 
 
 def _same_quantity(observed: Any, desired: Any) -> bool:
-    amount = _amount(desired)
-    return amount is not None and amount == _amount(observed)
+    amount = parse_quantity(desired)
+    return amount is not None and amount == parse_quantity(observed)
 
 
-def _amount(quantity: Any) -> Decimal | None:
+def parse_quantity(quantity: object) -> Decimal | None:
     """Return the value of a Kubernetes quantity such as `500m`, `1Gi`, `2e3` or `4`; None for anything else."""
     match = _QUANTITY.fullmatch(str(quantity))
     if not match:

@@ -7,20 +7,21 @@ deleted Job or a stopped controller.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import jobs, source_secret, volume
+from controller.models import claims, jobs, source_secret, volume
+from controller.models.claims import ObservedClaims, VolumeDecision, observe_claims, read_expandable
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, claim_name, image_of, is_mounted_image, own_claim, weights_path
+from controller.models.served import accelerator_of, image_of, is_mounted_image, own_claim, weights_path
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
-from controller.reconcile.plan import Plan, Reconciler, Snapshot, decode_stored, prune
+from controller.reconcile.plan import Patch, Plan, Reconciler, Ref, Snapshot, decode_stored, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
 from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
 from crds.inferenceservice import InferenceService
@@ -34,9 +35,18 @@ from kube.store import Store
 
 READY: Final = "Ready"
 CACHED: Final = "Cached"
+VOLUME_CHANGING: Final = "VolumeChanging"
+"""Condition while the volume grows or another one takes its place; absent otherwise."""
 REASONS_WITHOUT_EVENT: Final = {"Accepted", "Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
+
+
+class ModelInputs(NamedTuple):
+    """Inputs of a decision that are not watched."""
+
+    secret: SecretVerdict | None = None
+    expandable: frozenset[str] = frozenset()
 
 
 class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +55,7 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Sequence[Obj] = ()
     pods: Mapping[str, Sequence[Obj]] = {}
     """Pods by the uid of their Job."""
-    claim: Obj | None = None
+    claims: ObservedClaims = ObservedClaims()
     secret: SecretVerdict | None = None
     """Verdict on the Secret of the source; None if it was not read, or the source has none."""
     consumer: InferenceService | None = None
@@ -62,6 +72,9 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     works: Sequence[JobProgress] = ()
     """Works whose Jobs are kept or created."""
     create: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    again_seconds: float | None = None
     undecided: Sequence[Obj] = ()
     """Jobs that are kept until the inspection shows whether they are needed."""
 
@@ -75,9 +88,12 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
             return Plan()  # its children are garbage-collected
         return desired(model, observe_model(snapshot, key, model, settings.vendors), settings, snapshot.now)
 
-    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> SecretVerdict | None:
+    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ModelInputs | None:
         model = snapshot.read(MODELS, key, Model)
-        return await source_secret.read_verdict(client, model) if model is not None else None
+        if model is None:
+            return None
+        verdict = await source_secret.read_verdict(client, model)
+        return ModelInputs(verdict, await read_expandable(client, snapshot, model))
 
     return Reconciler(
         resource=MODELS,
@@ -95,13 +111,13 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
 def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors = VENDORS) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
-    claims = snapshot.children(PVCS, key.namespace, model.metadata.uid)
+    inputs: ModelInputs = snapshot.inputs or ModelInputs()
     return ObservedModel(
         jobs=owned,
         pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
-        claim=next((claim for claim in claims if "deletionTimestamp" not in claim["metadata"]), None),
+        claims=observe_claims(snapshot, model, inputs.expandable),
         consumer=_find_consumer(snapshot, key, model, vendors),
-        secret=snapshot.inputs,
+        secret=inputs.secret,
     )
 
 
@@ -262,51 +278,120 @@ def _decide_cache(
     facts, inspected = known
     if not _is_for_pods(model, facts):
         observed = msgspec.structs.replace(observed, consumer=None)
-    ready = _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts))
-
-    def decision(phase: str, weights: Obj, *works: JobProgress, cached: Cached | None = None) -> ModelDecision:
-        return ModelDecision(
-            phase=phase, conditions=[ready, weights], facts=facts, cached=cached, works=[inspected, *works]
-        )
-
     if is_mounted_image(model):
         mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
         held = _judge_image(model, mounted.image, settings.limits)
-        return decision("Ready", held, cached=mounted if held["status"] == "True" else None)
-    if observed.claim is not None:
-        work = volume.fetching(model, facts, observed.claim, _placement(model, observed.consumer, settings), settings)
+        ready = _condition(model, READY, true=True, reason="Inspected", message=_inspected_message(facts))
+        return ModelDecision(
+            phase="Ready",
+            conditions=[ready, held],
+            facts=facts,
+            cached=mounted if held["status"] == "True" else None,
+            works=[inspected],
+        )
+    path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
+    is_needed = observed.consumer is not None
+    volumes = claims.decide_volume(model, facts, path, observed.claims, is_needed=is_needed)
+    shortage = claims.find_shortage(model, facts) if volumes.create else None
+    if shortage:
+        volumes = volumes._replace(create=(), change=None)
+    cache = _CacheState(model, facts, inspected, volumes, observed.claims)
+    if volumes.target is not None:
         there = Cached(
-            claim=observed.claim["metadata"]["uid"],
-            path=weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files)),
+            name=volumes.target["metadata"]["name"],
+            claim=volumes.target["metadata"]["uid"],
+            path=path,
             sha256=facts.sha256,
         )
-        held = _condition(model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
-        if model.status.cached == there:
+        placement = _placement(model, observed.consumer, settings)
+        work = volume.fetching(model, facts, volumes.target, placement, settings)
+        if claims.is_same(model.status.cached, there):
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
-            facts = facts.of_same_weights(model)
-            return decision("Ready", held, fetched, cached=there)
-        if observed.consumer is not None and (refused := _refused_secret(observed)):
-            waits = _condition(model, CACHED, true=False, reason=refused.reason, message=refused.message)
-            return decision("Downloading", waits)
-        if observed.consumer is not None and not volume.is_settling(observed.claim, now):
+            return cache._replace(facts=facts.of_same_weights(model)).held(there, fetched)
+        if is_needed and (refused := _refused_secret(observed)):
+            return cache.waiting("Downloading", refused.reason, refused.message)
+        if is_needed and not volume.is_settling(volumes.target, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
-                facts = facts.after_fetch(fetched.outcome.answer)
-                return decision("Ready", held, fetched, cached=there)
+                return cache._replace(facts=facts.after_fetch(fetched.outcome.answer)).held(there, fetched)
             what = "fetches the weights to the volume"
-            reason, message = _explain_progress(model, fetched, doing="Fetching", what=what)
             phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
-            return decision(phase, _condition(model, CACHED, true=False, reason=reason, message=message), fetched)
-    if observed.consumer is not None:
-        message = f"waiting for PersistentVolumeClaim {claim_name(model)}"
-        waits = _condition(model, CACHED, true=False, reason="Fetching", message=message)
-        if observed.claim is not None:
-            settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
-            return decision("Downloading", waits, settling)
-        made = decision("Downloading", waits)
-        return msgspec.structs.replace(made, create=(volume.new_claim(model, facts),))
-    unused = "not needed: no InferenceService that runs in pods uses this Model"
-    return decision("Ready", _condition(model, CACHED, true=False, reason="NoConsumers", message=unused))
+            return cache.waiting(phase, *_explain_progress(model, fetched, doing="Fetching", what=what), fetched)
+    if not is_needed:
+        return cache.unused()
+    if shortage:
+        return cache.waiting("Failed", "VolumeTooSmall", shortage)
+    claim = volumes.target or volumes.create[0][1]
+    message = f"waiting for PersistentVolumeClaim {claim['metadata']['name']}"
+    settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
+    return cache.waiting("Downloading", "Fetching", message, *([settling] if volumes.target else []))
+
+
+class _CacheState(NamedTuple):
+    """An inspected Model with its volumes, and the decisions that can follow."""
+
+    model: Model
+    facts: ModelFacts
+    inspected: JobProgress
+    volumes: VolumeDecision
+    observed: ObservedClaims
+
+    def held(self, there: Cached, fetched: JobProgress) -> ModelDecision:
+        """Return the decision about verified weights; earlier volumes are deleted once the status names this one."""
+        cached = _condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
+        made = self._decision("Ready", [cached, *self._change()], [fetched], cached=there)
+        return self._release(made, is_allowed=claims.is_same(self.model.status.cached, there))
+
+    def waiting(self, phase: str, reason: str, message: str, *works: JobProgress) -> ModelDecision:
+        """Return the decision while the target is not verified; pods serve from an earlier volume if there is one."""
+        holder = self.volumes.holder
+        if holder is None:
+            cached = _condition(self.model, CACHED, true=False, reason=reason, message=message)
+            return self._decision(phase, [cached, *self._change()], works)
+        change = self._change()
+        if reason not in REASONS_WITHOUT_EVENT:
+            change = [_condition(self.model, VOLUME_CHANGING, true=False, reason=reason, message=message)]
+        cached = _condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(holder))
+        return self._decision("Ready", [cached, *change], works, cached=holder)
+
+    def unused(self) -> ModelDecision:
+        """Return the decision about a Model whose weights no pod needs."""
+        message = "not needed: no InferenceService that runs in pods uses this Model"
+        cached = _condition(self.model, CACHED, true=False, reason="NoConsumers", message=message)
+        return self._release(self._decision("Ready", [cached, *self._change()], []), is_allowed=True)
+
+    def _release(self, made: ModelDecision, *, is_allowed: bool) -> ModelDecision:
+        """Return the decision with the deletion of superseded claims that nothing mounts, and another look later."""
+        if not self.volumes.superseded:
+            return made
+        delete = claims.list_deletions(self.volumes, self.observed) if is_allowed else ()
+        return msgspec.structs.replace(made, delete=delete, again_seconds=claims.RELEASE_SECONDS)
+
+    def _change(self) -> list[Obj]:
+        if self.volumes.change is None:
+            return []
+        reason, message = self.volumes.change
+        return [_condition(self.model, VOLUME_CHANGING, true=True, reason=reason, message=message)]
+
+    def _decision(
+        self,
+        phase: str,
+        conditions: Sequence[Obj],
+        works: Sequence[JobProgress],
+        *,
+        cached: Cached | None = None,
+    ) -> ModelDecision:
+        message = _inspected_message(self.facts)
+        ready = _condition(self.model, READY, true=True, reason="Inspected", message=message)
+        return ModelDecision(
+            phase=phase,
+            conditions=[ready, *conditions],
+            facts=self.facts,
+            cached=cached,
+            works=[self.inspected, *works],
+            create=self.volumes.create,
+            patch=self.volumes.patch,
+        )
 
 
 def _judge_image(model: Model, image: str, limits: TenantLimits) -> Obj:
@@ -343,11 +428,14 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         if verdict.facts.size_bytes is not None:
             status["size"] = size_text(verdict.facts.size_bytes)
     waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]
+    if verdict.again_seconds is not None:
+        waits.append(verdict.again_seconds)
     if _refused_secret(observed):
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
         create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
-        delete=prune(past, ()),
+        patch=verdict.patch,
+        delete=(*prune(past, ()), *verdict.delete),
         status=status,
         events=transitions(
             model.status.conditions, verdict.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT

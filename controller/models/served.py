@@ -120,7 +120,7 @@ def _own_place(text: str) -> tuple[str, str]:
 
 
 def claim_name(model: Model) -> str:
-    """Return the name of the PersistentVolumeClaim with the Model's weights."""
+    """Return the name of the Model's first PersistentVolumeClaim, or of its source; successors add a digest."""
     return own_claim(model) or f"{model.metadata.name}-cache"
 
 
@@ -136,6 +136,12 @@ def image_of(source: str, revision: str) -> str:
         SourceError: `source` is not a valid source.
     """
     return f"{parse(source).repo}@{revision}"
+
+
+def cached_claim(model: Model) -> str:
+    """Return the name of the PersistentVolumeClaim that pods mount: the one with the verified weights."""
+    cached = model.status.cached
+    return (cached.name if cached else "") or claim_name(model)
 
 
 def cache_path(model: Model) -> str:

@@ -12,7 +12,6 @@ from artifacts.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
 from controller.models.jobs import JobResult, Placement, SecretVariable, Work
 from controller.models.served import (
-    claim_name,
     is_artifact,
     is_in_bucket,
     is_mounted_image,
@@ -21,13 +20,15 @@ from controller.models.served import (
 )
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
-from crds.meta import LABEL_MODEL
+from crds.meta import GROUP, LABEL_MODEL
 from crds.model import GGUF, Layout, Model, WeightsFormat
 from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 
 MODELS_PATH: Final = "/models"
 """Mount path of the volume, in the pods that fetch and in those that serve."""
+WEIGHTS: Final = f"{GROUP}/weights"
+"""Annotation of a claim: path of the weights that it is for; earlier releases did not write it."""
 MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
 """Space that the file system of a small volume needs."""
@@ -194,17 +195,22 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
     )
 
 
-def new_claim(model: Model, facts: ModelFacts) -> tuple[Resource, Obj]:
-    """Return the claim of the volume, large enough for the weights and one tenth more unless the user states a size."""
+def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:
+    """Return the claim of this name for the weights at `path`, with the size that the user states or one that fits."""
     cache = model.spec.cache
-    size = cache.size
-    if size is None:
-        size = f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
+    size = sufficient_size(facts) if cache.size is None else cache.size
     spec: Obj = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": size}}}
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
     labels = {LABEL_MODEL: model.metadata.name}
-    return child(PVCS, claim_name(model), MODELS, model.metadata, labels, spec=spec)
+    resource, claim = child(PVCS, name, MODELS, model.metadata, labels, spec=spec)
+    claim["metadata"]["annotations"] = {WEIGHTS: path}
+    return resource, claim
+
+
+def sufficient_size(facts: ModelFacts) -> str:
+    """Return a size that is large enough for the weights and one tenth more, as a Kubernetes quantity."""
+    return f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
 
 
 def is_settling(claim: Obj, now: datetime) -> bool:

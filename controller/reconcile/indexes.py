@@ -30,6 +30,8 @@ MODEL_INDEX: Final = "model"
 """From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
 HOST_INDEX: Final = "host"
 """From a host's name to the MetalProcesses bound to it, and to its EndpointSlices; the empty name: bound to none."""
+CLAIM_INDEX: Final = "claim"
+"""From namespace/name of a PersistentVolumeClaim to the pods that mount it and have not ended, and the Deployments."""
 UNBOUND: Final = ""
 REASON_INDEX: Final = "reason"
 """From the reason of the condition Ready to the InferenceServices that have it."""
@@ -109,6 +111,23 @@ def _reasons(obj: Obj) -> list[str]:
     return [each["reason"] for each in conditions if each["type"] == "Ready"]
 
 
+def mounted_claims(pod_spec: Obj) -> list[str]:
+    """Return the names of the PersistentVolumeClaims that a pod's spec mounts."""
+    claims = (each.get("persistentVolumeClaim") for each in pod_spec.get("volumes") or ())
+    return sorted({claim["claimName"] for claim in claims if claim})
+
+
+def _claims_of_pod(pod: Obj) -> list[str]:
+    if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        return []
+    return [namespaced(pod["metadata"]["namespace"], claim) for claim in mounted_claims(pod.get("spec") or {})]
+
+
+def _claims_of_deployment(deployment: Obj) -> list[str]:
+    spec = deployment.get("spec", {}).get("template", {}).get("spec") or {}
+    return [namespaced(deployment["metadata"]["namespace"], claim) for claim in mounted_claims(spec)]
+
+
 def stated_addresses(host: Obj) -> list[str]:
     """Return the address that a MetalHost states, if any."""
     address = host.get("status", {}).get("address")
@@ -116,11 +135,11 @@ def stated_addresses(host: Obj) -> list[str]:
 
 
 INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
-    DEPLOYMENTS: {OWNER_INDEX: _owners},
+    DEPLOYMENTS: {OWNER_INDEX: _owners, CLAIM_INDEX: _claims_of_deployment},
     SERVICES: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners},
     PVCS: {OWNER_INDEX: _owners},
-    PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE)},
+    PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE), CLAIM_INDEX: _claims_of_pod},
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from controller.reconcile.indexes import mounted_claims
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import ANNOTATION_STAMP, is_stamped
 from kube.client import Obj
@@ -133,7 +134,14 @@ def _of_pod(obj: Obj) -> Obj:
         "conditions": _conditions(status, _POD_CONDITIONS),
         "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
     }
-    return {"metadata": metadata, "spec": _pick(obj.get("spec") or {}, ("nodeName",)), "status": kept}
+    spec = obj.get("spec") or {}
+    return {"metadata": metadata, "spec": _pick(spec, ("nodeName",)) | _claim_volumes(spec), "status": kept}
+
+
+def _claim_volumes(pod_spec: Obj) -> Obj:
+    """Return the volumes of a pod's spec that are PersistentVolumeClaims: one that is mounted is not deleted."""
+    claims = mounted_claims(pod_spec)
+    return {"volumes": [{"persistentVolumeClaim": {"claimName": claim}} for claim in claims]} if claims else {}
 
 
 def _of_deployment(obj: Obj) -> Obj:
@@ -156,7 +164,7 @@ def _of_deployment(obj: Obj) -> Obj:
         "metadata": metadata,
         "spec": {
             "replicas": obj["spec"].get("replicas"),
-            "template": {"spec": containers},
+            "template": {"spec": containers | _claim_volumes(pod)},
         },
         "status": {
             # Until a pod is ready, nothing follows from the numbers.

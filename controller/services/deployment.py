@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Final
 
-from controller.models.served import Companion, Served, cache_path, claim_name, format_of, runtime_of
+from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
 from controller.placement.nodes import find_largest_memory
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
@@ -110,7 +110,7 @@ def _weights(model: Model) -> MountedWeights:
         # Serving takes at least the memory that the weights take on disk.
         return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
     image = model.status.cached.image if model.status.cached is not None else ""
-    return MountedWeights(claim_name(model), cache_path(model), model.status.size_bytes, image)
+    return MountedWeights(cached_claim(model), cache_path(model), model.status.size_bytes, image)
 
 
 def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from controller.models.claims import ObservedClaims
 from controller.models.reconciler import ObservedModel, desired
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import PodSettings
@@ -39,7 +40,9 @@ class SimulatedModel:
         self.now = START
         self.jobs: dict[str, Obj] = {}
         self.pods: dict[str, list[Obj]] = {}
-        self.claim: Obj | None = None
+        self.claims: dict[str, Obj] = {}
+        self.mounted: set[str] = set()
+        self.expandable: set[str] = set()
         self.claim_phase = "Bound"
         self.consumers: list[InferenceService] = []
         self.made: list[Obj] = []
@@ -50,7 +53,11 @@ class SimulatedModel:
         observed = ObservedModel(
             jobs=list(self.jobs.values()),
             pods=self.pods,
-            claim=self.claim,
+            claims=ObservedClaims(
+                claims=list(self.claims.values()),
+                mounted=frozenset(self.mounted),
+                expandable=frozenset(self.expandable),
+            ),
             consumer=next(iter(self.consumers), None),
             secret=self.secret,
         )
@@ -67,24 +74,48 @@ class SimulatedModel:
                 assert stored["metadata"]["name"] not in self.jobs
                 self.jobs[stored["metadata"]["name"]] = stored
             else:
-                assert (resource, self.claim) == (PVCS, None)
-                stored["metadata"]["creationTimestamp"] = self.now.isoformat()
-                self.claim = stored | {"status": {"phase": self.claim_phase}}
+                assert resource == PVCS
+                self._add_claim(stored)
+        for patch in plan.patch:
+            for operation in patch.operations:
+                if operation["op"] == "replace":
+                    assert operation["path"] == "/spec/resources/requests/storage"
+                    self.claims[patch.ref.name]["spec"]["resources"]["requests"]["storage"] = operation["value"]
         for ref in plan.delete:
-            assert self.jobs[ref.name]["metadata"]["uid"] == ref.uid
-            del self.jobs[ref.name]
+            children = self.jobs if ref.resource == JOBS else self.claims
+            assert children[ref.name]["metadata"]["uid"] == ref.uid
+            assert ref.name not in self.mounted, "pods serve from it"
+            del children[ref.name]
         status = json.loads(json.dumps(plan.status))
         for each in status["conditions"]:
             each.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
         self.model = msgspec.convert(msgspec.to_builtins(self.model) | {"status": status}, Model)
         return plan
 
+    def _add_claim(self, stored: Obj) -> None:
+        assert stored["metadata"]["name"] not in self.claims
+        stored["metadata"]["creationTimestamp"] = self.now.isoformat()
+        stored["spec"].setdefault("storageClassName", "standard")
+        capacity = stored["spec"]["resources"]["requests"]["storage"]
+        status = {"phase": self.claim_phase, "capacity": {"storage": capacity}}
+        self.claims[stored["metadata"]["name"]] = stored | {"status": status}
+
+    @property
+    def claim(self) -> Obj | None:
+        """The only claim; None if there is none."""
+        assert len(self.claims) <= 1
+        return next(iter(self.claims.values()), None)
+
+    @claim.setter
+    def claim(self, claim: Obj | None) -> None:
+        self.claims = {claim["metadata"]["name"]: claim} if claim else {}
+
     def settle(self) -> Plan:
         """Decide until a plan changes nothing, and return that plan."""
         for _ in range(5):
             before = self.model
             plan = self.step()
-            if not (plan.create or plan.delete) and before == self.model:
+            if not (plan.create or plan.patch or plan.delete) and before == self.model:
                 return plan
         raise AssertionError(f"does not settle: {plan}")
 
@@ -115,7 +146,7 @@ class SimulatedModel:
         self.job(verb)["status"] = {"conditions": [condition]}
 
     def lose_claim(self) -> None:
-        self.claim = None
+        self.claims.clear()
 
     def forget_inspection(self) -> None:
         """Remove the inspection version from the status, as an earlier version of the controller left it."""

@@ -11,10 +11,20 @@ import pytest_asyncio
 
 from controller.models import source_secret
 from controller.reconcile.conditions import find
-from crds.meta import LABEL_MODEL, Condition
+from crds.meta import LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, SECRETS, Resource
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    JOBS,
+    MODELS,
+    PODS,
+    PVCS,
+    SECRETS,
+    STORAGE_CLASSES,
+    Resource,
+)
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -238,6 +248,71 @@ async def test_nothing_is_written_at_rest_and_after_a_restart(
     await eventually(lambda: only_tiny(cluster))
     assert await cluster.versions() == before
     assert len(files.requests) == requests
+
+
+async def make_storage_class(cluster: ModelNamespace, *, grows: bool) -> str:
+    """Create a StorageClass; no resizer runs here, so that a growth only starts."""
+    name = f"{cluster.namespace}-{'grows' if grows else 'fixed'}"
+    body = {"provisioner": "kubernetes.io/host-path", "allowVolumeExpansion": grows}
+    await cluster.client.create(STORAGE_CLASSES, {"metadata": {"name": name}, **body})
+    return name
+
+
+async def test_raised_size_grows_the_volume_of_a_class_that_can(cluster: ModelNamespace, files: FileServer) -> None:
+    name = await make_storage_class(cluster, grows=True)
+    await cluster.make_model(f"{files.url}/tiny.gguf", cache={"storageClassName": name, "size": "1Gi"})
+    await cluster.make_consumer()
+    await cluster.cached()
+    jobs = await cluster.jobs()
+    await cluster.edit(MODELS, "tiny", "/spec/cache/size", "2Gi")
+
+    async def grows() -> bool:
+        changing = condition(await cluster.model(), "VolumeChanging")
+        assert (changing.status, changing.reason) == ("True", "VolumeGrowing"), changing
+        claim = await cluster.client.get(PVCS, "tiny-cache", cluster.namespace)
+        return bool(claim["spec"]["resources"]["requests"]["storage"] == "2Gi")
+
+    await eventually(grows)
+    model = await cluster.phase("Ready")
+    assert condition(model, "Cached").status == "True"
+    assert await cluster.jobs() == jobs
+
+
+async def test_volume_that_cannot_grow_is_replaced_and_stays_while_it_is_mounted(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    name = await make_storage_class(cluster, grows=False)
+    await cluster.make_model(f"{files.url}/tiny.gguf", cache={"storageClassName": name, "size": "1Gi"})
+    await cluster.make_consumer()
+    await cluster.cached()
+    labels = {LABEL_MANAGED_BY: MANAGED_BY, "app": "serves"}
+    volumes = [{"name": "models", "persistentVolumeClaim": {"claimName": "tiny-cache"}}]
+    pod = {"containers": [{"name": "main", "image": "pomona-test"}], "volumes": volumes}
+    template = {"metadata": {"labels": {"app": "serves"}}, "spec": pod}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "serves"}}, "template": template}
+    metadata = {"name": "serves", "namespace": cluster.namespace, "labels": labels}
+    await cluster.client.create(DEPLOYMENTS, {"metadata": metadata, "spec": spec})
+    await cluster.edit(MODELS, "tiny", "/spec/cache/size", "2Gi")
+
+    async def replaced() -> str:
+        model = await cluster.phase("Ready")
+        assert model.status.cached is not None
+        assert model.status.cached.name.startswith("tiny-cache-"), model.status
+        assert condition(model, "VolumeChanging").reason == "VolumeReplaced"
+        return model.status.cached.name
+
+    name = await eventually(replaced)
+    claims = {each["metadata"]["name"] for each in (await cluster.client.list(PVCS, cluster.namespace)).items}
+    assert claims == {"tiny-cache", name}
+
+    await cluster.client.delete(DEPLOYMENTS, "serves", cluster.namespace)
+
+    async def released() -> bool:
+        found = (await cluster.client.list(PVCS, cluster.namespace)).items
+        assert [each["metadata"]["name"] for each in found] == [name]
+        return find((await cluster.model()).status.conditions, "VolumeChanging") is None
+
+    await eventually(released)
 
 
 async def settled(cluster: ModelNamespace) -> bool:

@@ -45,7 +45,7 @@ def test_folder_is_fetched_to_one_folder_of_the_volume() -> None:
     assert "--size-bytes" not in args, "a later version may choose other files"
     simulated.end("fetch", 0, FOLDER | {"path": f"/models/{path}"})
     simulated.settle()
-    assert simulated.model.status.cached == Cached(claim="uid-1", path=path)
+    assert simulated.model.status.cached == Cached(name="tiny-cache", claim="uid-1", path=path)
     assert simulated.model.status.phase == "Ready"
 
 

@@ -397,6 +397,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("consume"), st.just(""), st.integers(0, 1)),
         st.tuples(st.just("wait"), st.just(""), st.integers(1, 400)),
         st.tuples(st.sampled_from(["claim", "update"]), st.just(""), st.just(0)),
+        st.tuples(st.just("resize"), st.sampled_from(["1Mi", "1Gi", "2Gi"]), st.integers(0, 1)),
     ),
     max_size=12,
 )
@@ -409,10 +410,10 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
         _happen(simulated, action, argument, number)
         simulated.settle()
         assert len(simulated.jobs) <= 2
-        assert {each.type for each in simulated.model.status.conditions} <= {"Ready", "Cached"}
+        assert {each.type for each in simulated.model.status.conditions} <= {"Ready", "Cached", "VolumeChanging"}
         assert simulated.condition("Ready").message
     # From any state the Model becomes Ready once nothing fails any more.
-    simulated.edit(source="http://models.example/final.gguf")
+    simulated.edit(source="http://models.example/final.gguf", cache=Cache())
     simulated.consumers.clear()
     simulated.add_consumer()
     simulated.settle()
@@ -422,6 +423,7 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
     simulated.settle()
     assert simulated.model.status.phase == "Ready"
     assert simulated.condition("Cached").status == "True"
+    assert len(simulated.claims) == 1
 
 
 def _happen(simulated: SimulatedModel, action: str, argument: str, number: int) -> None:
@@ -438,6 +440,9 @@ def _happen(simulated: SimulatedModel, action: str, argument: str, number: int) 
             simulated.add_consumer()
     elif action == "wait":
         simulated.now += timedelta(seconds=number)
+    elif action == "resize":
+        simulated.expandable = {"standard"} if number else set()
+        simulated.edit(cache=Cache(size=argument))
     elif action == "claim":
         simulated.lose_claim()
     elif action == "update":
@@ -459,4 +464,4 @@ def test_jobs_and_claims_of_another_namespace_are_no_children_whatever_owner_the
         store.put(resource, {"metadata": forged | {"ownerReferences": [owner]}})
     model = SimulatedModel().model
     observed = observe_model(Snapshot(store, START), ObjectKey("team", "tiny"), model)
-    assert (list(observed.jobs), observed.claim) == ([], None)
+    assert (list(observed.jobs), list(observed.claims.claims)) == ([], [])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.reconcile.indexes import (
+    CLAIM_INDEX,
     HOST_INDEX,
     INDEXES,
     MODEL_INDEX,
@@ -22,13 +23,16 @@ from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES,
 from kube.store import Store
 from tests.support.api_objects import condition, process, service, slice_of
 
+PHASES = {"one": "Pending", "two": "Running", "three": "Succeeded"}
 NAMES = st.sampled_from(["one", "two", "three"])
 
 
 def pod(name: str, owner: str, served: str) -> Obj:
     references = [{"uid": f"uid-{owner}", "controller": True}]
     labels = {LABEL_SERVICE: served} if served != "three" else {}
-    return {"metadata": {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}}
+    metadata = {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}
+    volumes = [{"persistentVolumeClaim": {"claimName": owner}}, {"emptyDir": {}}]
+    return {"metadata": metadata, "spec": {"volumes": volumes}, "status": {"phase": PHASES[served]}}
 
 
 def chat(name: str, model: str, adapter: str) -> Obj:
@@ -70,6 +74,10 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             return any(f"{namespace}/{name}" == value for name in named)
         if index == REASON_INDEX:
             return any(each["type"] == "Ready" and each["reason"] == value for each in obj["status"]["conditions"])
+        if index == CLAIM_INDEX:
+            (claim, _) = spec["volumes"]
+            is_over = obj["status"]["phase"] == "Succeeded"
+            return not is_over and f"{namespace}/{claim['persistentVolumeClaim']['claimName']}" == value
         assert index == HOST_INDEX
         host = spec.get("hostName", "") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         return bool(host == value)

@@ -1,0 +1,227 @@
+"""The PersistentVolumeClaims of a Model: which one holds its weights, and when one grows, is replaced or is deleted.
+
+A volume holds one set of weights. Other weights, a StorageClass that differs, or a size that the volume cannot grow to
+need another claim; pods serve from the earlier volume until the new one is verified. A claim is deleted only when its
+successor is verified, and no pod and no Deployment mounts it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.models.served import claim_name
+from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
+from controller.reconcile.indexes import CLAIM_INDEX, namespaced
+from controller.reconcile.plan import Patch, Ref, Snapshot, ref
+from crds.model import Cache, Cached, Model
+from crds.size import size_text
+from kube.client import Client, Obj
+from kube.comparison import parse_quantity
+from kube.errors import Forbidden, NotFound
+from kube.resources import DEPLOYMENTS, PODS, PVCS, STORAGE_CLASSES, Resource
+
+RELEASE_SECONDS: Final = 10.0
+"""Time between two looks whether pods still mount a claim that is to be deleted."""
+_DIGITS: Final = 8
+
+
+class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """The claims of a Model, and what decides about them."""
+
+    claims: Sequence[Obj] = ()
+    """Those that are not being deleted."""
+    mounted: frozenset[str] = frozenset()
+    """Names of the claims that a pod or a Deployment mounts; it is read only if there are several claims."""
+    expandable: frozenset[str] = frozenset()
+    """StorageClasses whose volumes can grow; only those of claims that are too small are read."""
+
+
+class VolumeDecision(NamedTuple):
+    """The claim for the weights, and the changes of all claims."""
+
+    target: Obj | None = None
+    """The claim for the weights, which may not hold them yet; None: it has to be created, or nothing needs it."""
+    holder: Cached | None = None
+    """The same weights, verified on an earlier volume, from which pods serve until the target is verified."""
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
+    superseded: tuple[Obj, ...] = ()
+    """Claims that nothing needs once the target is verified."""
+    change: tuple[str, str] | None = None
+    """Reason and message of a change of the volume that is not complete."""
+
+
+def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str]) -> ObservedClaims:
+    """Gather the claims of a Model from the store; `expandable` is what `read_expandable` returned."""
+    namespace = model.metadata.namespace
+    children = snapshot.children(PVCS, namespace, model.metadata.uid)
+    claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
+    names = (each["metadata"]["name"] for each in claims if len(claims) > 1)
+    return ObservedClaims(
+        claims=claims,
+        mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
+        expandable=expandable,
+    )
+
+
+def _is_mounted(snapshot: Snapshot, claim: str) -> bool:
+    return any(snapshot.store.by_index(resource, CLAIM_INDEX, claim) for resource in (PODS, DEPLOYMENTS))
+
+
+async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> frozenset[str]:
+    """Return the StorageClasses whose volumes can grow, of the Model's claims that are too small.
+
+    A class that may not be read counts as one that cannot grow: the volume is replaced. Raises as `Client`.
+    """
+    found = set()
+    for claim in snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid):
+        name = claim["spec"].get("storageClassName")
+        if name and _is_bound(claim) and _is_too_small(claim, model.spec.cache):
+            try:
+                storage_class = await client.get(STORAGE_CLASSES, name)
+            except (Forbidden, NotFound):
+                continue
+            if storage_class.get("allowVolumeExpansion"):
+                found.add(name)
+    return frozenset(found)
+
+
+def decide_volume(
+    model: Model, facts: ModelFacts, path: str, observed: ObservedClaims, *, is_needed: bool
+) -> VolumeDecision:
+    """Decide which claim holds the weights at `path`; without a consumer none is created and none changes."""
+    cache, cached = model.spec.cache, model.status.cached
+    matching = [each for each in observed.claims if _is_for(each, path, model)]
+    target = max(
+        (each for each in matching if not is_needed or _fits(each, cache, observed.expandable)),
+        key=lambda each: (cached is not None and _uid(each) == cached.claim, each["metadata"]["creationTimestamp"]),
+        default=None,
+    )
+    superseded = tuple(each for each in observed.claims if each is not target)
+    earlier = next((each for each in matching if cached is not None and _uid(each) == cached.claim), None)
+    holder = cached if earlier is not None and earlier is not target and _is_of(cached, path, facts) else None
+    if target is None:
+        if not is_needed:
+            return VolumeDecision(superseded=superseded)
+        name = _successor_name(model, path) if observed.claims else claim_name(model)
+        made = new_claim(model, facts, name, path)
+        change = _replacement(name, superseded, holder, cache)
+        return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
+    change = _replacement(target["metadata"]["name"], superseded, holder, cache)
+    if is_needed and _is_too_small(target, cache):
+        change = _growth(target, str(cache.size))
+        return VolumeDecision(target, holder, (), (_grow(target, cache),), superseded, change)
+    return VolumeDecision(target, holder, superseded=superseded, change=_unfinished_growth(target) or change)
+
+
+def list_deletions(decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
+    """Return the superseded claims that nothing mounts any more; call it when the target is verified."""
+    return tuple(ref(PVCS, each) for each in decision.superseded if each["metadata"]["name"] not in observed.mounted)
+
+
+def find_shortage(model: Model, facts: ModelFacts) -> str | None:
+    """Return why the stated size cannot hold the weights, with the way out; None if it can."""
+    size, weights_bytes = model.spec.cache.size, facts.size_bytes or 0
+    if size is None or (parse_quantity(size) or 0) >= weights_bytes:
+        return None
+    return (
+        f"spec.cache.size {size} is less than the weights, which have {size_text(weights_bytes)}: raise it to "
+        f"{sufficient_size(facts)}, or remove it"
+    )
+
+
+def is_same(cached: Cached | None, there: Cached) -> bool:
+    """Return whether these weights are verified on this volume; earlier releases did not write the claim's name."""
+    return cached is not None and (cached.claim, cached.path, cached.sha256) == (there.claim, there.path, there.sha256)
+
+
+def _is_of(cached: Cached | None, path: str, facts: ModelFacts) -> bool:
+    return cached is not None and (cached.path, cached.sha256) == (path, facts.sha256)
+
+
+def _is_for(claim: Obj, path: str, model: Model) -> bool:
+    """Return whether a claim is for the weights at `path`; one of an earlier release is, unless it holds others."""
+    stated = (claim["metadata"].get("annotations") or {}).get(WEIGHTS)
+    if stated is not None:
+        return bool(stated == path)
+    cached = model.status.cached
+    return cached is None or cached.claim != _uid(claim) or cached.path == path
+
+
+def _fits(claim: Obj, cache: Cache, expandable: frozenset[str]) -> bool:
+    """Return whether a claim is as the spec says, or can grow to it."""
+    storage_class = claim["spec"].get("storageClassName")
+    if cache.storage_class_name not in {None, storage_class}:
+        return False
+    return not _is_too_small(claim, cache) or (_is_bound(claim) and storage_class in expandable)
+
+
+def _is_too_small(claim: Obj, cache: Cache) -> bool:
+    """Return whether the spec states a larger size than the claim requests and its volume has."""
+    if cache.size is None:
+        return False
+    sizes = (_requested(claim), claim.get("status", {}).get("capacity", {}).get("storage", 0))
+    return (parse_quantity(cache.size) or 0) > max(parse_quantity(each) or 0 for each in sizes)
+
+
+def _is_bound(claim: Obj) -> bool:
+    return bool(claim.get("status", {}).get("phase") == "Bound")
+
+
+def _requested(claim: Obj) -> str:
+    return str(claim["spec"]["resources"]["requests"]["storage"])
+
+
+def _uid(claim: Obj) -> str:
+    return str(claim["metadata"]["uid"])
+
+
+def _grow(claim: Obj, cache: Cache) -> Patch:
+    operations = (
+        {"op": "test", "path": "/metadata/uid", "value": _uid(claim)},
+        {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
+    )
+    return Patch(ref(PVCS, claim), operations)
+
+
+def _growth(claim: Obj, wanted: str) -> tuple[str, str]:
+    had = claim.get("status", {}).get("capacity", {}).get("storage") or _requested(claim)
+    name = claim["metadata"]["name"]
+    return "VolumeGrowing", f"PersistentVolumeClaim {name} grows from {had} to {wanted}; pods serve from it meanwhile"
+
+
+def _unfinished_growth(claim: Obj) -> tuple[str, str] | None:
+    """Return the growth that the storage driver has not completed, with what it says about it."""
+    status, wanted = claim.get("status", {}), _requested(claim)
+    capacity = parse_quantity(status.get("capacity", {}).get("storage", ""))
+    if not _is_bound(claim) or capacity is None or capacity >= (parse_quantity(wanted) or 0):
+        return None
+    reason, message = _growth(claim, wanted)
+    said = next((each["message"] for each in status.get("conditions") or () if each.get("message")), "")
+    return reason, f"{message} ({said})" if said else message
+
+
+def _replacement(name: str, superseded: Sequence[Obj], holder: Cached | None, cache: Cache) -> tuple[str, str] | None:
+    """Return the replacement of earlier claims by the claim of this name, until they are deleted."""
+    if not superseded:
+        return None
+    earlier = ", ".join(sorted(each["metadata"]["name"] for each in superseded))
+    why = "the weights are others"
+    if holder is not None:
+        old = next((each for each in superseded if _uid(each) == holder.claim), superseded[0])
+        why = f"its StorageClass {old['spec'].get('storageClassName', '')} cannot grow it to {cache.size}"
+        if cache.storage_class_name not in {None, old["spec"].get("storageClassName")}:
+            why = f"spec.cache.storageClassName is {cache.storage_class_name} now"
+    message = f"PersistentVolumeClaim {name} replaces {earlier}"
+    if holder is not None:
+        message += f", because {why}; pods serve from {earlier} until the weights on the new volume are verified"
+    return "VolumeReplaced", f"{message}. {earlier} is deleted when no pod mounts it"
+
+
+def _successor_name(model: Model, path: str) -> str:
+    """Return the name of a claim that another one has to leave free: it depends on all that needs another volume."""
+    cache = model.spec.cache
+    text = "\0".join((path, cache.storage_class_name or "", str(cache.size or "")))
+    return f"{claim_name(model)}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"

@@ -1,0 +1,310 @@
+"""Decisions about volumes: a Model is edited, and its volume grows, is replaced, or is refused."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.models.claims import RELEASE_SECONDS, observe_claims, read_expandable
+from controller.models.served import cached_claim
+from controller.models.volume import WEIGHTS
+from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.partial_objects import declare_partial_objects
+from controller.reconcile.plan import Snapshot
+from crds.model import Cache
+from kube.client import Client, Obj
+from kube.errors import Forbidden, NotFound
+from kube.resources import DEPLOYMENTS, MODELS, PODS, PVCS, STORAGE_CLASSES, Resource
+from kube.store import Store
+from tests.support.simulated_model import INSPECTED, START, SimulatedModel, make_cached, make_inspected
+
+OTHER = "http://models.example/other.gguf"
+
+
+def requested(simulated: SimulatedModel, name: str) -> str:
+    size: str = simulated.claims[name]["spec"]["resources"]["requests"]["storage"]
+    return size
+
+
+def successor(simulated: SimulatedModel) -> str:
+    (name,) = set(simulated.claims) - {"tiny-cache"}
+    return name
+
+
+def changes(simulated: SimulatedModel) -> list[tuple[str, str]]:
+    found = [each for each in simulated.model.status.conditions if each.type == "VolumeChanging"]
+    return [(each.status, each.reason) for each in found]
+
+
+def test_claim_names_the_weights_that_it_is_for_and_the_status_names_the_claim() -> None:
+    simulated = make_cached()
+    cached = simulated.model.status.cached
+    assert cached is not None
+    assert simulated.claims["tiny-cache"]["metadata"]["annotations"] == {WEIGHTS: cached.path}
+    assert cached.name == cached_claim(simulated.model) == "tiny-cache"
+    assert changes(simulated) == []
+
+
+def test_raised_size_grows_the_volume_if_its_class_can() -> None:
+    simulated = make_cached()
+    simulated.expandable = {"standard"}
+    jobs, claims = set(simulated.jobs), dict(simulated.claims)
+    simulated.edit(cache=Cache(size="2Gi"))
+    plan = simulated.step()
+    (patch,) = plan.patch
+    assert patch.operations[0] == {
+        "op": "test",
+        "path": "/metadata/uid",
+        "value": claims["tiny-cache"]["metadata"]["uid"],
+    }
+    simulated.settle()
+    assert requested(simulated, "tiny-cache") == "2Gi"
+    assert (set(simulated.jobs), set(simulated.claims)) == (jobs, {"tiny-cache"}), "no weights are fetched again"
+    assert simulated.condition("Cached").status == "True"
+    assert simulated.condition("VolumeChanging").reason == "VolumeGrowing"
+    assert "from 126Mi to 2Gi" in simulated.condition("VolumeChanging").message
+
+    simulated.claims["tiny-cache"]["status"]["conditions"] = [{"type": "ResizeFailed", "message": "quota of the array"}]
+    simulated.settle()
+    assert "quota of the array" in simulated.condition("VolumeChanging").message
+    simulated.claims["tiny-cache"]["status"]["capacity"]["storage"] = "2Gi"
+    simulated.settle()
+    assert changes(simulated) == []
+
+
+def test_growth_is_reported_by_one_event() -> None:
+    simulated = make_cached()
+    simulated.expandable = {"standard"}
+    simulated.edit(cache=Cache(size="2Gi"))
+    events = [event for _ in range(4) for event in simulated.step().events]
+    assert [(event.type, event.reason) for event in events] == [("Normal", "VolumeGrowing")]
+
+
+@pytest.mark.parametrize("size", ["100Mi", "126Mi", None])
+def test_size_that_is_not_larger_changes_no_volume(size: str | None) -> None:
+    simulated = make_cached()
+    before = dict(simulated.claims)
+    simulated.edit(cache=Cache(size=size))
+    plan = simulated.settle()
+    assert (plan.patch, simulated.claims, changes(simulated)) == ((), before, [])
+
+
+@pytest.mark.parametrize(
+    ("cache", "reason"),
+    [
+        (Cache(size="2Gi"), "its StorageClass standard cannot grow it to 2Gi"),
+        (Cache(storage_class_name="fast"), "spec.cache.storageClassName is fast now"),
+    ],
+    ids=["size", "class"],
+)
+def test_pods_serve_from_the_earlier_volume_until_its_successor_is_verified(cache: Cache, reason: str) -> None:
+    simulated = make_cached()
+    simulated.mounted = {"tiny-cache"}
+    simulated.edit(cache=cache)
+    simulated.settle()
+    new = successor(simulated)
+    assert simulated.condition("Cached").status == "True"
+    assert cached_claim(simulated.model) == "tiny-cache"
+    assert simulated.model.status.phase == "Ready"
+    assert changes(simulated) == [("True", "VolumeReplaced")]
+    assert reason in simulated.condition("VolumeChanging").message
+    assert simulated.job("fetch")["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == new
+
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    assert simulated.settle().again_seconds == RELEASE_SECONDS
+    assert cached_claim(simulated.model) == new
+    assert set(simulated.claims) == {"tiny-cache", new}, "a pod mounts the earlier volume"
+    simulated.mounted = {new}
+    assert simulated.settle().again_seconds is None
+    assert (set(simulated.claims), changes(simulated)) == ({new}, [])
+
+
+def test_volume_is_deleted_only_after_the_status_names_its_successor() -> None:
+    """A controller that dies between the two would leave pods without weights."""
+    simulated = make_cached()
+    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.settle()
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    plan = simulated.step()
+    assert plan.status is not None
+    assert plan.status["cached"]["name"] == successor(simulated)
+    assert [ref for ref in plan.delete if ref.resource == PVCS] == []
+    assert [ref.name for ref in simulated.step().delete if ref.resource == PVCS] == ["tiny-cache"]
+
+
+def test_failed_replacement_is_reported_while_pods_serve() -> None:
+    simulated = make_cached()
+    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.settle()
+    simulated.end("fetch", 2, {"reason": "SourceNotFound", "message": "gone"})
+    simulated.settle()
+    assert changes(simulated) == [("False", "SourceNotFound")]
+    assert simulated.condition("Cached").status == "True"
+    assert simulated.model.status.phase == "Ready"
+
+
+def test_edit_that_is_taken_back_keeps_the_earlier_volume() -> None:
+    simulated = make_cached()
+    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.settle()
+    simulated.edit(cache=Cache())
+    simulated.settle()
+    assert (set(simulated.claims), changes(simulated)) == ({"tiny-cache"}, [])
+    assert simulated.condition("Cached").status == "True"
+
+
+def test_other_weights_get_a_volume_of_their_own() -> None:
+    simulated = make_cached()
+    simulated.mounted = {"tiny-cache"}
+    simulated.edit(source=OTHER)
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED | {"file": "other.gguf", "sizeBytes": 1 << 30})
+    simulated.settle()
+    new = successor(simulated)
+    assert requested(simulated, new) == "1143Mi"
+    assert (simulated.condition("Cached").status, changes(simulated)) == ("False", [("True", "VolumeReplaced")])
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    assert set(simulated.claims) == {"tiny-cache", new}
+    simulated.mounted.clear()
+    simulated.settle()
+    assert set(simulated.claims) == {new}
+
+
+def test_volume_of_an_earlier_release_stays_in_use() -> None:
+    simulated = make_cached()
+    del simulated.claims["tiny-cache"]["metadata"]["annotations"]
+    cached = simulated.model.status.cached
+    assert cached is not None
+    status = msgspec.structs.replace(simulated.model.status, cached=msgspec.structs.replace(cached, name=""))
+    simulated.model = msgspec.structs.replace(simulated.model, status=status)
+    assert cached_claim(simulated.model) == "tiny-cache"
+    made = len(simulated.made)
+    simulated.settle()
+    assert simulated.model.status.cached == cached
+    assert len(simulated.made) == made
+
+
+def test_volume_without_weights_is_used_after_an_edit_that_keeps_the_revision() -> None:
+    simulated = make_inspected(sha256="ab" * 32)
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.edit(sha256="cd" * 32)
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    assert set(simulated.claims) == {"tiny-cache"}
+
+
+def test_size_below_that_of_the_weights_is_refused_with_the_way_out() -> None:
+    simulated = make_inspected(cache=Cache(size="10Mi"))
+    simulated.add_consumer()
+    simulated.settle()
+    assert (simulated.claims, simulated.model.status.phase) == ({}, "Failed")
+    assert simulated.condition("Cached").reason == "VolumeTooSmall"
+    assert "spec.cache.size 10Mi" in simulated.condition("Cached").message
+    assert "raise it to 126Mi, or remove it" in simulated.condition("Cached").message
+    simulated.edit(cache=Cache(size="126Mi"))
+    simulated.settle()
+    assert requested(simulated, "tiny-cache") == "126Mi"
+
+
+def test_volume_that_is_not_bound_does_not_grow() -> None:
+    """The API server refuses it; nothing is on such a volume."""
+    simulated = make_inspected()
+    simulated.claim_phase, simulated.expandable = "Pending", {"standard"}
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.edit(cache=Cache(size="2Gi"))
+    simulated.now += timedelta(seconds=10)
+    assert simulated.settle().patch == ()
+    assert requested(simulated, successor(simulated)) == "2Gi"
+
+
+def test_without_a_consumer_no_volume_is_replaced() -> None:
+    simulated = make_cached()
+    simulated.consumers.clear()
+    simulated.edit(cache=Cache(size="2Gi", storage_class_name="fast"))
+    simulated.settle()
+    assert set(simulated.claims) == {"tiny-cache"}
+    assert simulated.condition("Cached").status == "True"
+
+
+def owned(name: str, **metadata: Any) -> Obj:
+    owner = {"apiVersion": MODELS.api_version, "kind": "Model", "uid": "model-uid", "name": "tiny", "controller": True}
+    identity = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1", "ownerReferences": [owner]}
+    spec = {"storageClassName": "standard", "resources": {"requests": {"storage": "1Gi"}}}
+    return {"metadata": identity | metadata, "spec": spec, "status": {"phase": "Bound"}}
+
+
+def snapshot_of(*objects: tuple[Resource, Obj]) -> Snapshot:
+    store = Store()
+    declare_indexes(store)
+    declare_partial_objects(store)
+    for resource, obj in objects:
+        store.put(resource, obj)
+    return Snapshot(store, START)
+
+
+MOUNTS: Obj = {"containers": [], "volumes": [{"persistentVolumeClaim": {"claimName": "tiny-cache", "readOnly": True}}]}
+METADATA: Obj = {"name": "chat", "namespace": "team", "uid": "chat", "resourceVersion": "1"}
+
+
+@pytest.mark.parametrize(
+    ("user", "is_mounted"),
+    [
+        ((PODS, {"metadata": METADATA, "spec": MOUNTS, "status": {"phase": "Running"}}), True),
+        ((PODS, {"metadata": METADATA, "spec": MOUNTS, "status": {"phase": "Failed"}}), False),
+        ((PODS, {"metadata": METADATA | {"namespace": "thieves"}, "spec": MOUNTS}), False),
+        ((DEPLOYMENTS, {"metadata": METADATA, "spec": {"template": {"spec": MOUNTS}}}), True),
+    ],
+    ids=["pod", "ended pod", "pod of another namespace", "Deployment whose pod was evicted"],
+)
+def test_claim_that_a_pod_or_a_deployment_mounts_is_found(user: tuple[Resource, Obj], is_mounted: bool) -> None:
+    simulated = SimulatedModel()
+    claims = [
+        owned("tiny-cache"),
+        owned("tiny-cache-2"),
+        owned("b", deletionTimestamp="x"),
+    ]
+    observed = observe_claims(snapshot_of(user, *((PVCS, each) for each in claims)), simulated.model, frozenset())
+    assert [each["metadata"]["name"] for each in observed.claims] == ["tiny-cache", "tiny-cache-2"]
+    assert observed.mounted == (frozenset({"tiny-cache"}) if is_mounted else frozenset())
+
+
+class StorageClasses(Client):
+    """Answers reads of StorageClasses, and counts them."""
+
+    def __init__(self, answer: Obj | Exception) -> None:
+        self.answer = answer
+        self.reads: list[str] = []
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource, namespace) == (STORAGE_CLASSES, None)
+        self.reads.append(name)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "size", "found", "reads"),
+    [
+        ({"allowVolumeExpansion": True}, "2Gi", {"standard"}, 1),
+        ({"allowVolumeExpansion": False}, "2Gi", set(), 1),
+        ({}, "2Gi", set(), 1),
+        (Forbidden("get", status=403, reason="Forbidden", message="no"), "2Gi", set(), 1),
+        (NotFound("get", status=404, reason="NotFound", message="no"), "2Gi", set(), 1),
+        ({"allowVolumeExpansion": True}, "1Gi", set(), 0),
+        ({"allowVolumeExpansion": True}, None, set(), 0),
+    ],
+    ids=["can grow", "cannot grow", "default", "may not be read", "is gone", "large enough", "no size stated"],
+)
+async def test_storage_class_is_read_only_for_a_volume_that_is_too_small(
+    answer: Obj | Exception, size: str | None, found: set[str], reads: int
+) -> None:
+    simulated, client = SimulatedModel(cache=Cache(size=size)), StorageClasses(answer)
+    snapshot = snapshot_of((PVCS, owned("tiny-cache")))
+    assert await read_expandable(client, snapshot, simulated.model) == found
+    assert len(client.reads) == reads
