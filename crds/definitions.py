@@ -124,6 +124,8 @@ DEFINITIONS = (
             Column("Cached", condition("Cached", "status")),
             Column("Reason", condition("Ready", "reason")),
             Column("Arch", ".status.gguf.architecture", wide=True),
+            Column("Parameters", ".status.parameters", wide=True),
+            Column("Quantization", ".status.gguf.quantization", wide=True),
             Column("Message", condition("Ready", "message"), wide=True),
         ),
         rules=(model.NAME_RULE,),

@@ -86,6 +86,11 @@ class ModelHardware(ApiStruct, frozen=True):
     ] = "cpu"
 
 
+ModelType = Literal["Dense", "MoE", "DenseThinking", "MoEThinking"]
+Trait = Annotated[str, Meta(max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A word that becomes part of a label's name, so that objects are found by it."""
+
+
 class ModelSpec(ApiStruct, frozen=True):
     """Desired state of a Model."""
 
@@ -141,6 +146,56 @@ class ModelSpec(ApiStruct, frozen=True):
         ),
     ] = None
     cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
+    domains: Annotated[
+        list[Trait],
+        Meta(max_length=16),
+        described(
+            "Subjects that the model is good at, for example code, math or medicine. Each becomes a label "
+            "inference.pomona.dev/domain-DOMAIN=true of the Model and its services: kubectl get isvc -l "
+            "inference.pomona.dev/domain-code",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
+    languages: Annotated[
+        list[Annotated[str, Meta(max_length=3, pattern=r"^[a-z]{2,3}$")]],
+        Meta(max_length=64),
+        described(
+            "Languages that the model understands, as ISO 639 codes, for example en or deu. Each becomes a label "
+            "inference.pomona.dev/language-CODE=true.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
+    capabilities: Annotated[
+        list[Trait],
+        Meta(max_length=16),
+        described(
+            "Abilities of the model, for example chat, vision, tools or embeddings. Each becomes a label "
+            "inference.pomona.dev/capability-CAPABILITY=true.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
+    model_type: Annotated[
+        ModelType | None,
+        described(
+            "Kind of the model: a mixture of experts (MoE) or not (Dense), and if it thinks before it answers. "
+            "Default: computed from the artifact's header and spec.thinking. It becomes the label "
+            "inference.pomona.dev/model-type."
+        ),
+    ] = None
+    thinking: Annotated[
+        bool | None, described("True if the model writes down its thoughts before its answer. Default: false.")
+    ] = None
+    total_parameters: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        described("Number of parameters, for example 8030261248. Default: the artifact's.", format="int64"),
+    ] = None
+    active_parameters: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        described(
+            "Number of parameters that one token uses, for a mixture of experts. Default: the artifact's.",
+            format="int64",
+        ),
+    ] = None
 
 
 class Layers(ApiStruct, frozen=True):
@@ -277,6 +332,9 @@ class ModelStatus(ApiStruct, frozen=True):
     )
     size_bytes: Annotated[int | None, described("Size of all files in bytes.", format="int64")] = None
     size: Annotated[str, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
+    parameters: Annotated[
+        str, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
+    ] = ""
     gguf: Annotated[
         GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
     ] = None
@@ -359,6 +417,15 @@ class Model(ApiStruct, frozen=True):
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",
                 "a folder has no sha256: remove spec.sha256, and pin a commit with @REVISION in spec.source instead",
+            ),
+            rule(
+                "!has(self.modelType) || !has(self.thinking) || self.modelType.endsWith('Thinking') == self.thinking",
+                "spec.modelType and spec.thinking contradict each other: remove one of them",
+            ),
+            rule(
+                "!has(self.activeParameters) || (has(self.totalParameters) ? self.activeParameters <= "
+                "self.totalParameters : false)",
+                "spec.activeParameters needs spec.totalParameters, and is not larger",
             ),
         ),
     ]

@@ -10,3 +10,11 @@ def size_text(size_bytes: int) -> str:
     while size >= _STEP and unit < len(_UNITS) - 1:
         size, unit = size / _STEP, unit + 1
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+def count_text(number: int) -> str:
+    """Return a number of parameters in readable form: 8.0B, 137.0M."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)

@@ -14,6 +14,7 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import claims, jobs, source_secret, volume
 from controller.models.claims import ObservedClaims, VolumeDecision, observe_claims, read_expandable
+from controller.models.discovery import describe_parameters, label_model
 from controller.models.jobs import JobOutcome, JobProgress, Placement
 from controller.models.served import accelerator_of, image_of, is_mounted_image, own_claim, weights_path
 from controller.models.source_secret import SecretVerdict
@@ -427,6 +428,8 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         status |= msgspec.to_builtins(verdict.facts)
         if verdict.facts.size_bytes is not None:
             status["size"] = size_text(verdict.facts.size_bytes)
+    if parameters := describe_parameters(model.spec):
+        status["parameters"] = parameters
     waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]
     if verdict.again_seconds is not None:
         waits.append(verdict.again_seconds)
@@ -437,6 +440,7 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         patch=verdict.patch,
         delete=(*prune(past, ()), *verdict.delete),
         status=status,
+        labels=label_model(model, status),
         events=transitions(
             model.status.conditions, verdict.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),

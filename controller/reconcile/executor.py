@@ -9,7 +9,7 @@ controller's log.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
@@ -20,6 +20,7 @@ import structlog
 
 from controller.reconcile.conditions import MESSAGE_LENGTH, condition
 from controller.reconcile.indexes import controller_of
+from controller.reconcile.labels import LABEL_MANAGER, desired_labels
 from controller.reconcile.plan import FIELD_MANAGER, Event, Plan, Reconciler, Ref, Snapshot
 from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
@@ -109,6 +110,8 @@ class Executor:
             if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
         await self._report(reconciler.resource, key, plan)
+        if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
+            return 0.0
         return plan.again_seconds
 
     async def _report_refusal(self, resource: Resource, key: ObjectKey, plan: Plan, error: ApiError | NotOurs) -> None:
@@ -250,6 +253,23 @@ class Executor:
         for event in plan.events:
             log.info("event_sent", object=f"{resource.kind} {key}", reason=event.reason, note=event.note)
             await self._recorder.event(observed, event.type, event.reason, event.note, event.action)
+
+    async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> bool:
+        """Write the discovery labels; return whether somebody else changed the object meanwhile."""
+        observed = self._store.get(resource, key.name, key.namespace or None)
+        desired = desired_labels(resource, labels, observed) if observed is not None else None
+        if desired is None:
+            return False
+        with self._writing(resource, key, (resource, key)) as write:
+            try:
+                answer = await self._writer.apply(resource, desired, field_manager=LABEL_MANAGER)
+            except (NotFound, Conflict):  # the name belongs to another object by now
+                return True
+            except ApiError as error:  # labels help to find an object, and must not hold up anything else
+                log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
+                return False
+            self._store.put(resource, answer)
+            return not write.seen <= {answer["metadata"]["resourceVersion"]}
 
     async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
         old = observed.get("status", {}).get("conditions", [])

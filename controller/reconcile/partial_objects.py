@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from controller.reconcile.indexes import mounted_claims
+from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import ANNOTATION_STAMP, is_stamped
 from kube.client import Obj
@@ -97,7 +98,7 @@ def _managed_by_us(obj: Obj) -> Obj:
     entries = [
         entry
         for entry in obj["metadata"].get("managedFields", ())
-        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+        if entry.get("manager") in {FIELD_MANAGER, LABEL_MANAGER} and entry.get("operation") == "Apply"
     ]
     metadata = {**obj["metadata"], "managedFields": entries}
     if _LAST_APPLIED in (metadata.get("annotations") or {}):

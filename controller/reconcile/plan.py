@@ -64,6 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     delete: tuple[Ref, ...] = ()
     status: Obj | None = None
     """Whole desired status; its conditions are without lastTransitionTime, which the executor adds."""
+    labels: Mapping[str, str] | None = None
+    """All discovery labels of the reconciled object; None leaves those that it has."""
     events: tuple[Event, ...] = ()
     again_seconds: float | None = None
     """Reconcile again after this time even if no watch reports a change."""

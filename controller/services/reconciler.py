@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from controller.models.discovery import label_service
 from controller.models.served import Served, read_companions, runtime_of
 from controller.placement.nodes import find_largest_device
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
@@ -135,12 +136,20 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
         status=status,
+        labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=build_events(service, status),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
         else min((each for each in (steps.again_seconds, rotation.again_seconds) if each is not None), default=None),
     )
+
+
+def _list_labels(view: ServiceView) -> dict[str, str] | None:
+    """Return the discovery labels of a service that serves; None leaves those that it has."""
+    if view.served is None or view.accelerator is None:
+        return None
+    return label_service(view.service, view.served.model, view.accelerator, view.memory_bytes)
 
 
 def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
@@ -174,6 +183,7 @@ def build_view(
         accelerator=accelerator,
         runtime=runtime_of(service, model) if model is not None else "",
         memory_bytes=_replica_memory(service, checked.served),
+        served=checked.served,
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.models.served import list_companions
+from controller.models.served import Served, list_companions
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.endpoints import Endpoint
@@ -49,6 +49,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
     memory_bytes: int | None = None
     """Memory of one replica; None: unknown."""
+    served: Served | None = None
+    """The Models to serve; None if `blocker` prevents it."""
     model_problem: ServiceProblem | None
     blocker: ServiceProblem | None
     """The reason why no replica can be created now; replicas that serve stay."""

@@ -67,6 +67,13 @@ class RefusedManifest(NamedTuple):
 
 
 REFUSED_MANIFESTS = {
+    "thinking that contradicts modelType": RefusedManifest(
+        MODELS, {"modelType": "DenseThinking", "thinking": False}, "spec.modelType and spec.thinking contradict"
+    ),
+    "more active parameters than there are": RefusedManifest(
+        MODELS, {"totalParameters": 5, "activeParameters": 6}, "spec.activeParameters needs spec.totalParameters"
+    ),
+    "domain that is no part of a label": RefusedManifest(MODELS, {"domains": ["Code review"]}, "domains"),
     "file:// without memoryBytes": RefusedManifest(
         MODELS, {"source": "file:///m.gguf"}, "spec: Invalid value: .*a file:// source needs spec.memoryBytes"
     ),

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from controller.models import source_secret
 from controller.reconcile.conditions import find
-from crds.meta import LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, Condition
+from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
@@ -313,6 +313,35 @@ async def test_volume_that_cannot_grow_is_replaced_and_stays_while_it_is_mounted
         return find((await cluster.model()).status.conditions, "VolumeChanging") is None
 
     await eventually(released)
+
+
+async def test_discovery_labels_follow_the_spec_and_leave_those_of_users_alone(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    users = {"team": "red", f"{GROUP}/domain-law": "ours"}
+    spec = {"source": f"{files.url}/tiny.gguf", "domains": ["code", "law"], "capabilities": ["chat"], "thinking": True}
+    metadata = {"name": "tiny", "namespace": cluster.namespace, "labels": users}
+    await cluster.client.create(MODELS, {"metadata": metadata, "spec": spec})
+
+    async def labels(*absent: str, **values: str) -> bool:
+        found = (await cluster.client.get(MODELS, "tiny", cluster.namespace))["metadata"]["labels"]
+        assert users.items() <= found.items(), found
+        assert not {f"{GROUP}/{name}" for name in absent} & found.keys(), found
+        wanted = {f"{GROUP}/{name.replace('_', '-')}": value for name, value in values.items()}
+        return all(found.get(name) == value for name, value in wanted.items())
+
+    await cluster.phase("Ready")
+    await eventually(
+        lambda: labels(domain_code="true", capability_chat="true", vram_tier_8g="true", model_type="DenseThinking")
+    )
+    generation = (await cluster.model()).metadata.generation
+    await cluster.edit(MODELS, "tiny", "/spec/domains", ["math"])
+    await eventually(lambda: labels("domain-code", domain_math="true"))
+    assert (await cluster.model()).metadata.generation == generation + 1, "labels are no news to the Model"
+
+    patch = [{"op": "remove", "path": "/spec/capabilities"}]
+    await cluster.client.patch_json(MODELS, "tiny", cluster.namespace, patch)
+    await eventually(lambda: labels("capability-chat", domain_math="true"))
 
 
 async def settled(cluster: ModelNamespace) -> bool:

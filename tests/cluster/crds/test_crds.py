@@ -139,7 +139,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
 @pytest.mark.parametrize(
     ("short", "columns", "more"),
     [
-        ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE"),
+        ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE PARAMETERS QUANTIZATION"),
         ("isvc", "PHASE MODEL VENDOR ENGINE READY REPLICAS REASON ENDPOINT AGE", "CONTEXT MEMORY MESSAGE"),
         ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
     ],

@@ -220,6 +220,13 @@ PORTS = [{"name": "http", "port": 8080, "protocol": "TCP", "targetPort": "http"}
 OWN_SERVICE: Obj = {"spec": {"selector": {LABEL_SERVICE: "one"}, "ports": PORTS}}
 FOREIGN_SLICE: Obj = {"addressType": "IPv4", "endpoints": []}
 DATA = [{"op": "add", "path": "/data", "value": {"a": "Zm9v"}}]
+
+
+def change(resource: Resource, path: str, value: object) -> Attempt:
+    operations = [{"op": "add", "path": path, "value": value}]
+    return lambda thief: thief.api.patch_json(resource, "one", thief.namespace, operations)
+
+
 ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "Secret that nobody owns": (
         "writes only secrets that a InferenceService controls",
@@ -364,11 +371,14 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         "cannot create",
         lambda thief: thief.api.create(PODS, {"metadata": {"namespace": thief.namespace, "name": "a"}, "spec": {}}),
     ),
-    "spec of a service": (
-        "cannot patch",
-        lambda thief: thief.api.patch_json(
-            INFERENCE_SERVICES, "one", thief.namespace, [{"op": "add", "path": "/spec/replicas", "value": 9}]
-        ),
+    "spec of a service": ("writes only labels", change(INFERENCE_SERVICES, "/spec/replicas", 9)),
+    "source of a Model": ("writes only labels", change(MODELS, "/spec/source", "https://thief.example/a.gguf")),
+    "annotations of a service": ("writes only labels", change(INFERENCE_SERVICES, "/metadata/annotations", {"a": "b"})),
+    "Model that cannot be deleted": ("writes only labels", change(MODELS, "/metadata/finalizers", ["thief.example/s"])),
+    "labels of a user": ("labels whose names start with", change(MODELS, "/metadata/labels", {"team": "a"})),
+    "another Model": (
+        "cannot create",
+        lambda thief: thief.api.create(MODELS, {"metadata": {"name": "mine", "namespace": thief.namespace}}),
     ),
     "end of a Model": ("cannot delete", lambda thief: thief.api.delete(MODELS, "one", thief.namespace)),
     "registration of a host": (

@@ -390,3 +390,11 @@ async def test_deletion_that_is_refused_hinders_no_other(refusal: ApiError) -> N
     with pytest.raises(type(refusal)):
         await deletes(world, kept, other).run()
     assert world.there.keys() == {(SERVICES, "kept")}
+
+
+async def test_refused_label_holds_up_nothing_else() -> None:
+    """An administrator may not grant the right to patch services: they are reported as always."""
+    refusal = Forbidden("apply", status=403, reason="Forbidden", message="cannot patch")
+    shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
+    await shell.run()
+    assert shell.world.status == {"conditions": []}

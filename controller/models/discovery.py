@@ -1,0 +1,143 @@
+"""Discovery labels: what a Model or a service can do, derived from its spec and status, for `kubectl get -l`.
+
+They are recomputed as a whole, so what no longer holds is removed. A label that says "at least" or "at most" is
+cumulative: one label for each threshold that holds. So `-l inference.pomona.dev/vram-tier-20g` finds everything that
+needs 20 GiB or less, a model of 18 GiB too, and `-l inference.pomona.dev/context-64k` all that take 64,000 tokens.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from controller.models.served import METAL, format_of, runtime_of
+from crds.inferenceservice import InferenceService
+from crds.meta import GROUP
+from crds.model import GGUF, Layout, Model, ModelSpec
+from crds.serving import ServingOptions
+from crds.size import count_text
+from fitness.memory import Workload, estimate
+from runtimes.runtime import default_runtime
+
+TRUE: Final = "true"
+
+_CONTEXTS: Final = {
+    **{f"{thousands}k": thousands * 1000 for thousands in (32, 64, 128, 256, 512)},
+    **{f"{millions}m": millions * 1_000_000 for millions in (1, 2, 4, 10)},
+}
+"""Thresholds of the context length in tokens; a model of 32,000 and one of 32,768 tokens both have context-32k."""
+_TIERS_GIB: Final = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512)
+"""Memory of devices in common use."""
+_GIB: Final = 1 << 30
+_LONGEST_VALUE: Final = 63
+_UNUSABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts from which the labels of one object are derived."""
+
+    spec: ModelSpec
+    """The Model's."""
+    context_length: int | None = None
+    """Tokens: the longest that the model was trained for, or that the service serves."""
+    memory_bytes: int | None = None
+    """Memory that one replica takes."""
+    has_experts: bool | None = None
+    """True for a mixture of experts; None if it is not known."""
+    quantization: str = ""
+    format: str = ""
+    accelerator: str = ""
+    engine: str = ""
+
+
+def list_labels(traits: Traits) -> dict[str, str]:
+    """Return all discovery labels of an object; one whose value is not known is left out."""
+    spec = traits.spec
+    names = [
+        *(f"domain-{domain}" for domain in spec.domains),
+        *(f"language-{language}" for language in spec.languages),
+        *(f"capability-{capability}" for capability in spec.capabilities),
+        *(f"context-{name}" for name, least in _CONTEXTS.items() if (traits.context_length or 0) >= least),
+        *_tiers(traits.memory_bytes),
+    ]
+    values = {
+        "model-type": describe_type(spec, has_experts=traits.has_experts),
+        "quantization": traits.quantization,
+        "format": traits.format,
+        "accelerator-vendor": traits.accelerator,
+        "engine": traits.engine,
+    }
+    stated = {name: label_value(value) for name, value in values.items()}
+    labels = dict.fromkeys(names, TRUE) | {name: value for name, value in stated.items() if value}
+    return {f"{GROUP}/{name}": value for name, value in labels.items()}
+
+
+def describe_type(spec: ModelSpec, *, has_experts: bool | None) -> str:
+    """Return Dense, MoE, DenseThinking or MoEThinking; empty if neither the spec nor the artifact says it."""
+    if spec.model_type is not None:
+        return spec.model_type
+    if has_experts is None:
+        return ""
+    return f"{'MoE' if has_experts else 'Dense'}{'Thinking' if spec.thinking else ''}"
+
+
+def label_value(text: str) -> str:
+    """Return the text as a valid value of a label; other characters become `-`, and what is too long is cut off."""
+    return _UNUSABLE.sub("-", text)[:_LONGEST_VALUE].strip("-_.")
+
+
+def _tiers(memory_bytes: int | None) -> Iterable[str]:
+    if memory_bytes is None:
+        return ()
+    return (f"vram-tier-{tier}g" for tier in _TIERS_GIB if memory_bytes <= tier * _GIB)
+
+
+def describe_parameters(spec: ModelSpec) -> str:
+    """Return the numbers of parameters in readable form; empty if they are not known."""
+    if spec.total_parameters is None:
+        return ""
+    total = count_text(spec.total_parameters)
+    return f"{total} of which {count_text(spec.active_parameters)} are active" if spec.active_parameters else total
+
+
+def label_model(model: Model, status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the discovery labels of a Model with this status, as it is written."""
+    gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
+    layout = msgspec.convert(status.get("layout"), Layout | None)
+    memory_bytes = model.spec.memory_bytes
+    if memory_bytes is None:
+        runtime = default_runtime(format_of(model), in_pods=model.spec.hardware.accelerator != METAL)
+        needed = estimate(Workload(layout, runtime), ServingOptions())
+        memory_bytes = needed.total_bytes if needed else None
+    return list_labels(
+        Traits(
+            spec=model.spec,
+            context_length=gguf.context_length,
+            memory_bytes=memory_bytes,
+            has_experts=layout.expert_outputs > 0 if layout else None,
+            quantization=gguf.quantization,
+            format=format_of(model) if status.get("file") or status.get("gguf") else "",
+            accelerator=model.spec.hardware.accelerator,
+        )
+    )
+
+
+def label_service(
+    service: InferenceService, model: Model, accelerator: str, memory_bytes: int | None
+) -> dict[str, str]:
+    """Return the discovery labels of a service: those of its Model, with its own context, memory, place and engine."""
+    layout = model.status.layout
+    gguf = model.status.gguf or GGUF()
+    return list_labels(
+        Traits(
+            spec=model.spec,
+            context_length=service.spec.context_length,
+            memory_bytes=memory_bytes,
+            has_experts=layout.expert_outputs > 0 if layout else None,
+            quantization=gguf.quantization,
+            format=format_of(model),
+            accelerator=accelerator,
+            engine=runtime_of(service, model),
+        )
+    )

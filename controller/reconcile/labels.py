@@ -1,0 +1,28 @@
+"""Labels that the controller writes on Models and services, which users write too: one set with its own field manager.
+
+A label that a user or another manager has set stays theirs, and only what this manager owns is ever removed.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kube.apply import is_applied
+from kube.client import Obj
+from kube.comparison import owned_fields
+from kube.resources import Resource
+
+LABEL_MANAGER: Final = "pomona-discovery"
+"""Field manager of the labels."""
+
+
+def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj) -> Obj | None:
+    """Return what has to be applied as `LABEL_MANAGER`, or None if the object has it; foreign labels stay foreign."""
+    owned = owned_fields(observed, LABEL_MANAGER)
+    ours: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
+    there = observed["metadata"].get("labels") or {}
+    mine = {name: value for name, value in sorted(labels.items()) if name not in there or f"f:{name}" in ours}
+    metadata = {key: observed["metadata"][key] for key in ("name", "namespace", "uid") if key in observed["metadata"]}
+    desired: Obj = {"metadata": metadata | ({"labels": mine} if mine else {})}
+    if not (mine or owned) or is_applied(resource, desired, observed, LABEL_MANAGER):
+        return None
+    return desired
