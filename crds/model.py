@@ -131,6 +131,24 @@ class ModelSpec(ApiStruct, frozen=True):
             "a Secret, an s3:// source must be a public bucket of AWS."
         ),
     ] = None
+    refresh_policy: Annotated[
+        Literal["IfNotPresent", "OnChange"],
+        described(
+            "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, or a file "
+            "of http(s)://, is looked at every spec.refreshIntervalSeconds. When its revision has changed, the new "
+            "weights are fetched beside the old ones, and services move to them once they are verified. A commit never "
+            "changes, so it is not looked at."
+        ),
+    ] = "IfNotPresent"
+    refresh_interval_seconds: Annotated[
+        int,
+        Meta(ge=300, le=31_536_000),
+        described(
+            "Seconds between two looks at the source with spec.refreshPolicy OnChange; up to a tenth more, so that not "
+            "all Models look at once. Default: 3600, an hour.",
+            format="int64",
+        ),
+    ] = 3600
     hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
         ModelHardware()
     )
@@ -326,6 +344,10 @@ class ModelStatus(ApiStruct, frozen=True):
             "for http(s)://."
         ),
     ] = ""
+    last_checked: Annotated[
+        str,
+        described("When the source was last looked at with spec.refreshPolicy OnChange.", format="date-time"),
+    ] = ""
     sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file, or of the first part of a split model. Absent for a folder.")] = (
         ""
@@ -417,6 +439,12 @@ class Model(ApiStruct, frozen=True):
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",
                 "a folder has no sha256: remove spec.sha256, and pin a commit with @REVISION in spec.source instead",
+            ),
+            rule(
+                "!has(self.refreshPolicy) || self.refreshPolicy != 'OnChange' || (!has(self.sha256) && "
+                "self.source.matches('^(hf|https?)://'))",
+                "spec.refreshPolicy OnChange is for an hf:// or http(s):// source without spec.sha256, which pins the "
+                "weights: remove one of them",
             ),
             rule(
                 "!has(self.modelType) || !has(self.thinking) || self.modelType.endsWith('Thinking') == self.thinking",

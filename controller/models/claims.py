@@ -89,9 +89,12 @@ async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> f
 
 
 def decide_volume(
-    model: Model, facts: ModelFacts, path: str, observed: ObservedClaims, *, is_needed: bool
+    model: Model, facts: ModelFacts, path: str, observed: ObservedClaims, *, is_needed: bool, is_edited: bool = False
 ) -> VolumeDecision:
-    """Decide which claim holds the weights at `path`; without a consumer none is created and none changes."""
+    """Decide which claim holds the weights at `path`; without a consumer none is created and none changes.
+
+    Pods serve earlier weights meanwhile, unless the Model is edited: then its owner wants others.
+    """
     cache, cached = model.spec.cache, model.status.cached
     matching = [each for each in observed.claims if _is_for(each, path, model)]
     target = max(
@@ -100,8 +103,8 @@ def decide_volume(
         default=None,
     )
     superseded = tuple(each for each in observed.claims if each is not target)
-    earlier = next((each for each in matching if cached is not None and _uid(each) == cached.claim), None)
-    holder = cached if earlier is not None and earlier is not target and _is_of(cached, path, facts) else None
+    earlier = next((each for each in superseded if cached is not None and _uid(each) == cached.claim), None)
+    holder = cached if earlier is not None and (not is_edited or _is_of(cached, path, facts)) else None
     if target is None:
         if not is_needed:
             return VolumeDecision(superseded=superseded)
@@ -116,9 +119,14 @@ def decide_volume(
     return VolumeDecision(target, holder, superseded=superseded, change=_unfinished_growth(target) or change)
 
 
-def list_deletions(decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
-    """Return the superseded claims that nothing mounts any more; call it when the target is verified."""
-    return tuple(ref(PVCS, each) for each in decision.superseded if each["metadata"]["name"] not in observed.mounted)
+def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
+    """Return the superseded claims that nothing mounts, but not the one that the status names for pods to mount."""
+    cached = model.status.cached
+    return tuple(
+        ref(PVCS, each)
+        for each in decision.superseded
+        if each["metadata"]["name"] not in observed.mounted and (cached is None or cached.claim != _uid(each))
+    )
 
 
 def find_shortage(model: Model, facts: ModelFacts) -> str | None:
@@ -208,16 +216,22 @@ def _replacement(name: str, superseded: Sequence[Obj], holder: Cached | None, ca
     if not superseded:
         return None
     earlier = ", ".join(sorted(each["metadata"]["name"] for each in superseded))
-    why = "the weights are others"
-    if holder is not None:
-        old = next((each for each in superseded if _uid(each) == holder.claim), superseded[0])
-        why = f"its StorageClass {old['spec'].get('storageClassName', '')} cannot grow it to {cache.size}"
-        if cache.storage_class_name not in {None, old["spec"].get("storageClassName")}:
-            why = f"spec.cache.storageClassName is {cache.storage_class_name} now"
     message = f"PersistentVolumeClaim {name} replaces {earlier}"
-    if holder is not None:
-        message += f", because {why}; pods serve from {earlier} until the weights on the new volume are verified"
+    old = next((each for each in superseded if holder is not None and _uid(each) == holder.claim), None)
+    if old is not None:
+        served = old["metadata"]["name"]
+        why = _replacement_cause(old, cache)
+        message += f", because {why}; pods serve from {served} until the weights on the new volume are verified"
     return "VolumeReplaced", f"{message}. {earlier} is deleted when no pod mounts it"
+
+
+def _replacement_cause(old: Obj, cache: Cache) -> str:
+    storage_class = old["spec"].get("storageClassName", "")
+    if cache.storage_class_name not in {None, storage_class}:
+        return f"spec.cache.storageClassName is {cache.storage_class_name} now"
+    if _is_too_small(old, cache):
+        return f"its StorageClass {storage_class} cannot grow it to {cache.size}"
+    return "the source has another revision"
 
 
 def _successor_name(model: Model, path: str) -> str:

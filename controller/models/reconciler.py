@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import claims, jobs, source_secret, volume
+from controller.models import claims, jobs, refresh, source_secret, volume
 from controller.models.claims import ObservedClaims, VolumeDecision, observe_claims, read_expandable
 from controller.models.discovery import describe_parameters, label_model
 from controller.models.jobs import JobOutcome, JobProgress, Placement
@@ -38,7 +38,14 @@ READY: Final = "Ready"
 CACHED: Final = "Cached"
 VOLUME_CHANGING: Final = "VolumeChanging"
 """Condition while the volume grows or another one takes its place; absent otherwise."""
-REASONS_WITHOUT_EVENT: Final = {"Accepted", "Inspecting", "Fetching", "NoConsumers", "Unschedulable"}
+REASONS_WITHOUT_EVENT: Final = {
+    "Accepted",
+    "Inspecting",
+    "Fetching",
+    "NoConsumers",
+    "Unschedulable",
+    refresh.UP_TO_DATE,
+}
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
 
@@ -76,6 +83,7 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     patch: tuple[Patch, ...] = ()
     delete: tuple[Ref, ...] = ()
     again_seconds: float | None = None
+    last_checked: str = ""
     undecided: Sequence[Obj] = ()
     """Jobs that are kept until the inspection shows whether they are needed."""
 
@@ -93,7 +101,8 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
         model = snapshot.read(MODELS, key, Model)
         if model is None:
             return None
-        verdict = await source_secret.read_verdict(client, model)
+        has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
+        verdict = await source_secret.read_verdict(client, model, has_work=has_work)
         return ModelInputs(verdict, await read_expandable(client, snapshot, model))
 
     return Reconciler(
@@ -173,13 +182,24 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             cached=model.status.cached,
         )
     if _is_inspected(model):
-        return _decide_weights(model, observed, settings, now, known=_inspected_facts(model, observed, settings, now))
+        facts, inspected = _inspected_facts(model, observed, settings, now)
+        if refused or not refresh.is_watched(model):
+            return _decide_weights(model, observed, settings, now, known=(facts, inspected))
+        look = refresh.look_at_source(
+            model, facts, observed_jobs=observed.jobs, pods=observed.pods, settings=settings, now=now
+        )
+        made = _decide_weights(model, observed, settings, now, known=(look.facts, inspected))
+        return msgspec.structs.replace(
+            made,
+            conditions=[*made.conditions, *look.conditions],
+            works=[*made.works, look.progress],
+            last_checked=look.last_checked,
+        )
     work = volume.inspection(model, settings)
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
-        return _decide_weights(
-            model, observed, settings, now, known=(ModelFacts.of_answer(model, progress.outcome.answer), progress)
-        )
+        known = ModelFacts.of_answer(model, progress.outcome.answer), progress
+        return _decide_weights(model, observed, settings, now, known=known, is_edited=True)
     reason, message = _explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
     cached = find(model.status.conditions, CACHED)
     return ModelDecision(
@@ -249,11 +269,12 @@ def _decide_weights(
     now: datetime,
     *,
     known: tuple[ModelFacts, JobProgress],
+    is_edited: bool = False,
 ) -> ModelDecision:
     """Decide about the weights of an inspected Model, which may be on a volume of their owner."""
     claim = own_claim(model)
     if claim is None:
-        return _decide_cache(model, observed, settings, now, known=known)
+        return _decide_cache(model, observed, settings, now, known=known, is_edited=is_edited)
     facts, inspected = known
     message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
     return ModelDecision(
@@ -274,6 +295,7 @@ def _decide_cache(
     now: datetime,
     *,
     known: tuple[ModelFacts, JobProgress],
+    is_edited: bool = False,
 ) -> ModelDecision:
     """Decide for an inspected Model whether its weights are on a volume, and whether they need to be."""
     facts, inspected = known
@@ -292,7 +314,7 @@ def _decide_cache(
         )
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     is_needed = observed.consumer is not None
-    volumes = claims.decide_volume(model, facts, path, observed.claims, is_needed=is_needed)
+    volumes = claims.decide_volume(model, facts, path, observed.claims, is_needed=is_needed, is_edited=is_edited)
     shortage = claims.find_shortage(model, facts) if volumes.create else None
     if shortage:
         volumes = volumes._replace(create=(), change=None)
@@ -338,10 +360,9 @@ class _CacheState(NamedTuple):
     observed: ObservedClaims
 
     def held(self, there: Cached, fetched: JobProgress) -> ModelDecision:
-        """Return the decision about verified weights; earlier volumes are deleted once the status names this one."""
+        """Return the decision about verified weights; the earlier volume is deleted once the status names this one."""
         cached = _condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
-        made = self._decision("Ready", [cached, *self._change()], [fetched], cached=there)
-        return self._release(made, is_allowed=claims.is_same(self.model.status.cached, there))
+        return self._decision("Ready", [cached, *self._change()], [fetched], cached=there)
 
     def waiting(self, phase: str, reason: str, message: str, *works: JobProgress) -> ModelDecision:
         """Return the decision while the target is not verified; pods serve from an earlier volume if there is one."""
@@ -359,14 +380,7 @@ class _CacheState(NamedTuple):
         """Return the decision about a Model whose weights no pod needs."""
         message = "not needed: no InferenceService that runs in pods uses this Model"
         cached = _condition(self.model, CACHED, true=False, reason="NoConsumers", message=message)
-        return self._release(self._decision("Ready", [cached, *self._change()], []), is_allowed=True)
-
-    def _release(self, made: ModelDecision, *, is_allowed: bool) -> ModelDecision:
-        """Return the decision with the deletion of superseded claims that nothing mounts, and another look later."""
-        if not self.volumes.superseded:
-            return made
-        delete = claims.list_deletions(self.volumes, self.observed) if is_allowed else ()
-        return msgspec.structs.replace(made, delete=delete, again_seconds=claims.RELEASE_SECONDS)
+        return self._decision("Ready", [cached, *self._change()], [])
 
     def _change(self) -> list[Obj]:
         if self.volumes.change is None:
@@ -392,6 +406,8 @@ class _CacheState(NamedTuple):
             works=[self.inspected, *works],
             create=self.volumes.create,
             patch=self.volumes.patch,
+            delete=claims.list_deletions(self.model, self.volumes, self.observed),
+            again_seconds=claims.RELEASE_SECONDS if self.volumes.superseded else None,
         )
 
 
@@ -428,6 +444,8 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
         status |= msgspec.to_builtins(verdict.facts)
         if verdict.facts.size_bytes is not None:
             status["size"] = size_text(verdict.facts.size_bytes)
+    if verdict.last_checked:
+        status["lastChecked"] = verdict.last_checked
     if parameters := describe_parameters(model.spec):
         status["parameters"] = parameters
     waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]

@@ -155,6 +155,8 @@ def cache_path(model: Model) -> str:
     claim, folder = _own_place(model.spec.source)
     if claim:
         return f"{folder}/{model.status.file}".strip("/")
+    if model.status.cached is not None:
+        return model.status.cached.path
     return weights_path(model.spec.source, model.status.revision, model.status.file, tuple(model.spec.files))
 
 

@@ -91,17 +91,18 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: Altern
     return SecretVerdict(accepted=False, reason="SecretNotMarked", message=message)
 
 
-async def read_verdict(client: Client, model: Model) -> SecretVerdict | None:
+async def read_verdict(client: Client, model: Model, *, has_work: bool = False) -> SecretVerdict | None:
     """Read the Secret of a Model if the next Job or host may need it, and judge it; None if it was not read.
 
-    Secrets are not watched, so one that was accepted is read again only for more work. Raises as `Client`.
+    Secrets are not watched, so one that was accepted is read again only for more work: while the Model is not Ready, or
+    if `has_work`. Raises as `Client`.
     """
     reference, metadata = model.spec.source_secret_ref, model.metadata
     if reference is None:
         return None
     known = find(model.status.conditions, ACCEPTED)
     is_known = known is not None and known.status == "True" and known.observed_generation == metadata.generation
-    if is_known and model.status.phase == "Ready":
+    if is_known and model.status.phase == "Ready" and not has_work:
         return None
     try:
         secret: Obj | None = await client.get(SECRETS, reference.name, metadata.namespace)

@@ -123,8 +123,11 @@ def is_outdated(model: Model) -> bool:
     return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
 
 
-def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None) -> Work:
-    """Return the work that reads the artifact's header, at the revision in `known` if there is one."""
+def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None, *, look: str = "") -> Work:
+    """Return the work that reads the artifact's header, at the revision in `known` if there is one.
+
+    `look` distinguishes later looks at a moving source: the time of the one before.
+    """
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
     claim = own_claim(model)
@@ -135,6 +138,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         identity=(
             *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
             *spec.files,
+            *([f"look={look}"] if look else []),
         ),
         arguments=(_source(model, known), *_patterns(model), *verified, *mounted, "--json"),
         image=settings.image,

@@ -26,8 +26,13 @@ _SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": 
     "cacheTypeK": "f16",
     "cacheTypeV": "f16",
 }
+_REFRESH = {"refreshPolicy": "IfNotPresent", "refreshIntervalSeconds": 3600}
 DEFAULTS: dict[Resource, dict[str, Any]] = {
-    MODELS: {"cache": {"medium": "Volume", "accessMode": "ReadWriteOnce"}, "hardware": {"accelerator": "cpu"}},
+    MODELS: {
+        **_REFRESH,
+        "cache": {"medium": "Volume", "accessMode": "ReadWriteOnce"},
+        "hardware": {"accelerator": "cpu"},
+    },
     INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
     METAL_PROCESSES: _SERVING,
 }
@@ -67,6 +72,12 @@ class RefusedManifest(NamedTuple):
 
 
 REFUSED_MANIFESTS = {
+    "pinned weights that are looked at again": RefusedManifest(
+        MODELS, {"refreshPolicy": "OnChange", "sha256": "a" * 64}, "spec.refreshPolicy OnChange is for"
+    ),
+    "interval that would be a flood": RefusedManifest(
+        MODELS, {"refreshPolicy": "OnChange", "refreshIntervalSeconds": 10}, "refreshIntervalSeconds"
+    ),
     "thinking that contradicts modelType": RefusedManifest(
         MODELS, {"modelType": "DenseThinking", "thinking": False}, "spec.modelType and spec.thinking contradict"
     ),

@@ -344,6 +344,30 @@ async def test_discovery_labels_follow_the_spec_and_leave_those_of_users_alone(
     await eventually(lambda: labels("capability-chat", domain_math="true"))
 
 
+async def test_changed_file_is_fetched_beside_the_earlier_one(cluster: ModelNamespace, files: FileServer) -> None:
+    await cluster.make_model(f"{files.url}/tiny.gguf", refreshPolicy="OnChange")
+    await cluster.make_consumer()
+    first = await cluster.cached()
+    assert first.status.cached is not None
+    tiny_gguf.write(files.root / "tiny.gguf", n_embd=32, name="newer")
+    earlier = [{"op": "replace", "path": "/status/lastChecked", "value": "2026-01-01T00:00:00Z"}]
+    await cluster.client.patch_json(MODELS, "tiny", cluster.namespace, earlier, subresource="status")
+    await cluster.edit(MODELS, "tiny", "/metadata/annotations", {"look": "now"})
+
+    async def refreshed() -> Model:
+        model = await cluster.model()
+        assert model.status.revision != first.status.revision
+        assert model.status.cached is not None
+        assert model.status.cached.name.startswith("tiny-cache-"), model.status
+        return model
+
+    model = await eventually(refreshed)
+    assert condition(model, "Cached").status == "True"
+    assert model.status.gguf is not None
+    assert model.status.gguf.embedding_size == 32
+    assert model.status.last_checked >= first.status.last_checked
+
+
 async def settled(cluster: ModelNamespace) -> bool:
     jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
     return all(job.get("status", {}).get("succeeded") == 1 for job in jobs)

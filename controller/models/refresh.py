@@ -1,0 +1,109 @@
+"""`refreshPolicy: OnChange`: look at a moving source again at an interval, and find out that its revision changed.
+
+A look is another inspection, one Job at a time. Its facts become those of the Model at once; pods serve the earlier
+revision until the new one is verified on a volume of its own.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from artifacts.source import SourceError, parse
+from controller.models import jobs, volume
+from controller.models.jobs import JobOutcome, JobProgress
+from controller.models.volume import ModelFacts
+from controller.pod_settings import PodSettings
+from controller.reconcile.conditions import condition, find
+from crds.model import Model
+from kube.client import Obj
+from kube.time import rfc3339
+
+REFRESHED: Final = "Refreshed"
+"""Condition of a Model with refreshPolicy OnChange: the result of the last look at its source."""
+UP_TO_DATE: Final = "UpToDate"
+_JITTER_SHARE: Final = 10
+"""Models that were created together look up to a tenth of the interval later, each by its uid."""
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+class Look(NamedTuple):
+    """The state of the looks at a source."""
+
+    facts: ModelFacts
+    """The facts of the latest revision that is known."""
+    progress: JobProgress
+    """The Job of a look that is under way, or the wait until the next look."""
+    last_checked: str = ""
+    conditions: Sequence[Obj] = ()
+
+
+def is_watched(model: Model) -> bool:
+    """Return whether the source is looked at again: it is asked for, and the revision can change."""
+    if model.spec.refresh_policy != "OnChange":
+        return False
+    source = parse(model.spec.source, model.spec.files)
+    return source.scheme in {"http", "https"} or (source.scheme == "hf" and not _COMMIT.fullmatch(source.revision))
+
+
+def is_due(model: Model, now: datetime) -> bool:
+    """Return whether the next decision looks at the source of an inspected Model."""
+    try:
+        return is_watched(model) and bool(model.status.last_checked) and not wait_seconds(model, now)
+    except SourceError:
+        return False
+
+
+def wait_seconds(model: Model, now: datetime) -> float:
+    """Return the seconds until the next look at a source that is watched; 0 if it is due or has no time yet."""
+    if not model.status.last_checked:
+        return 0.0
+    interval = model.spec.refresh_interval_seconds
+    digest = hashlib.sha256(model.metadata.uid.encode()).digest()
+    interval += int.from_bytes(digest[:4]) % (interval // _JITTER_SHARE)
+    due = datetime.fromisoformat(model.status.last_checked) + timedelta(seconds=interval)
+    # A time in the future is of a clock that was wrong.
+    return min(max(0.0, (due - now).total_seconds()), float(interval))
+
+
+def look_at_source(
+    model: Model,
+    facts: ModelFacts,
+    *,
+    observed_jobs: Sequence[Obj],
+    pods: Mapping[str, Sequence[Obj]],
+    settings: PodSettings,
+    now: datetime,
+) -> Look:
+    """Decide about the next look at a source that is watched; `facts` are those of the last one."""
+    known = find(model.status.conditions, REFRESHED)
+    last = _condition(model, true=known.status == "True", reason=known.reason, message=known.message) if known else None
+    waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=model.spec.refresh_interval_seconds)
+    if not model.status.last_checked:
+        message = f"the source has revision {facts.revision}"
+        return Look(facts, waits, rfc3339(now), [_condition(model, true=True, reason=UP_TO_DATE, message=message)])
+    if seconds := wait_seconds(model, now):
+        waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
+        return Look(facts, waits, model.status.last_checked, [last] if last else [])
+    work = volume.inspection(model, settings, look=model.status.last_checked)
+    progress = jobs.proceed(work, observed_jobs, pods, now)
+    outcome = progress.outcome
+    if outcome.state == "Succeeded":
+        found = ModelFacts.of_answer(model, outcome.answer)
+        reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
+        if found.revision != facts.revision:
+            reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
+            facts = found
+        return Look(facts, waits, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
+    if outcome.state == "Going":
+        return Look(facts, progress, model.status.last_checked, [last] if last else [])
+    way_out = "the last revision stays in use, and the source is looked at again"
+    failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
+    if outcome.state == "Failed":
+        return Look(facts, waits, rfc3339(now), [failed])
+    return Look(facts, progress, model.status.last_checked, [failed])
+
+
+def _condition(model: Model, *, true: bool, reason: str, message: str) -> Obj:
+    return condition(REFRESHED, true=true, reason=reason, message=message, generation=model.metadata.generation)
