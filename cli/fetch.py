@@ -15,6 +15,7 @@ import msgspec
 from artifacts.address_policy import Networks
 from cli import outcome
 from cli.options import allow_private_sources, choose_files
+from cli.options import mirrors as mirrors_option
 from crds.size import size_text
 
 _LINE_EVERY_SECONDS = 10.0
@@ -39,6 +40,7 @@ _LINE_EVERY_SECONDS = 10.0
 @click.option("--size-bytes", type=click.IntRange(min=0), help="Expected size; a file of another size is refused.")
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
+@mirrors_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
@@ -53,6 +55,7 @@ def command(
     size_bytes: int | None,
     file_root: Path | None,
     allowed_networks: Networks,
+    mirrors: tuple[str, ...],
     as_json: bool,
     result: Path | None,
 ) -> None:
@@ -90,6 +93,7 @@ def command(
         size_bytes=size_bytes,
         file_root=file_root,
         allowed_networks=allowed_networks,
+        mirrors=mirrors,
     )
     facts = outcome.run("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
@@ -113,37 +117,47 @@ class _Wanted:
     size_bytes: int | None
     file_root: Path | None
     allowed_networks: Networks
+    mirrors: tuple[str, ...]
 
 
 async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
+    from artifacts.fetch import FetchedArtifact  # noqa: PLC0415
     from artifacts.fetch_source import fetch_source  # noqa: PLC0415
     from artifacts.inspect import check_stored  # noqa: PLC0415
+    from artifacts.mirrors import parse_mirrors, read_from_any  # noqa: PLC0415
     from artifacts.repository import SourceAccess  # noqa: PLC0415
-    from artifacts.source import parse  # noqa: PLC0415
+    from artifacts.retry import Patience  # noqa: PLC0415
+    from artifacts.source import Source, parse  # noqa: PLC0415
 
     source = parse(wanted.text, wanted.files)
     if (wanted.folder is None) != (source.scheme == "file"):
         way_out = "give --to FOLDER" if wanted.folder is None else "it is verified where it is: leave out --to"
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
-    access = SourceAccess(
-        token=outcome.token(source),
-        endpoint=outcome.endpoint(),
-        file_root=wanted.file_root,
-        allowed_networks=wanted.allowed_networks,
-        s3=outcome.s3_access(source),
-    )
     with _show_progress(source.file or source.repo or source.display) as show:
-        done = await fetch_source(
-            source,
-            wanted.folder or Path(),
-            access,
-            sha256=wanted.sha256,
-            size_bytes=wanted.size_bytes,
-            revision=wanted.revision,
-            on_progress=show,
-        )
+
+        async def read(server: Source, patience: Patience) -> FetchedArtifact:
+            access = SourceAccess(
+                token=outcome.token(source) if server is source else None,
+                endpoint=outcome.endpoint(),
+                file_root=wanted.file_root,
+                allowed_networks=wanted.allowed_networks,
+                patience=patience,
+                s3=outcome.s3_access(server),
+            )
+            return await fetch_source(
+                server,
+                wanted.folder or Path(),
+                access,
+                sha256=wanted.sha256,
+                size_bytes=wanted.size_bytes,
+                # A mirror has revisions of its own; its bytes are verified by their digest.
+                revision=wanted.revision if server is source else None,
+                on_progress=show,
+            )
+
+        done, _server = await read_from_any(source, parse_mirrors(source, wanted.mirrors, wanted.sha256), read)
     # A server may send something else than it let `pomona inspect` read.
     facts = await asyncio.to_thread(check_stored, source, done.path)
     return {

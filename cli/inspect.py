@@ -10,6 +10,7 @@ import msgspec
 from artifacts.address_policy import Networks
 from cli import outcome
 from cli.options import allow_private_sources, choose_files
+from cli.options import mirrors as mirrors_option
 from crds.size import size_text
 
 
@@ -29,6 +30,7 @@ from crds.size import size_text
 )
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
+@mirrors_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
@@ -41,6 +43,7 @@ def command(
     is_mounted: bool,
     file_root: Path | None,
     allowed_networks: Networks,
+    mirrors: tuple[str, ...],
     as_json: bool,
     result: Path | None,
 ) -> None:
@@ -64,7 +67,15 @@ def command(
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . --json
     """
-    inspecting = _inspect(source, files, sha256, file_root, allowed_networks, is_mounted=is_mounted)
+    inspecting = _inspect(
+        source,
+        files,
+        sha256,
+        file_root=file_root,
+        allowed_networks=allowed_networks,
+        is_mounted=is_mounted,
+        mirrors=mirrors,
+    )
     facts = outcome.run("inspect", inspecting, result)
     outcome.write_result("inspect", facts, result)
     if as_json:
@@ -80,31 +91,40 @@ async def _inspect(
     text: str,
     files: tuple[str, ...],
     sha256: str | None,
+    *,
     file_root: Path | None,
     allowed_networks: Networks,
-    *,
     is_mounted: bool,
+    mirrors: tuple[str, ...],
 ) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
-    from artifacts.inspect import inspect  # noqa: PLC0415
-    from artifacts.source import parse  # noqa: PLC0415
+    from artifacts.inspect import Inspection, inspect  # noqa: PLC0415
+    from artifacts.mirrors import parse_mirrors, read_from_any  # noqa: PLC0415
+    from artifacts.retry import Patience  # noqa: PLC0415
+    from artifacts.source import Source, parse  # noqa: PLC0415
 
     source = parse(text, files)
-    found = await inspect(
-        source,
-        token=outcome.token(source),
-        endpoint=outcome.endpoint(),
-        file_root=file_root,
-        sha256=sha256,
-        allowed_networks=allowed_networks,
-        is_mounted=is_mounted,
-        s3=outcome.s3_access(source),
-    )
+
+    async def read(server: Source, patience: Patience) -> Inspection:
+        return await inspect(
+            server,
+            token=outcome.token(source) if server is source else None,
+            endpoint=outcome.endpoint(),
+            file_root=file_root,
+            sha256=sha256,
+            allowed_networks=allowed_networks,
+            patience=patience,
+            is_mounted=is_mounted,
+            s3=outcome.s3_access(server),
+        )
+
+    found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
     return {
         "file": found.file,
         "sizeBytes": found.size_bytes,
         "tensorBytes": found.tensor_bytes,
-        "revision": found.revision,
+        # A mirror has revisions of its own, which the source would not know.
+        "revision": found.revision if server is source else "",
         "sha256": found.sha256,
         **outcome.describe_headers(found),
     }

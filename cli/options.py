@@ -115,3 +115,14 @@ def default_state_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "Pomona"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pomona"
+
+
+mirrors = click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    metavar="SOURCE",
+    help="Another source of the same file, asked if those before it cannot be reached. Repeatable. It needs --sha256, "
+    "by which its bytes are verified, and gets no token.",
+)
+"""Option of the commands that read a source."""

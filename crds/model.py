@@ -117,6 +117,17 @@ class ModelSpec(ApiStruct, frozen=True):
             "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served."
         ),
     ] = None
+    mirrors: Annotated[
+        list[Annotated[str, Meta(max_length=2048, pattern=r"^(hf|https?)://[^\s]+$")]],
+        Meta(max_length=4),
+        described(
+            "Further sources of the same file, in the forms of spec.source. They are asked in this order while the "
+            "source and the mirrors before cannot be reached or do not have the file. Needs spec.sha256, by which "
+            "their bytes are verified whoever sends them; weights with another SHA-256 are refused, and no further "
+            "mirror is asked. A mirror never gets the token of spec.sourceSecretRef. Hosts ask the source only.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
     source_secret_ref: Annotated[
         SecretReference | None,
         described(
@@ -439,6 +450,12 @@ class Model(ApiStruct, frozen=True):
             rule(
                 "!has(self.sha256) || !(self.source.endsWith('/') || self.source.matches('^hf://[^/]+/[^/]+$'))",
                 "a folder has no sha256: remove spec.sha256, and pin a commit with @REVISION in spec.source instead",
+            ),
+            rule(
+                "!has(self.mirrors) || size(self.mirrors) == 0 || (has(self.sha256) && "
+                "self.source.matches('^(hf|https?)://'))",
+                "spec.mirrors needs an hf:// or http(s):// source and spec.sha256, by which the bytes of a mirror are "
+                "verified: state it",
             ),
             rule(
                 "!has(self.refreshPolicy) || self.refreshPolicy != 'OnChange' || (!has(self.sha256) && "

@@ -139,8 +139,9 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
             *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
             *spec.files,
             *([f"look={look}"] if look else []),
+            *_mirrors(model),
         ),
-        arguments=(_source(model, known), *_patterns(model), *verified, *mounted, "--json"),
+        arguments=(_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted, "--json"),
         image=settings.image,
         environment=settings.environment,
         token_secret=None if is_artifact(model) else secret,
@@ -178,10 +179,11 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         owner=model.metadata,
         verb="fetch",
         # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
-        identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode()),
+        identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode(), *_mirrors(model)),
         arguments=(
             model.spec.source,
             *_patterns(model),
+            *_mirrors(model),
             *revision,
             *sized,
             "--to",
@@ -221,6 +223,10 @@ def is_settling(claim: Obj, now: datetime) -> bool:
     """Return whether a claim may be bound soon: the scheduler backs off from a pod that is created before that."""
     age = (now - datetime.fromisoformat(claim["metadata"]["creationTimestamp"])).total_seconds()
     return claim.get("status", {}).get("phase") != "Bound" and 0 <= age < SETTLING_SECONDS
+
+
+def _mirrors(model: Model) -> tuple[str, ...]:
+    return tuple(argument for mirror in model.spec.mirrors for argument in ("--mirror", mirror))
 
 
 def _secret(model: Model) -> str | None:

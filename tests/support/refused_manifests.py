@@ -78,6 +78,12 @@ REFUSED_MANIFESTS = {
     "interval that would be a flood": RefusedManifest(
         MODELS, {"refreshPolicy": "OnChange", "refreshIntervalSeconds": 10}, "refreshIntervalSeconds"
     ),
+    "mirror whose bytes cannot be verified": RefusedManifest(
+        MODELS, {"mirrors": ["https://mirror.example/tiny.gguf"]}, "spec.mirrors needs an hf:// or http"
+    ),
+    "mirror that is a file of the host": RefusedManifest(
+        MODELS, {"sha256": "a" * 64, "mirrors": ["file:///etc/passwd"]}, "mirrors"
+    ),
     "thinking that contradicts modelType": RefusedManifest(
         MODELS, {"modelType": "DenseThinking", "thinking": False}, "spec.modelType and spec.thinking contradict"
     ),

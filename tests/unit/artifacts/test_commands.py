@@ -3,11 +3,9 @@
 import asyncio
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -19,29 +17,7 @@ from cli.fetch import _ProgressLines, command
 from cli.outcome import RESULT_BYTES, encode_within
 from tests.support.file_server import FileServer, TransferFault
 from tests.support.tiny_models import tiny_gguf
-
-
-class Ran(NamedTuple):
-    """A finished command."""
-
-    code: int
-    out: str
-    err: str
-
-
-async def _pomona(*arguments: str, **environment: str) -> Ran:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        *arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return Ran(process.returncode, out.decode(), err.decode())
+from tests.unit.artifacts.pomona_process import run_pomona as _pomona
 
 
 @pytest.fixture

@@ -88,6 +88,21 @@ def test_fetch_runs_at_the_node_of_the_first_consumer_and_writes_the_path_of_pod
     assert simulated.model.status.phase == "Downloading"
 
 
+def test_jobs_get_the_mirrors_and_run_again_when_these_are_edited() -> None:
+    mirror = "http://mirror.example/copy.gguf"
+    simulated = SimulatedModel(sha256=SHA)
+    simulated.settle()
+    simulated.end("inspect", 2, {"reason": "SourceNotFound", "message": "gone"})
+    simulated.settle()
+    simulated.edit(mirrors=[mirror])
+    simulated.settle()
+    assert arguments(simulated.job("inspect"))[:4] == ["inspect", HTTP, "--mirror", mirror]
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.add_consumer()
+    simulated.settle()
+    assert arguments(simulated.job("fetch"))[:4] == ["fetch", HTTP, "--mirror", mirror]
+
+
 def test_fetch_tolerates_the_taints_of_its_consumers_nodes() -> None:
     simulated = make_inspected(hardware=ModelHardware(accelerator="nvidia"))
     simulated.add_consumer(tolerations=[Toleration(key="team", operator="Exists")])

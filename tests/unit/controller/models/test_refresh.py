@@ -20,7 +20,7 @@ BRANCH = "hf://org/repo/tiny.gguf"
 
 
 def make_due(simulated: SimulatedModel) -> SimulatedModel:
-    """Let the time of the next look come."""
+    """Move the clock to the next look, and return the Model with its Job."""
     simulated.settle()
     wait_seconds = refresh.wait_seconds(simulated.model, simulated.now)
     again = simulated.settle().again_seconds

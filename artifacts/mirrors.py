@@ -1,0 +1,61 @@
+"""Mirrors: further servers with the same bytes, asked in order while those before them cannot be reached.
+
+Only a known SHA-256 makes a mirror safe: whoever answers, the bytes are the wanted ones or are refused. So a digest
+that does not match is never a reason to ask the next server. A mirror gets no token: it is for the source's own server.
+"""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from artifacts.errors import ArtifactError
+from artifacts.retry import DEFAULT_PATIENCE, Patience
+from artifacts.source import Source, SourceError, parse
+
+T = TypeVar("T")
+
+_WITH_ANOTHER: Final = Patience(attempts=2, connect_seconds=10.0)
+"""Patience with a server after which another one can be asked."""
+_MOVES_ON: Final = frozenset({"SourceUnreachable", "SourceNotFound"})
+_SCHEMES: Final = frozenset({"hf", "http", "https"})
+
+
+def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) -> list[Source]:
+    """Return the mirrors of a file, each with its name.
+
+    Raises:
+        SourceError: a mirror is no file of a server, or there is no digest to verify its bytes by.
+    """
+    found = []
+    for text in mirrors:
+        mirror = parse(text)
+        if source.has_listing or mirror.has_listing or {source.scheme, mirror.scheme} - _SCHEMES:
+            raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
+        if not sha256:
+            raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")
+        found.append(dataclasses.replace(mirror, file=source.file))
+    return found
+
+
+async def read_from_any(
+    source: Source, mirrors: Sequence[Source], read: Callable[[Source, Patience], Awaitable[T]]
+) -> tuple[T, Source]:
+    """Read the source, or the first mirror that can be reached; return what was read, and from where.
+
+    Raises:
+        ArtifactError: none can be reached, or one of them answers with something that must not be used.
+    """
+    problems: list[ArtifactError] = []
+    servers = [source, *mirrors]
+    for server in servers:
+        try:
+            return await read(server, DEFAULT_PATIENCE if server is servers[-1] else _WITH_ANOTHER), server
+        except ArtifactError as error:
+            if error.reason not in _MOVES_ON:
+                raise
+            problems.append(error)
+    if not mirrors:
+        raise problems[0]
+    message = "; ".join(each.message for each in problems)
+    # A mirror that lacks the file is no proof that the source does.
+    raise ArtifactError(problems[0].reason, message, retryable=any(each.retryable for each in problems))
