@@ -345,7 +345,8 @@ class ModelStatus(ApiStruct, frozen=True):
         described(
             "Pending: the artifact is being inspected. Downloading: the weights are being downloaded to the "
             "volume. Ready: the Model can be used; its artifact has been inspected, or a host inspects it "
-            "(file:// and ollama:// sources). Failed: the conditions show the cause."
+            "(file:// and ollama:// sources, and pinned public ones that only hosts serve). Failed: the conditions "
+            "show the cause."
         ),
     ] = "Pending"
     revision: Annotated[

@@ -16,7 +16,7 @@ from controller.models import claims, jobs, refresh, source_secret, volume
 from controller.models.claims import ObservedClaims, VolumeDecision, observe_claims, read_expandable
 from controller.models.discovery import describe_parameters, label_model
 from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.served import accelerator_of, image_of, is_mounted_image, own_claim, weights_path
+from controller.models.served import METAL, accelerator_of, image_of, is_mounted_image, own_claim, weights_path
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
@@ -171,6 +171,8 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"}:
         return _decide_hosts_only(model, source)
+    if _needs_no_job(model, source, observed):
+        return _decide_hosts_only(model, source)
     refused = _refused_secret(observed)
     if refused and not _is_inspected(model):
         ready = _condition(model, READY, true=False, reason=refused.reason, message=refused.message)
@@ -242,16 +244,33 @@ def _refused_secret(observed: ObservedModel) -> SecretVerdict | None:
     return observed.secret if observed.secret is not None and not observed.secret.accepted else None
 
 
+def _needs_no_job(model: Model, source: Source, observed: ObservedModel) -> bool:
+    """Return whether hosts alone serve a public source that cannot change: then each finds the same by itself.
+
+    Without a digest or a commit, replicas that start at different times would serve different weights.
+    """
+    spec = model.spec
+    # The format of a folder is not known before it is inspected.
+    is_pinned = source.is_gguf and (spec.sha256 is not None or refresh.is_commit(source))
+    is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
+    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None and not spec.mirrors
+    # What was inspected once is inspected again after an edit: processes that name its revision would else be replaced.
+    is_new = model.status.size_bytes is None and not observed.jobs
+    return is_pinned and is_for_hosts and is_known and is_new
+
+
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
-    if source.is_library:
-        ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
     cached = (
         f"pods cannot read a {source.scheme}:// source: set hardware.accelerator to metal, or use an hf:// or https:// "
         "source"
     )
     if source.is_library:
+        ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
+    elif source.scheme != "file":
+        ready = "the source is public and pinned, and spec.memoryBytes is stated: each host fetches and inspects it"
+        cached = "not needed: no InferenceService that runs in pods uses this Model"
     return ModelDecision(
         phase="Ready",
         conditions=[

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from artifacts.source import SourceError, parse
+from artifacts.source import Source, SourceError, parse
 from controller.models import jobs, volume
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.volume import ModelFacts
@@ -44,7 +44,12 @@ def is_watched(model: Model) -> bool:
     if model.spec.refresh_policy != "OnChange":
         return False
     source = parse(model.spec.source, model.spec.files)
-    return source.scheme in {"http", "https"} or (source.scheme == "hf" and not _COMMIT.fullmatch(source.revision))
+    return source.scheme in {"http", "https"} or (source.scheme == "hf" and not is_commit(source))
+
+
+def is_commit(source: Source) -> bool:
+    """Return whether the source names a commit, whose files never change."""
+    return source.scheme == "hf" and _COMMIT.fullmatch(source.revision) is not None
 
 
 def is_due(model: Model, now: datetime) -> bool:
