@@ -5,7 +5,7 @@ when a service that runs as pods refers to it. The results are kept in the statu
 deleted Job or a stopped controller.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -13,26 +13,30 @@ import msgspec
 
 from artifacts.source import Source, SourceError, parse
 from controller.models import claims, jobs, refresh, source_secret, volume
-from controller.models.claims import ObservedClaims, VolumeDecision, observe_claims, read_expandable
+from controller.models.claims import ObservedClaims, VolumeDecision, read_expandable
 from controller.models.discovery import describe_parameters, label_model
 from controller.models.jobs import JobOutcome, JobProgress, Placement
+from controller.models.observation import (
+    ModelInputs,
+    ObservedModel,
+    model_of_pod,
+    models_of_service,
+    models_served_beside,
+    observe_model,
+)
 from controller.models.served import METAL, accelerator_of, image_of, is_mounted_image, own_claim, weights_path
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition, find, transitions
-from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
-from controller.reconcile.plan import Patch, Plan, Reconciler, Ref, Snapshot, decode_stored, prune
+from controller.reconcile.plan import Patch, Plan, Reconciler, Ref, Snapshot, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
 from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MODEL
 from crds.model import GGUF, Cached, Model
 from crds.size import size_text
-from devices.vendors import VENDORS, Vendors
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey, Resource
-from kube.store import Store
 
 READY: Final = "Ready"
 CACHED: Final = "Cached"
@@ -48,26 +52,6 @@ REASONS_WITHOUT_EVENT: Final = {
 }
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 DONE: Final = JobOutcome(state="Succeeded")
-
-
-class ModelInputs(NamedTuple):
-    """Inputs of a decision that are not watched."""
-
-    secret: SecretVerdict | None = None
-    expandable: frozenset[str] = frozenset()
-
-
-class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of a Model that a decision reads."""
-
-    jobs: Sequence[Obj] = ()
-    pods: Mapping[str, Sequence[Obj]] = {}
-    """Pods by the uid of their Job."""
-    claims: ObservedClaims = ObservedClaims()
-    secret: SecretVerdict | None = None
-    """Verdict on the Secret of the source; None if it was not read, or the source has none."""
-    consumer: InferenceService | None = None
-    """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
 
 
 class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,48 +95,11 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
         observe=observe,
         triggers=(
             *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
-            Trigger(PODS, _model_of_pod, everything),
-            Trigger(INFERENCE_SERVICES, _models_of_service, all_but_status),
-            Trigger(MODELS, _models_served_beside, all_but_status),
+            Trigger(PODS, model_of_pod, everything),
+            Trigger(INFERENCE_SERVICES, models_of_service, all_but_status),
+            Trigger(MODELS, models_served_beside, all_but_status),
         ),
     )
-
-
-def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors = VENDORS) -> ObservedModel:
-    """Gather the inputs of a decision about this Model from the store."""
-    owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
-    inputs: ModelInputs = snapshot.inputs or ModelInputs()
-    return ObservedModel(
-        jobs=owned,
-        pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
-        claims=observe_claims(snapshot, model, inputs.expandable),
-        consumer=_find_consumer(snapshot, key, model, vendors),
-        secret=inputs.secret,
-    )
-
-
-def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> InferenceService | None:
-    """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
-    objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
-    services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
-    for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
-        if service.metadata.deletion_timestamp is None and not service.spec.suspend:
-            placed = _with_accelerator(service, _served_model(snapshot, service) or model)
-            vendor = vendors.get(accelerator_of(placed, model))
-            if vendor is not None and vendor.in_pods:
-                return placed
-    return None
-
-
-def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
-    """Return the service with its accelerator stated in its spec."""
-    hardware = msgspec.structs.replace(service.spec.hardware, accelerator=accelerator_of(service, model))
-    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
-
-
-def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None:
-    """Return the main Model of a service, on whose hardware its draft, projector and adapters run too."""
-    return snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
 
 
 def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
@@ -535,21 +482,3 @@ def _inspected_message(facts: ModelFacts) -> str:
     gguf = facts.gguf or GGUF()
     known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
     return f"{facts.file or 'folder'}: " + ", ".join(each for each in known if each)
-
-
-def _model_of_pod(_store: Store, pod: Obj) -> list[ObjectKey]:
-    metadata = pod["metadata"]
-    model = metadata.get("labels", {}).get(LABEL_MODEL)
-    return [ObjectKey(metadata["namespace"], model)] if model else []
-
-
-def _models_of_service(_store: Store, service: Obj) -> list[ObjectKey]:
-    return [ObjectKey(service["metadata"]["namespace"], name) for name in sorted(model_names(service))]
-
-
-def _models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
-    """Return the companions that are served together with this Model, on the same hardware."""
-    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
-    services = store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, name))
-    beside = {each for obj in services if obj["spec"]["modelRef"] == name for each in companion_names(obj)}
-    return [ObjectKey(namespace, companion) for companion in sorted(beside)]

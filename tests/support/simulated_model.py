@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from controller.models.claims import ObservedClaims
-from controller.models.reconciler import ObservedModel, desired
+from controller.models.observation import ObservedModel
+from controller.models.reconciler import desired
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find

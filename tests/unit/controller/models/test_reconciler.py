@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.models.jobs import ANNOTATION_ATTEMPT, LAST_RETRY_SECONDS, LOST_SECONDS
-from controller.models.reconciler import observe_model
+from controller.models.observation import observe_model
 from controller.models.served import cache_path, claim_name
 from controller.models.volume import SETTLING_SECONDS
 from controller.reconcile.indexes import declare_indexes

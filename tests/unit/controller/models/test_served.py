@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.hosts.secrets import list_needed_secrets
-from controller.models.reconciler import _models_of_service, _models_served_beside, observe_model
+from controller.models.observation import models_of_service, models_served_beside, observe_model
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, _services_of_model, decide_service
 from crds.meta import Accelerator
@@ -178,8 +178,8 @@ def test_service_and_companion_enqueue_each_other() -> None:
     known = store((INFERENCE_SERVICES, chat))
     assert _services_of_model(known, named("eyes")) == [KEY]
     assert _services_of_model(known, named("other")) == []
-    assert _models_of_service(known, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
-    assert _models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
+    assert models_of_service(known, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
+    assert models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
 
 
 @pytest.mark.parametrize(("accelerator", "consumer"), [("cpu", "cpu"), ("metal", None)])

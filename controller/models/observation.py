@@ -1,0 +1,96 @@
+"""Inputs of a decision about a Model: its Jobs, claims and consumers, and the changes after which it is decided."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from controller.models.claims import ObservedClaims, observe_claims
+from controller.models.served import accelerator_of
+from controller.models.source_secret import SecretVerdict
+from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
+from controller.reconcile.plan import Snapshot, decode_stored
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_MODEL
+from crds.model import Model
+from devices.vendors import VENDORS, Vendors
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, ObjectKey
+from kube.store import Store
+
+
+class ModelInputs(NamedTuple):
+    """Inputs of a decision that are not watched."""
+
+    secret: SecretVerdict | None = None
+    expandable: frozenset[str] = frozenset()
+
+
+class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects of a Model that a decision reads."""
+
+    jobs: Sequence[Obj] = ()
+    pods: Mapping[str, Sequence[Obj]] = {}
+    """Pods by the uid of their Job."""
+    claims: ObservedClaims = ObservedClaims()
+    secret: SecretVerdict | None = None
+    """Verdict on the Secret of the source; None if it was not read, or the source has none."""
+    consumer: InferenceService | None = None
+    """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
+
+
+def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors = VENDORS) -> ObservedModel:
+    """Gather the inputs of a decision about this Model from the store."""
+    owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
+    inputs: ModelInputs = snapshot.inputs or ModelInputs()
+    return ObservedModel(
+        jobs=owned,
+        pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
+        claims=observe_claims(snapshot, model, inputs.expandable),
+        consumer=_find_consumer(snapshot, key, model, vendors),
+        secret=inputs.secret,
+    )
+
+
+def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> InferenceService | None:
+    """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
+    objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
+    services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
+    for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
+        if service.metadata.deletion_timestamp is None and not service.spec.suspend:
+            placed = _with_accelerator(service, _served_model(snapshot, service) or model)
+            vendor = vendors.get(accelerator_of(placed, model))
+            if vendor is not None and vendor.in_pods:
+                return placed
+    return None
+
+
+def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
+    """Return the service with its accelerator stated in its spec."""
+    hardware = msgspec.structs.replace(service.spec.hardware, accelerator=accelerator_of(service, model))
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
+
+
+def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None:
+    """Return the main Model of a service, on whose hardware its draft, projector and adapters run too."""
+    return snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
+
+
+def model_of_pod(_store: Store, pod: Obj) -> list[ObjectKey]:
+    """Return the Model of a Job's pod."""
+    metadata = pod["metadata"]
+    model = metadata.get("labels", {}).get(LABEL_MODEL)
+    return [ObjectKey(metadata["namespace"], model)] if model else []
+
+
+def models_of_service(_store: Store, service: Obj) -> list[ObjectKey]:
+    """Return the Models that a service serves, with its companions."""
+    return [ObjectKey(service["metadata"]["namespace"], name) for name in sorted(model_names(service))]
+
+
+def models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
+    """Return the companions that are served together with this Model, on the same hardware."""
+    namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
+    services = store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, name))
+    beside = {each for obj in services if obj["spec"]["modelRef"] == name for each in companion_names(obj)}
+    return [ObjectKey(namespace, companion) for companion in sorted(beside)]
