@@ -7,14 +7,13 @@ cannot see.
 """
 
 import functools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 
+from crds.quantity import parse_quantity
 from kube.client import Obj
 
 FieldSet = Mapping[str, Any]
@@ -26,8 +25,6 @@ _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "overhead"}
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit"})
 _SERVER_DEFAULTS: Final = frozenset({"apiVersion", "divisor", "protocol", "expirationSeconds"})
 """Fields that the server adds in maps and lists owned as a whole (fieldRef, endpoint ports, projected tokens)."""
-_QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
-_POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +130,6 @@ def _equal(observed: Any, desired: Any) -> bool:
 def _same_quantity(observed: Any, desired: Any) -> bool:
     amount = parse_quantity(desired)
     return amount is not None and amount == parse_quantity(observed)
-
-
-def parse_quantity(quantity: object) -> Decimal | None:
-    """Return the value of a Kubernetes quantity such as `500m`, `1Gi`, `2e3` or `4`; None for anything else."""
-    match = _QUANTITY.fullmatch(str(quantity))
-    if not match:
-        return None
-    number, suffix = Decimal(match[1]), match[2] or ""
-    if suffix.endswith("i"):
-        return number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
-    if len(suffix) > 1:
-        return number.scaleb(int(suffix[1:]))
-    return number.scaleb(_POWERS[suffix])
 
 
 def owned_fields(observed: Obj, field_manager: str, subresource: str = "") -> FieldSet | None:

@@ -16,9 +16,9 @@ from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
 from crds.model import Cache, Cached, Model
+from crds.quantity import parse_quantity
 from crds.size import size_text
 from kube.client import Client, Obj
-from kube.comparison import parse_quantity
 from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, PODS, PVCS, STORAGE_CLASSES, Resource
 

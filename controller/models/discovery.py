@@ -93,12 +93,12 @@ def _tiers(memory_bytes: int | None) -> Iterable[str]:
     return (f"vram-tier-{tier}g" for tier in _TIERS_GIB if memory_bytes <= tier * _GIB)
 
 
-def describe_parameters(spec: ModelSpec) -> str:
-    """Return the numbers of parameters in readable form; empty if they are not known."""
-    if spec.total_parameters is None:
+def describe_parameters(spec: ModelSpec, found_total: int | None, found_active: int | None) -> str:
+    """Return the numbers of parameters in readable form, stated or else found; empty if they are not known."""
+    total, active = spec.total_parameters or found_total, spec.active_parameters or found_active
+    if total is None:
         return ""
-    total = count_text(spec.total_parameters)
-    return f"{total} of which {count_text(spec.active_parameters)} are active" if spec.active_parameters else total
+    return f"{count_text(total)} of which {count_text(active)} are active" if active else count_text(total)
 
 
 def label_model(model: Model, status: Mapping[str, Any]) -> dict[str, str]:

@@ -412,7 +412,7 @@ def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan
             status["size"] = size_text(verdict.facts.size_bytes)
     if verdict.last_checked:
         status["lastChecked"] = verdict.last_checked
-    if parameters := describe_parameters(model.spec):
+    if parameters := describe_parameters(model.spec, status.get("totalParameters"), status.get("activeParameters")):
         status["parameters"] = parameters
     waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]
     if verdict.again_seconds is not None:
