@@ -15,7 +15,7 @@ from crds.meta import (
     keyed_by,
     rule,
 )
-from crds.pods import ContainerOptions, Resources, ServiceHardware
+from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
 
 
@@ -88,6 +88,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
             "The container of spec.image, for runtime generic, which serves any image with an OpenAI-compatible API."
         ),
     ] = None
+    pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
     node_selector: Annotated[
         dict[str, str], described("Labels that a node must have to run a pod of this service or fetch its weights.")
     ] = {}

@@ -1,10 +1,22 @@
-"""Fields of an InferenceService that concern its pods alone: hardware, resources, and the container of any image."""
+"""Fields of an InferenceService that concern its pods alone: hardware, resources, options, container of any image."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import Accelerator, ApiStruct, Quantity, described, keyed_by
+from crds.affinity import Affinity
+from crds.meta import (
+    LABEL_PATTERN,
+    Accelerator,
+    ApiStruct,
+    LabelName,
+    Name,
+    Quantity,
+    SecretReference,
+    described,
+    keyed_by,
+    rule,
+)
 
 _PATH: Final = r"^/[^\x00-\x20\x7f]*$"
 _VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -77,6 +89,13 @@ class Resources(ApiStruct, frozen=True):
             "Memory of the node that one replica requests. Default: the memory that the Model and its context take."
         ),
     ] = None
+    memory_limit: Annotated[
+        Quantity | None,
+        described(
+            "Memory of the node at which one replica is killed; not less than memory. Shared memory counts. Default: "
+            "no limit, because an engine that is killed drops all its requests."
+        ),
+    ] = None
 
 
 class Variable(ApiStruct, frozen=True):
@@ -125,3 +144,121 @@ class ContainerOptions(ApiStruct, frozen=True):
         Meta(max_length=256, extra_json_schema={"pattern": _PATH}),
         described("Folder at which the volume with the weights is mounted."),
     ] = "/models"
+
+
+class EmptyDirectory(ApiStruct, frozen=True):
+    """`corev1.EmptyDirVolumeSource`."""
+
+    medium: Annotated[
+        Literal["", "Memory"], described("Memory: files are kept in memory. Default: on the disk of the node.")
+    ] = ""
+    size_limit: Annotated[Quantity | None, described("Most that the files may take. Default: no limit.")] = None
+
+
+class ClaimVolume(ApiStruct, frozen=True):
+    """`corev1.PersistentVolumeClaimVolumeSource`."""
+
+    claim_name: Annotated[
+        Name, described("PersistentVolumeClaim in the same namespace; not one that Pomona made for a Model.")
+    ]
+    read_only: Annotated[bool, described("Mount the volume read-only.")] = False
+
+
+class ConfigMapVolume(ApiStruct, frozen=True):
+    """`corev1.ConfigMapVolumeSource`."""
+
+    name: Annotated[Name, described("ConfigMap in the same namespace; each key becomes a file.")]
+
+
+class PodVolume(ApiStruct, frozen=True):
+    """A volume of a pod, of one of the kinds that open nothing of the node and no Secret."""
+
+    name: Annotated[
+        str,
+        Meta(min_length=1, max_length=50, extra_json_schema={"pattern": LABEL_PATTERN}),
+        described("Name of the volume, for volumeMounts."),
+    ]
+    empty_dir: Annotated[EmptyDirectory | None, described("An empty folder that is deleted with the pod.")] = None
+    persistent_volume_claim: Annotated[ClaimVolume | None, described("A volume that lasts.")] = None
+    config_map: Annotated[ConfigMapVolume | None, described("Files from a ConfigMap.")] = None
+
+
+class PodVolumeMount(ApiStruct, frozen=True):
+    """A volume in the container of the engine."""
+
+    name: Annotated[str, Meta(max_length=50), described("Name of one of volumes.")]
+    mount_path: Annotated[
+        str,
+        Meta(max_length=256, extra_json_schema={"pattern": _PATH}),
+        described("Absolute path in the container; not one that Pomona uses, such as /models and /tmp."),
+    ]
+    sub_path: Annotated[str, Meta(max_length=256), described("File or folder of the volume. Default: its root.")] = ""
+    read_only: Annotated[bool, described("Mount the volume read-only.")] = False
+
+
+class SpreadConstraint(ApiStruct, frozen=True):
+    """`corev1.TopologySpreadConstraint` about the pods of the service."""
+
+    topology_key: Annotated[
+        str,
+        Meta(min_length=1, max_length=317),
+        described("Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone."),
+    ]
+    max_skew: Annotated[
+        Annotated[int, Meta(ge=1)],
+        described("Most pods that one place may have more than the place with the fewest.", format="int32"),
+    ] = 1
+    when_unsatisfiable: Annotated[
+        Literal["DoNotSchedule", "ScheduleAnyway"],
+        described("DoNotSchedule: a pod waits if no node meets the constraint. ScheduleAnyway: it is a preference."),
+    ] = "ScheduleAnyway"
+
+
+_ONE_KIND: Final = rule(
+    "self.all(v, (has(v.emptyDir) ? 1 : 0) + (has(v.persistentVolumeClaim) ? 1 : 0) + (has(v.configMap) ? 1 : 0) == 1)",
+    "each of spec.pod.volumes has one of emptyDir, persistentVolumeClaim and configMap: state exactly one",
+)
+
+
+class PodOptions(ApiStruct, frozen=True):
+    """What a user adds to the pods of a service."""
+
+    image_pull_secrets: Annotated[
+        list[SecretReference],
+        Meta(max_length=8),
+        described(
+            "Secrets in the same namespace with which nodes pull the image. The engine cannot read them.",
+            **keyed_by("name"),
+        ),
+    ] = []
+    env: Annotated[
+        list[Variable],
+        Meta(max_length=64),
+        described(
+            "Environment variables of the engine. A variable that Pomona itself sets is refused. Values are readable "
+            "by everyone who may read pods: they must not be secrets.",
+            **keyed_by("name"),
+        ),
+    ] = []
+    affinity: Annotated[
+        Affinity | None, described("Affinity of the pods. What spec.hardware demands of nodes holds in addition.")
+    ] = None
+    topology_spread_constraints: Annotated[
+        Annotated[list[SpreadConstraint], Meta(max_length=8)] | None,
+        described(
+            "Spread of the service's pods. Default: a preference for as many nodes as possible; an empty list leaves "
+            "it to the scheduler.",
+            **keyed_by("topologyKey", "whenUnsatisfiable"),
+        ),
+    ] = None
+    runtime_class_name: Annotated[
+        LabelName | None, described("RuntimeClass of the pods. Default: that of the accelerator, if it has one.")
+    ] = None
+    volumes: Annotated[
+        list[PodVolume], Meta(max_length=16), described("Volumes for volumeMounts.", _ONE_KIND, **keyed_by("name"))
+    ] = []
+    volume_mounts: Annotated[
+        list[PodVolumeMount],
+        Meta(max_length=32),
+        described("Volumes in the container of the engine.", **keyed_by("mountPath")),
+    ] = []

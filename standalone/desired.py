@@ -34,6 +34,7 @@ _POD_FIELDS: Final = {
     "node_selector": "spec.nodeSelector",
     "tolerations": "spec.tolerations",
     "container": "spec.container",
+    "pod": "spec.pod",
 }
 
 

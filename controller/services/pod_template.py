@@ -13,8 +13,9 @@ from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
 from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.services.devices import DeviceRequest, build_node_affinity, request_devices
+from controller.services.devices import DeviceRequest, request_devices
 from controller.services.key_proxy import PORT_NAME, TOKEN_DIRECTORY, KeyProxy
+from controller.services.pod_options import add_options
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -33,6 +34,8 @@ _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 """Slow network storage."""
 _WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
+_PRIORITY_CLASSES: Final = "pomona-"
+"""Prefix of the PriorityClasses in deploy/priority-classes.yaml."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
 _STORE_SLACK_BYTES: Final = 1 << 30
 """Room beside the weights in the folder of an engine that keeps a copy of them."""
@@ -113,6 +116,7 @@ def build_pod(
         # Else a Service named llama-arg-... in the namespace would set llama-server's options by its environment.
         "enableServiceLinks": False,
         "securityContext": _pod_security(replica),
+        "priorityClassName": f"{_PRIORITY_CLASSES}{spec.priority}",
         # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it. The
         # sleep before the stop is a part of this time.
         "terminationGracePeriodSeconds": 30,
@@ -124,10 +128,7 @@ def build_pod(
         pod["tolerations"] = tolerations
     if spec.node_selector:
         pod["nodeSelector"] = spec.node_selector
-    if affinity := build_node_affinity(spec.hardware, vendor):
-        pod["affinity"] = affinity
-    if vendor.runtime_class:
-        pod["runtimeClassName"] = vendor.runtime_class
+    pod = add_options(pod, service, vendor)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
         return proxy.put_before_engine(pod, service.metadata, _serving(replica))
@@ -261,13 +262,14 @@ def _resources(replica: _Replica) -> Obj:
         requests["ephemeral-storage"] = str(size)
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
+    limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
     if devices.resource is None:
-        return {"requests": requests}
+        return {"requests": requests, **({"limits": limits} if limits else {})}
     limited = {devices.resource: str(devices.number)}
     if pages := replica.choice.vendor.hugepages_mib * devices.number:
         # Kubernetes demands that requests and limits of pages are equal.
         limited["hugepages-2Mi"] = f"{pages}Mi"
-    return {"requests": requests | limited, "limits": limited}
+    return {"requests": requests | limited, "limits": limits | limited}
 
 
 def _loading_seconds(replica: _Replica) -> int:

@@ -19,7 +19,7 @@ from controller.services.replica_memory import (
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
-from crds.pods import Resources, ServiceHardware
+from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import VENDORS, Vendor, Vendors
@@ -229,6 +229,7 @@ def _contradiction(
         "nodeSelector": bool(spec.node_selector),
         "tolerations": bool(spec.tolerations),
         "container": spec.container is not None,
+        "pod": spec.pod != PodOptions(),
         "hardware": spec.hardware != ServiceHardware(accelerator=spec.hardware.accelerator),
     }
     stated = " and ".join(field for field, is_stated in of_pods.items() if is_stated)

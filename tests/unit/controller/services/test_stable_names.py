@@ -105,13 +105,17 @@ def test_process_names_and_specs_stay_the_same(case: str) -> None:
 def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     spec: dict[str, Any] = {**SERVICES[case], "hardware": {"accelerator": accelerator}, "resources": {"cpu": "2"}}
     earlier = deepcopy(chat_deployment(chat_service(**spec), *models()))
-    # Earlier versions had no such hook, and requested the memory of devices of the node as well: what they made keeps
+    # Earlier versions had none of these, and requested the memory of devices of the node as well: what they made keeps
     # its template until something else changes.
-    (container,) = earlier["spec"]["template"]["spec"]["containers"]
-    del container["lifecycle"]
+    pod = earlier["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    del container["lifecycle"], pod["priorityClassName"], pod["topologySpreadConstraints"]
+    del earlier["metadata"]["annotations"]
+    if accelerator == "nvidia":
+        earlier["spec"]["strategy"] = {"type": "Recreate"}  # also of several replicas
     on_cpu = chat_deployment(chat_service(**{**spec, "hardware": {"accelerator": "cpu"}}), *models())
     (whole,) = on_cpu["spec"]["template"]["spec"]["containers"]
     container["resources"]["requests"]["memory"] = whole["resources"]["requests"]["memory"]
     assert digest(earlier["spec"]) == PODS[accelerator][case]
     (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
-    assert obj["spec"] == earlier["spec"]
+    assert obj["spec"]["template"] == earlier["spec"]["template"]

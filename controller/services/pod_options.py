@@ -1,0 +1,163 @@
+"""Options of a user for the pods of a service: environment, volumes, placement and pull secrets of spec.pod.
+
+Whoever may create InferenceServices may not need to be trusted with pods. So an option opens no Secret, no file of a
+node and no ServiceAccount, and replaces nothing that Pomona sets itself; a user's volume never has the name of ours.
+"""
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from controller.services.devices import build_node_affinity
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE
+from crds.pods import PodOptions, PodVolume, PodVolumeMount, SpreadConstraint
+from devices.vendors import Vendor
+from kube.client import Obj
+
+_USERS: Final = "user-"
+"""Prefix of the names of a user's volumes in the pod."""
+_RESERVED: Final = (
+    "/models",
+    "/parts",
+    "/tmp",  # noqa: S108 - the container's own
+    "/dev",
+    "/proc",
+    "/sys",
+    "/run/secrets",
+    "/var/run/secrets",  # /var/run is a link to /run in most images
+)
+"""Folders that Pomona, or the container runtime, mounts or may mount."""
+_DEFAULT_SPREAD: Final = (SpreadConstraint(topology_key="kubernetes.io/hostname"),)
+"""A preference that costs a single replica nothing; if it came with the second replica, the first would restart."""
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def add_options(pod: Obj, service: InferenceService, vendor: Vendor) -> Obj:
+    """Return the spec of a pod with the options of the service; its first container is the engine's."""
+    spec, options = service.spec, service.spec.pod
+    engine, *others = pod["containers"]
+    added: Obj = {}
+    if options.env:
+        engine = {**engine, "env": [*engine.get("env", ()), *map(msgspec.to_builtins, options.env)]}
+    if options.volume_mounts:
+        mounts = [_render_mount(each) for each in options.volume_mounts]
+        engine = {**engine, "volumeMounts": [*engine.get("volumeMounts", ()), *mounts]}
+    if options.volumes:
+        added["volumes"] = [*pod.get("volumes", ()), *(_render_volume(each) for each in options.volumes)]
+    if options.image_pull_secrets:
+        added["imagePullSecrets"] = msgspec.to_builtins(options.image_pull_secrets)
+    if affinity := _merge_affinity(build_node_affinity(spec.hardware, vendor) or {}, options):
+        added["affinity"] = affinity
+    if runtime_class := options.runtime_class_name or vendor.runtime_class:
+        added["runtimeClassName"] = runtime_class
+    spread = options.topology_spread_constraints
+    if constraints := [_render_spread(each, service) for each in (_DEFAULT_SPREAD if spread is None else spread)]:
+        added["topologySpreadConstraints"] = constraints
+    return {**pod, **added, "containers": [engine, *others]}
+
+
+def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[str]) -> str | None:
+    """Return the first option that a pod cannot have, with the way out, or None.
+
+    Args:
+        options: those of the service.
+        pod: the spec of its pod without them.
+        models_claims: names of the PersistentVolumeClaims in the namespace that hold weights of Models.
+    """
+    own = {each["name"] for container in pod["containers"] for each in container.get("env", ())}
+    for variable in options.env:
+        if variable.name in own:
+            return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
+    claims = set(models_claims)
+    for volume in options.volumes:
+        claim = volume.persistent_volume_claim
+        if claim is not None and claim.claim_name in claims:
+            return (
+                f"pod.volumes {volume.name} is claim {claim.claim_name}, which holds the verified weights of a Model: "
+                "name the Model in modelRef, and another claim here"
+            )
+    names, mounted = {each.name for each in options.volumes}, _list_mounted(pod)
+    for mount in options.volume_mounts:
+        if mount.name not in names:
+            return (
+                f"pod.volumeMounts {mount.mount_path} has volume {mount.name}, which pod.volumes does not have: add it"
+            )
+        if taken := _find_overlap(mount.mount_path, mounted):
+            return (
+                f"pod.volumeMounts {mount.mount_path} overlaps {taken}, which Pomona or the container runtime uses: "
+                "choose another mountPath"
+            )
+    return None
+
+
+def _list_mounted(pod: Obj) -> list[str]:
+    return [*_RESERVED, *(each["mountPath"] for each in pod["containers"][0].get("volumeMounts", ()))]
+
+
+def _find_overlap(path: str, mounted: Sequence[str]) -> str | None:
+    """Return the mounted folder that is at, above or below a path, or None."""
+    wanted = _split_path(path)
+    for each in mounted:
+        taken = _split_path(each)
+        shorter = min(len(wanted), len(taken))
+        if wanted[:shorter] == taken[:shorter]:
+            return each
+    return None
+
+
+def _split_path(path: str) -> list[str]:
+    """Return the folders of an absolute path; `..`, `.` and repeated slashes are resolved."""
+    return [each for each in posixpath.normpath(path).split("/") if each]
+
+
+def _render_volume(volume: PodVolume) -> Obj:
+    found: Obj = {"name": f"{_USERS}{volume.name}"}
+    if volume.empty_dir is not None:
+        found["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
+    if volume.persistent_volume_claim is not None:
+        found["persistentVolumeClaim"] = msgspec.to_builtins(volume.persistent_volume_claim)
+    if volume.config_map is not None:
+        found["configMap"] = msgspec.to_builtins(volume.config_map)
+    return found
+
+
+def _render_mount(mount: PodVolumeMount) -> Obj:
+    return {**msgspec.to_builtins(mount), "name": f"{_USERS}{mount.name}"}
+
+
+def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> Obj:
+    return {
+        "topologyKey": constraint.topology_key,
+        "maxSkew": constraint.max_skew,
+        "whenUnsatisfiable": constraint.when_unsatisfiable,
+        "labelSelector": {"matchLabels": {LABEL_SERVICE: service.metadata.name}},
+        # The pods of the earlier template end soon, and their places are no reason for the new ones.
+        "matchLabelKeys": ["pod-template-hash"],
+    }
+
+
+def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
+    """Return the affinity of the user, whose every term has what the hardware demands in addition."""
+    stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
+    nodes, theirs = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
+    merged: Obj = {}
+    demanded: list[Any] = [
+        each for term in nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", ()) for each in term["matchExpressions"]
+    ]
+    terms = theirs.get(_REQUIRED, {}).get("nodeSelectorTerms") or ([{}] if demanded else [])
+    # Terms are alternatives, and an empty one of the user matches no node.
+    is_stated = _REQUIRED in theirs
+    terms = [
+        term if is_stated and not term else {**term, "matchExpressions": [*term.get("matchExpressions", ()), *demanded]}
+        for term in terms
+    ]
+    if terms:
+        merged[_REQUIRED] = {"nodeSelectorTerms": terms}
+    if preferred := [*nodes.get(_PREFERRED, ()), *theirs.get(_PREFERRED, ())]:
+        merged[_PREFERRED] = preferred
+    affinity = {**stated, "nodeAffinity": merged}
+    return {kind: value for kind, value in affinity.items() if value}

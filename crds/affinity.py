@@ -1,0 +1,128 @@
+"""Affinity of a service's pods, in Kubernetes' own fields: to nodes, to other pods, and away from other pods.
+
+It is typed, because the affinity that the hardware demands is added to each term of it. The API server checks the rest,
+such as the syntax of labels, when the Deployment is applied; its message becomes the condition Ready.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from crds.meta import ApiStruct, described
+
+_ATOMIC: Final[dict[str, Any]] = {"x-kubernetes-list-type": "atomic"}
+_MOST_TERMS: Final = 16
+_Weight = Annotated[int, Meta(ge=1, le=100)]
+
+
+class LabelRequirement(ApiStruct, frozen=True):
+    """`corev1.NodeSelectorRequirement`, and `metav1.LabelSelectorRequirement`."""
+
+    key: Annotated[str, Meta(max_length=317), described("Key of the label.")]
+    operator: Annotated[
+        Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"],
+        described("Relation of the label to the values. Gt and Lt compare integers, and are for nodes only."),
+    ]
+    values: Annotated[
+        list[Annotated[str, Meta(max_length=63)]],
+        Meta(max_length=64),
+        described("Values; none for Exists and DoesNotExist, one for Gt and Lt.", **_ATOMIC),
+    ] = []
+
+
+_Requirements = Annotated[list[LabelRequirement], Meta(max_length=_MOST_TERMS)]
+
+
+class NodeTerm(ApiStruct, frozen=True):
+    """`corev1.NodeSelectorTerm`."""
+
+    match_expressions: Annotated[
+        _Requirements, described("Requirements on the labels of a node, which must all be met.", **_ATOMIC)
+    ] = []
+    match_fields: Annotated[
+        _Requirements, described("Requirements on the fields of a node, such as metadata.name.", **_ATOMIC)
+    ] = []
+
+
+class NodeTerms(ApiStruct, frozen=True):
+    """`corev1.NodeSelector`."""
+
+    node_selector_terms: Annotated[
+        list[NodeTerm],
+        Meta(min_length=1, max_length=_MOST_TERMS),
+        described("Terms of which a node must meet one.", **_ATOMIC),
+    ]
+
+
+class PreferredNodes(ApiStruct, frozen=True):
+    """`corev1.PreferredSchedulingTerm`."""
+
+    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.", format="int32")]
+    preference: Annotated[NodeTerm, described("Nodes that are preferred.")]
+
+
+class NodeAffinity(ApiStruct, frozen=True):
+    """`corev1.NodeAffinity`."""
+
+    required_during_scheduling_ignored_during_execution: Annotated[
+        NodeTerms | None, described("Nodes on which pods may run. What spec.hardware demands is added to each term.")
+    ] = None
+    preferred_during_scheduling_ignored_during_execution: Annotated[
+        list[PreferredNodes],
+        Meta(max_length=_MOST_TERMS),
+        described("Nodes that the scheduler prefers.", **_ATOMIC),
+    ] = []
+
+
+class LabelSelector(ApiStruct, frozen=True):
+    """`metav1.LabelSelector`."""
+
+    match_labels: Annotated[dict[str, str], described("Labels that an object must have.")] = {}
+    match_expressions: Annotated[
+        _Requirements, described("Requirements on the labels, which must all be met.", **_ATOMIC)
+    ] = []
+
+
+class PodTerm(ApiStruct, frozen=True):
+    """`corev1.PodAffinityTerm`."""
+
+    topology_key: Annotated[
+        str,
+        Meta(min_length=1, max_length=317),
+        described("Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname."),
+    ]
+    label_selector: Annotated[LabelSelector | None, described("The other pods. Default: no pods.")] = None
+    namespaces: Annotated[
+        list[Annotated[str, Meta(max_length=63)]],
+        Meta(max_length=_MOST_TERMS),
+        described("Namespaces of the other pods. Default: the namespace of the service.", **_ATOMIC),
+    ] = []
+    namespace_selector: Annotated[
+        LabelSelector | None, described("Labels of further namespaces; {} selects all namespaces.")
+    ] = None
+
+
+class PreferredPods(ApiStruct, frozen=True):
+    """`corev1.WeightedPodAffinityTerm`."""
+
+    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.", format="int32")]
+    pod_affinity_term: Annotated[PodTerm, described("Pods whose place is preferred, or avoided.")]
+
+
+class PodAffinity(ApiStruct, frozen=True):
+    """`corev1.PodAffinity` and `corev1.PodAntiAffinity`."""
+
+    required_during_scheduling_ignored_during_execution: Annotated[
+        list[PodTerm], Meta(max_length=_MOST_TERMS), described("Terms that must all be met.", **_ATOMIC)
+    ] = []
+    preferred_during_scheduling_ignored_during_execution: Annotated[
+        list[PreferredPods], Meta(max_length=_MOST_TERMS), described("Terms that the scheduler prefers.", **_ATOMIC)
+    ] = []
+
+
+class Affinity(ApiStruct, frozen=True):
+    """`corev1.Affinity`."""
+
+    node_affinity: Annotated[NodeAffinity | None, described("Affinity to nodes.")] = None
+    pod_affinity: Annotated[PodAffinity | None, described("Affinity to the places of other pods.")] = None
+    pod_anti_affinity: Annotated[PodAffinity | None, described("Affinity away from the places of other pods.")] = None
