@@ -36,6 +36,7 @@ from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
+from controller.services.update_pacer import UpdatePacer
 from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
@@ -113,15 +114,16 @@ def registrations(
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
     prober = Prober(options.trust, metrics.count_probe)
     tokens = KnownTokens()
+    pacer = UpdatePacer()
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.pods),
-        service_reconciler(prober, options.pods, tokens),
+        service_reconciler(prober, options.pods, tokens, pacer),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases, tokens),
     )
-    return reconcilers, (leases.run, binder.run, prober.run)
+    return reconcilers, (leases.run, binder.run, prober.run, pacer.run)
 
 
 class Controller:

@@ -15,7 +15,7 @@ import msgspec
 from controller.reconcile.indexes import mounted_claims
 from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
-from controller.reconcile.stamp import ANNOTATION_STAMP, is_stamped
+from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_STAMP, ANNOTATION_UPDATE, is_stamped
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -155,7 +155,7 @@ def _of_deployment(obj: Obj) -> Obj:
     metadata["managedFields"] = [
         {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
     ]
-    metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP,))
+    metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE))
     pod = obj["spec"]["template"]["spec"]
     fields = ("name", "resources", "lifecycle")
     containers = {
@@ -164,8 +164,8 @@ def _of_deployment(obj: Obj) -> Obj:
     return {
         "metadata": metadata,
         "spec": {
-            "replicas": obj["spec"].get("replicas"),
-            "template": {"spec": containers | _claim_volumes(pod)},
+            **_pick(obj["spec"], ("replicas", "strategy")),
+            "template": {"spec": {**containers, **_claim_volumes(pod), **_pick(pod, ("priorityClassName",))}},
         },
         "status": {
             # Until a pod is ready, nothing follows from the numbers.

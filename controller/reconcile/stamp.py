@@ -19,6 +19,10 @@ from kube.comparison import FieldSet, covers_owned, owned_fields
 from kube.resources import Resource
 
 ANNOTATION_STAMP: Final = f"{GROUP}/desired"
+ANNOTATION_INPUTS: Final = f"{GROUP}/inputs"
+"""Digest of what users decided about an object, by which an edit is told from an update of Pomona."""
+ANNOTATION_UPDATE: Final = f"{GROUP}/update"
+"""On an object that an update of Pomona has replaced last, and no edit."""
 _MOST_REMEMBERED: Final = 20_000
 _OWNED: Final[dict[tuple[int, str], FieldSet]] = {}
 """Field sets that own all fields of the spec with this digest: each decision about a service asks for it again."""
@@ -60,10 +64,13 @@ def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
 
 
 def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
-    """Return whether `desired` must be applied; an object that is as desired and has no stamp yet gets one."""
+    """Return whether `desired` must be applied; its annotations, such as a missing stamp, are applied too."""
     if _read_stamp(desired) is None:
         return not is_applied(resource, desired, observed, FIELD_MANAGER)
-    return _read_stamp(observed) is None or not is_desired(resource, desired, observed)
+    annotations = observed["metadata"].get("annotations") or {}
+    return not desired["metadata"]["annotations"].items() <= annotations.items() or not is_desired(
+        resource, desired, observed
+    )
 
 
 def is_stamped(obj: Obj) -> bool:

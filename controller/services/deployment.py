@@ -1,30 +1,34 @@
 """The replicas of a service in pods: Deployment, state of the pods, and the Service in front of all replicas."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Final
+
+from msgspec.structs import replace
 
 from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
 from controller.placement.nodes import find_largest_memory
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, child, ref
-from controller.reconcile.stamp import is_desired, stamp
+from controller.reconcile.stamp import is_desired
 from controller.reconcile.triggers import is_scheduled
 from controller.services import diagnosis, replica_memory
 from controller.services.devices import request_devices
 from controller.services.key_proxy import PORT_NAME
+from controller.services.pod_options import find_option_problem
 from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
+from controller.services.template_rollout import annotate, decide_rollout, digest_inputs
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
 from crds.model import Model
+from crds.pods import PodOptions
 from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import Vendor
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, SERVICES, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, SERVICES, ObjectKey, Resource
 from runtimes.pod import SERVICE_PORT
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -38,27 +42,29 @@ def observe_pods(
     wanted: int,
     *,
     settings: PodSettings,
+    may_roll: bool = True,
 ) -> Replicas:
-    """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down."""
+    """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down.
+
+    While the template of a later version of Pomona may not be rolled out yet, existing pods are as wanted, too.
+    """
     observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
-    vendor = settings.vendors.get(accelerator or "")
-    if wanted and served is not None and accelerator is not None and vendor is not None and vendor.in_pods:
-        stated = service.spec.resources.memory
-        devices = request_devices(service, vendor).number
-        memory = replica_memory.container_bytes(service, served, devices) if stated is None else stated
-        companions = [
-            (companion, _weights(companion.model)) for companion in served.companions if companion.model is not None
-        ]
-        if memory is not None:
-            estimated = replica_memory.estimate_pod_memory(service, served, devices)
-            cache_bytes = estimated.cache_bytes if estimated is not None else None
-            runtime = runtime_of(service, served.model)
-            choice = EngineChoice(runtime, accelerator, vendor, memory, cache_bytes, service.spec.container)
-            made = deployment(service, choice, _weights(served.model), companions, settings=settings)
-            is_estimate = stated is None and not replica_memory.is_memory_stated(served)
-            resource, wanted_deployment = _keep_pods(made, observed, is_estimate=is_estimate) if observed else made
-            desired = ((resource, stamp(wanted_deployment)),)
+    choice = _choose_engine(service, accelerator, served, settings) if wanted else None
+    waits = False
+    if choice is not None and served is not None:
+        resource, made = deployment(
+            service, choice, _weights(served.model), _companion_weights(served), settings=settings
+        )
+        is_estimate = service.spec.resources.memory is None and not replica_memory.is_memory_stated(served)
+        inputs = digest_inputs(service, served)
+        decided = (
+            decide_rollout(made, observed, inputs, is_estimate=is_estimate, may_roll=may_roll)
+            if observed is not None
+            else annotate(made, inputs)
+        )
+        waits = decided is None
+        desired = ((resource, decided),) if decided is not None else ()
     if observed is None:
         return Replicas(total=0, apply=desired)
     named = namespaced(service.metadata.namespace, service.metadata.name)
@@ -66,7 +72,7 @@ def observe_pods(
         pod for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named) if "deletionTimestamp" not in pod["metadata"]
     ]
     ready = sorted(pod["metadata"]["uid"] for pod in pods if _is_ready(pod))
-    current = _current_ready(observed, desired, len(ready)) if desired or served is None else 0
+    current = _current_ready(observed, desired, len(ready)) if desired or waits or served is None else 0
     problems = [
         diagnosis.diagnose_deployment(observed),
         *(diagnosis.diagnose_pod(pod, _memory_requested(observed)) for pod in pods if not _is_ready(pod)),
@@ -76,33 +82,55 @@ def observe_pods(
         total=sum(is_scheduled(pod) and pod["status"].get("phase") not in _ENDED for pod in pods),
         ready=tuple(ready[-current:] if current else ()),
         nodes=frozenset(node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))),
-        problem=_explain_memory(snapshot, service, served, diagnosis.most_severe(problems)) if desired else None,
+        problem=_explain_memory(snapshot, service, served, diagnosis.most_severe(problems))
+        if desired or waits
+        else None,
         apply=desired,
-        patch=_scale_down(observed, wanted) if wanted and served is None else (),
+        keep=((DEPLOYMENTS, observed),) if waits else (),
+        patch=_scale(observed, wanted, may_grow=waits) if wanted and (waits or served is None) else (),
     )
 
 
-def _keep_pods(made: tuple[Resource, Obj], observed: Obj, *, is_estimate: bool) -> tuple[Resource, Obj]:
-    """Return the Deployment with the template that its pods have, if it differs only in what restarts no pod.
+def _choose_engine(
+    service: InferenceService, accelerator: Accelerator | None, served: Served | None, settings: PodSettings
+) -> EngineChoice | None:
+    """Return the engine of a service in pods, or None if it runs on hosts, or has an unmet precondition."""
+    vendor = settings.vendors.get(accelerator or "")
+    if served is None or accelerator is None or vendor is None or not vendor.in_pods:
+        return None
+    stated, devices = service.spec.resources.memory, request_devices(service, vendor).number
+    memory = replica_memory.container_bytes(service, served, devices) if stated is None else stated
+    if memory is None:
+        return None
+    estimated = replica_memory.estimate_pod_memory(service, served, devices)
+    cache_bytes = estimated.cache_bytes if estimated is not None else None
+    runtime = runtime_of(service, served.model)
+    return EngineChoice(runtime, accelerator, vendor, memory, cache_bytes, service.spec.container)
 
-    That is a better estimate of the memory, such as that of a later version, and the hook before the stop, which
-    earlier versions did not have.
-    """
-    resource, desired = made
-    replicas = {"replicas": observed["spec"]["replicas"]}
-    if is_desired(resource, desired | {"spec": desired["spec"] | replicas}, observed):
-        return made
-    kept = deepcopy(desired)
-    pod, there = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
-    before = {each["name"]: each for each in (*there.get("initContainers", ()), *there["containers"])}
-    for container in (*pod.get("initContainers", ()), *pod["containers"]):
-        known: Obj = before.get(container["name"], {})
-        if is_estimate and (requested := known.get("resources", {}).get("requests", {}).get("memory")):
-            container["resources"]["requests"]["memory"] = requested
-        if "lifecycle" not in known:
-            container.pop("lifecycle", None)
-    is_same = is_desired(resource, kept | {"spec": kept["spec"] | replicas}, observed)
-    return (resource, kept) if is_same else made
+
+def _companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:
+    return [(companion, _weights(companion.model)) for companion in served.companions if companion.model is not None]
+
+
+def find_pod_problem(
+    snapshot: Snapshot,
+    service: InferenceService,
+    accelerator: Accelerator | None,
+    served: Served | None,
+    settings: PodSettings,
+) -> ServiceProblem | None:
+    """Return why pods cannot have what spec.pod adds to them, or None."""
+    options = service.spec.pod
+    choice = _choose_engine(service, accelerator, served, settings) if options != PodOptions() else None
+    if choice is None or served is None:
+        return None
+    bare = replace(service, spec=replace(service.spec, pod=PodOptions()))
+    pod = build_pod(bare, choice, _weights(served.model), _companion_weights(served), settings=settings)
+    claims = {each.persistent_volume_claim.claim_name for each in options.volumes if each.persistent_volume_claim}
+    namespace = service.metadata.namespace
+    of_models = (claim for claim in claims if snapshot.get(PVCS, ObjectKey(namespace, claim)) is not None)
+    message = find_option_problem(options, pod, of_models)
+    return ServiceProblem("InvalidSpec", message, "Failed") if message else None
 
 
 def _weights(model: Model) -> MountedWeights:
@@ -113,9 +141,10 @@ def _weights(model: Model) -> MountedWeights:
     return MountedWeights(cached_claim(model), cache_path(model), model.status.size_bytes, image)
 
 
-def _scale_down(observed: Obj, wanted: int) -> tuple[Patch, ...]:
-    """Return the patch that scales down a Deployment with too many pods, whose template cannot be decided now."""
-    if observed["spec"]["replicas"] <= wanted:
+def _scale(observed: Obj, wanted: int, *, may_grow: bool) -> tuple[Patch, ...]:
+    """Return the patch that scales a Deployment whose template is not decided, or not applied, now."""
+    replicas = observed["spec"]["replicas"]
+    if replicas == wanted or (replicas < wanted and not may_grow):
         return ()
     operations = (
         {"op": "test", "path": "/metadata/uid", "value": observed["metadata"]["uid"]},
@@ -201,7 +230,7 @@ def deployment(
     spec = {
         "replicas": service.spec.replicas,
         "selector": {"matchLabels": selector},
-        "strategy": _strategy(choice.vendor),
+        "strategy": _strategy(choice.vendor, service.spec.replicas),
         "template": {
             "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}} | _rotation(service),
             "spec": build_pod(service, choice, weights, companions, settings=settings),
@@ -216,9 +245,10 @@ def _rotation(service: InferenceService) -> Obj:
     return {"annotations": {TOKEN_ROTATION: rotation}} if rotation else {}
 
 
-def _strategy(vendor: Vendor) -> Obj:
-    """Return Recreate for pods with a device, because a second one is seldom free; else start the new pod first."""
-    if vendor.resource:
+def _strategy(vendor: Vendor, replicas: int) -> Obj:
+    """Return the way in which pods are replaced: the new one first, unless it needs a device, which is seldom free."""
+    if vendor.resource and replicas == 1:
         return {"type": "Recreate"}
+    surge, unavailable = (0, 1) if vendor.resource else (1, 0)
     # Stated in full: a later change to Recreate must remove these fields, or it is refused.
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

@@ -25,7 +25,7 @@ from controller.reconcile.triggers import (
     steady_facts,
 )
 from controller.services import preconditions, replica_memory
-from controller.services.deployment import network_service, observe_pods
+from controller.services.deployment import find_pod_problem, network_service, observe_pods
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
@@ -34,6 +34,7 @@ from controller.services.readiness_probe import Prober
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
+from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
@@ -73,9 +74,11 @@ class ServiceInputs(NamedTuple):
     """All other inputs, as they were at `revision` of the store."""
     revision: int = 0
     rotation: TokenRotation = TokenRotation()
+    may_roll: bool = True
+    """True if it is the turn of this service to be replaced by an update of Pomona."""
 
 
-def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownTokens) -> Reconciler:
+def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownTokens, pacer: UpdatePacer) -> Reconciler:
     """Return the reconciler; `prober` probes the endpoints, and `tokens` are shared with the reconciler of hosts."""
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -83,9 +86,15 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
         if service is None:
             prober.answer(key, None)
             tokens.forget(key)
+            pacer.forget(key)
             return None
         revision = snapshot.store.revision
-        view = build_view(snapshot, key, service, settings)
+        may_roll = pacer.has_turn(key)
+        view = build_view(snapshot, key, service, settings, may_roll=may_roll)
+        if view.replicas.keep:
+            pacer.wait(key)
+        else:
+            pacer.forget(key)
         question = view.question
         answer = prober.answer(key, question, view.proof)
         uid = service.metadata.uid
@@ -94,7 +103,11 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
             tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
-        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation)
+        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation, may_roll)
+
+    def restart() -> None:
+        tokens.restart()
+        pacer.restart()
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -109,7 +122,7 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
         ),
         observe=observe,
         written=tokens.remember,
-        restart=tokens.restart,
+        restart=restart,
     )
 
 
@@ -120,7 +133,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     if service is None or inputs is None:
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
-    view = inputs.view if inputs.view is not None and is_current else build_view(snapshot, key, service, settings)
+    view = inputs.view if inputs.view is not None and is_current else None
+    view = view or build_view(snapshot, key, service, settings, may_roll=inputs.may_roll)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -134,7 +148,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, network_service(service)),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
-        delete=(*(prune(observed, apply) if replaced else ()), *steps.delete),
+        delete=(*(prune(observed, (*apply, *view.replicas.keep)) if replaced else ()), *steps.delete),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=build_events(service, status),
@@ -158,7 +172,12 @@ def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None
 
 
 def build_view(
-    snapshot: Snapshot, key: ObjectKey, service: InferenceService, settings: PodSettings = DEFAULT_SETTINGS
+    snapshot: Snapshot,
+    key: ObjectKey,
+    service: InferenceService,
+    settings: PodSettings = DEFAULT_SETTINGS,
+    *,
+    may_roll: bool = True,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
@@ -175,6 +194,8 @@ def build_view(
     )
     if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
+    if refused := find_pod_problem(snapshot, service, accelerator, checked.served, settings):
+        checked = CheckedService(None, refused, checked.model_problem)
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
@@ -187,7 +208,9 @@ def build_view(
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,
-        replicas=_observe_replicas(snapshot, service, accelerator, checked.served, wanted, settings=settings),
+        replicas=_observe_replicas(
+            snapshot, service, accelerator, checked.served, wanted, settings=settings, may_roll=may_roll
+        ),
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
@@ -216,9 +239,10 @@ def _observe_replicas(
     wanted: int,
     *,
     settings: PodSettings,
+    may_roll: bool,
 ) -> Replicas:
     """Return replicas in pods and on hosts. Without `served` none is created, and existing ones count as wanted."""
-    pods = observe_pods(snapshot, service, accelerator, served, wanted, settings=settings)
+    pods = observe_pods(snapshot, service, accelerator, served, wanted, settings=settings, may_roll=may_roll)
     if served is None or accelerator is None or not settings.vendors[accelerator].in_pods:
         return combine_replicas(pods, observe_hosts(snapshot, service, served, wanted))
     # For each pod that is not ready yet, one earlier replica on a host stays.

@@ -26,6 +26,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     problem: ServiceProblem | None = None
     """The most severe reason why a replica is not ready."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
+    keep: tuple[tuple[Resource, Obj], ...] = ()
+    """Existing objects that stay as they are until their turn to be replaced by an update of Pomona."""
     patch: tuple[Patch, ...] = ()
     steps: MetalProcessSteps = MetalProcessSteps()
 
@@ -38,6 +40,7 @@ def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
         nodes=pods.nodes | hosts.nodes,
         problem=most_severe((pods.problem, hosts.problem)),
         apply=pods.apply,
+        keep=pods.keep,
         patch=pods.patch,
         steps=hosts.steps,
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, build_view, decide_service
 from kube.client import Obj
@@ -35,15 +36,27 @@ SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated 
 
 
 def decide_chat(
-    *objects: tuple[Resource, Obj], answer: ProbeResult | None = None, new_token: str | None = None
+    *objects: tuple[Resource, Obj],
+    answer: ProbeResult | None = None,
+    new_token: str | None = None,
+    settings: PodSettings = DEFAULT_SETTINGS,
+    **inputs: Any,
 ) -> Plan:
-    """Return the plan for `chat`; `answer` is the result of the probe of its endpoint."""
+    """Return the plan for `chat`.
+
+    Args:
+        objects: what the store has.
+        answer: the result of the probe of its endpoint.
+        new_token: a new bearer token.
+        settings: options of the controller.
+        inputs: further fields of `ServiceInputs`.
+    """
     known = store(*objects)
     snapshot = Snapshot(known, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
-    question = build_view(snapshot, KEY, chat).question
-    facts = ServiceInputs(question, answer if question else None, new_token)
-    return decide_service(Snapshot(known, NOW, facts), KEY)
+    question = build_view(snapshot, KEY, chat, settings, may_roll=inputs.get("may_roll", True)).question
+    facts = ServiceInputs(question, answer if question else None, new_token, **inputs)
+    return decide_service(Snapshot(known, NOW, facts), KEY, settings)
 
 
 def chat_service(**spec: Any) -> tuple[Resource, Obj]:

@@ -11,6 +11,7 @@ from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens
+from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import TenantLimits
 from crds.model import Layout
 from crds.serving import ServingOptions
@@ -390,7 +391,7 @@ class TokenSecret(Client):
 
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
-    observe = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens()).observe
+    observe = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer()).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
     facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
@@ -405,7 +406,7 @@ class NoSecretIsRead(Client):
 
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
-    reconciler = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens())
+    reconciler = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer())
     assert reconciler.observe is not None
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)

@@ -1,0 +1,173 @@
+"""Options of spec.pod: what they add to a pod, what they cannot take, and the affinity of user and hardware."""
+
+from typing import Any
+
+import pytest
+
+from controller.services.pod_options import find_option_problem
+from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
+from crds.meta import Accelerator
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, MODELS, PVCS
+from tests.support.api_objects import NAMESPACE, as_service, model, planned_condition, service
+from tests.support.service_decisions import METAL, chat_service, decide_chat, list_applied
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+DISK = {"key": "disk", "operator": "Exists"}
+L4 = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L4"]}
+SCRATCH = {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
+
+
+def pod(accelerator: Accelerator = "cpu", *, hardware: Obj | None = None, **options: Any) -> Obj:
+    chat = as_service(service(pod=options, hardware=hardware or {}))
+    choice = EngineChoice("llama.cpp", accelerator, VENDORS[accelerator], 2**30)
+    return build_pod(chat, choice, MountedWeights("tiny-cache", "0123abcd/tiny.gguf"))
+
+
+def refusal(options: Obj, **spec: Any) -> str:
+    """Return the message with which the service is refused; empty if it is not."""
+    claim = {"metadata": {"name": "tiny-cache", "namespace": NAMESPACE, "uid": "uid-claim", "resourceVersion": "1"}}
+    plan = decide_chat(chat_service(pod=options, **spec), (MODELS, model()), (PVCS, claim))
+    ready = planned_condition(plan, "Ready")
+    is_refused = ready["reason"] == "InvalidSpec"
+    assert is_refused is not bool(list_applied(plan, DEPLOYMENTS))
+    return str(ready["message"]) if is_refused else ""
+
+
+def test_options_are_added_beside_what_pomona_states() -> None:
+    claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "compiled"}}
+    files = {"name": "tmp", "configMap": {"name": "templates"}}
+    spec = pod(
+        imagePullSecrets=[{"name": "registry"}],
+        env=[{"name": "A", "value": "b"}],
+        runtimeClassName="gvisor",
+        volumes=[SCRATCH, claim, files],
+        volumeMounts=[{"name": "tmp", "mountPath": "/etc/templates", "readOnly": True}],
+    )
+    bare = pod()
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["runtimeClassName"] == "gvisor"
+    assert spec["volumes"] == [
+        *bare["volumes"],
+        {"name": "user-scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+        {"name": "user-cache", "persistentVolumeClaim": {"claimName": "compiled"}},
+        {"name": "user-tmp", "configMap": {"name": "templates"}},
+    ]
+    (engine,), (own,) = spec["containers"], bare["containers"]
+    assert engine["env"] == [{"name": "A", "value": "b"}]
+    added = {"name": "user-tmp", "mountPath": "/etc/templates", "readOnly": True}
+    assert engine["volumeMounts"] == [*own["volumeMounts"], added]
+
+
+def test_pod_has_the_class_of_its_priority_and_prefers_several_nodes() -> None:
+    spec = pod()
+    assert spec["priorityClassName"] == "pomona-normal"
+    (spread,) = spec["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"] == {"matchLabels": {"inference.pomona.dev/service": "chat"}}
+    assert "topologySpreadConstraints" not in pod(topologySpreadConstraints=[])
+    (zones,) = pod(topologySpreadConstraints=[{"topologyKey": "zone", "maxSkew": 2}])["topologySpreadConstraints"]
+    assert (zones["topologyKey"], zones["maxSkew"]) == ("zone", 2)
+
+
+def test_scaling_restarts_no_pod() -> None:
+    templates = [
+        list_applied(decide_chat(chat_service(replicas=each), (MODELS, model())), DEPLOYMENTS)[0]["spec"]["template"]
+        for each in (1, 2)
+    ]
+    assert templates[0] == templates[1]
+
+
+def test_memory_limit_is_stated_beside_the_devices() -> None:
+    choice = EngineChoice("llama.cpp", "nvidia", VENDORS["nvidia"], "1Gi")
+    chat = as_service(service(resources={"memoryLimit": "2Gi"}))
+    (engine,) = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))["containers"]
+    assert engine["resources"]["limits"] == {"memory": "2Gi", "nvidia.com/gpu": "1"}
+    assert engine["resources"]["requests"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+
+
+def test_hardware_holds_in_each_term_of_the_users_affinity() -> None:
+    terms = [{"matchExpressions": [ZONE]}, {"matchFields": [DISK]}, {}]
+    stated = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}, "podAntiAffinity": {REQUIRED: [anti()]}}
+    affinity = pod("nvidia", hardware={"products": ["NVIDIA-L4"]}, affinity=stated)["affinity"]
+    assert affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
+        {"matchExpressions": [ZONE, L4]},
+        {"matchFields": [DISK], "matchExpressions": [L4]},
+        {},  # matches no node, and goes on to match none
+    ]
+    assert affinity["podAntiAffinity"] == {REQUIRED: [anti()]}
+
+
+def test_preferences_of_hardware_and_user_add_up() -> None:
+    wish = {"weight": 5, "preference": {"matchExpressions": [ZONE]}}
+    hardware = {"preferredProducts": ["NVIDIA-L4"], "products": ["NVIDIA-L4"]}
+    affinity = pod("nvidia", hardware=hardware, affinity={"nodeAffinity": {PREFERRED: [wish]}})["affinity"]
+    assert affinity["nodeAffinity"][PREFERRED][1] == wish
+    assert affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [{"matchExpressions": [L4]}]
+    assert "affinity" not in pod()
+
+
+def anti() -> Obj:
+    return {"topologyKey": "zone", "labelSelector": {}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models",
+        "/models/a",
+        "/",
+        "/tmp/",
+        "/dev/shm",
+        "/proc",
+        "/parts/1",
+        "/run",
+        "/var/run",
+        "/run/secrets/pomona",
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+        "/opt/../models",
+        "//models",
+        "/opt/./..//tmp",
+    ],
+)
+def test_mount_over_pomonas_own_is_refused(path: str) -> None:
+    message = refusal({"volumes": [SCRATCH], "volumeMounts": [{"name": "scratch", "mountPath": path}]})
+    assert message.startswith(f"pod.volumeMounts {path} overlaps /")
+
+
+@pytest.mark.parametrize("path", ["/opt/models", "/modelsb", "/runs", "/tmpfiles", "/home/me/.cache"])
+def test_mount_elsewhere_is_accepted(path: str) -> None:
+    assert refusal({"volumes": [SCRATCH], "volumeMounts": [{"name": "scratch", "mountPath": path}]}) == ""
+
+
+def test_volume_that_does_not_exist_is_refused() -> None:
+    for name in ("other", "token"):
+        assert f"has volume {name}, which pod.volumes does not have" in refusal(
+            {"volumes": [SCRATCH], "volumeMounts": [{"name": name, "mountPath": "/opt/a"}]}
+        )
+
+
+def test_claim_with_verified_weights_cannot_be_written() -> None:
+    claims = {name: {"name": "a", "persistentVolumeClaim": {"claimName": name}} for name in ("tiny-cache", "mine")}
+    assert "claim tiny-cache, which holds the verified weights" in refusal({"volumes": [claims["tiny-cache"]]})
+    assert refusal({"volumes": [claims["mine"]]}) == ""
+
+
+def test_variable_that_pomona_sets_is_refused() -> None:
+    gaudi = VENDORS["intel-gaudi"]
+    (name, *_) = gaudi.environment
+    choice = EngineChoice("llama.cpp", "intel-gaudi", gaudi, 1)
+    own = build_pod(as_service(service()), choice, MountedWeights("tiny-cache", "a"))
+    options = as_service(service(pod={"env": [{"name": name, "value": "x"}]})).spec.pod
+    assert find_option_problem(options, own, ()) == (
+        f"pod.env {name} is set by Pomona: remove it, and use the field of the service instead"
+    )
+    assert refusal({"env": [{"name": name}]}) == "", "Pomona does not set it on a CPU"
+
+
+def test_options_of_pods_are_refused_for_hosts() -> None:
+    message = refusal({"env": [{"name": "A"}]}, **METAL)
+    assert message.startswith("accelerator metal runs outside the cluster, where pod cannot hold: remove pod")

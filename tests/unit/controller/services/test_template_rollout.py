@@ -1,0 +1,187 @@
+"""Rollouts of a template: an edit replaces pods at once, an update of Pomona in turn, and scaling never."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.plan import Plan
+from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_STAMP, ANNOTATION_UPDATE, is_desired, needs_apply
+from controller.services.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, ObjectKey
+from kube.store import Store
+from tests.support.api_objects import NAMESPACE, model, service, store
+from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
+
+CPU = replace(VENDORS["cpu"], images={"llama.cpp": "engine:2"})
+UPDATED = PodSettings(vendors={**VENDORS, "cpu": CPU})
+"""The controller after an update: pods have another template without any edit."""
+
+
+def running(**spec: Any) -> Obj:
+    """Return the Deployment of a running service as the store keeps it."""
+    (kept,) = store((DEPLOYMENTS, chat_deployment(chat_service(**spec), (MODELS, model())))).list(DEPLOYMENTS)
+    return kept
+
+
+def decide(there: Obj, settings: PodSettings = UPDATED, *, may_roll: bool = False, **spec: Any) -> Plan:
+    objects = ((MODELS, model()), (DEPLOYMENTS, there), (PODS, chat_pod()))
+    return decide_chat(chat_service(**spec), *objects, settings=settings, may_roll=may_roll)
+
+
+def image(plan: Plan) -> str | None:
+    """Return the image with which the plan replaces the pods, or None if it does not."""
+    found = list_applied(plan, DEPLOYMENTS)
+    return found[0]["spec"]["template"]["spec"]["containers"][0]["image"] if found else None
+
+
+def test_update_waits_for_its_turn_and_the_service_serves_on() -> None:
+    plan = decide(running())
+    assert (image(plan), plan.delete, plan.patch) == (None, (), ())
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 1
+    assert plan.status["phase"] == "Progressing", "about to be probed, and no problem"
+
+
+def test_update_is_rolled_out_in_its_turn() -> None:
+    plan = decide(running(), may_roll=True)
+    assert image(plan) == "engine:2"
+    assert list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
+
+
+def test_edit_is_rolled_out_at_once() -> None:
+    plan = decide(running(), contextLength=8192)
+    assert image(plan) == "engine:2"
+    assert ANNOTATION_UPDATE not in list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"]
+
+
+def test_edit_of_the_model_is_rolled_out_at_once() -> None:
+    there, edited = running(), model()
+    edited["metadata"]["generation"], edited["status"]["observedGeneration"] = 2, 2
+    plan = decide_chat(chat_service(), (MODELS, edited), (DEPLOYMENTS, there), settings=UPDATED, may_roll=False)
+    assert image(plan) == "engine:2"
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_scaling_does_not_roll_an_update_out(replicas: int) -> None:
+    plan = decide(running(replicas=2), replicas=replicas)
+    assert (image(plan), plan.delete) == (None, ())
+    ((_, operations),) = plan.patch
+    assert operations[-1] == {"op": "replace", "path": "/spec/replicas", "value": replicas}
+
+
+def test_service_without_a_ready_pod_gets_the_update_at_once() -> None:
+    there = running()
+    del there["status"]["readyReplicas"]
+    assert image(decide(there)) == "engine:2"
+
+
+def test_service_that_is_suspended_is_not_kept_for_its_turn() -> None:
+    assert [each.resource for each in decide(running(), suspend=True).delete] == [DEPLOYMENTS]
+
+
+def test_template_stays_after_its_turn() -> None:
+    there = running()
+    (applied,) = list_applied(decide(there, may_roll=True), DEPLOYMENTS)
+    after = {**there, "metadata": {**there["metadata"], "annotations": applied["metadata"]["annotations"]}}
+    (again,) = list_applied(decide(after), DEPLOYMENTS)
+    assert not needs_apply(DEPLOYMENTS, again, after)
+
+
+def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs() -> None:
+    there = chat_deployment(chat_service(), (MODELS, model()))
+    pod = there["spec"]["template"]["spec"]
+    del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
+    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS), DEPLOYMENTS)
+    assert applied["spec"] == there["spec"]
+    assert needs_apply(DEPLOYMENTS, applied, there)
+    after = deepcopy(there)
+    after["metadata"]["annotations"] = applied["metadata"]["annotations"]
+    (kept,) = store((DEPLOYMENTS, after)).list(DEPLOYMENTS)
+    (again,) = list_applied(decide(kept, DEFAULT_SETTINGS), DEPLOYMENTS)
+    assert not needs_apply(DEPLOYMENTS, again, kept)
+    (edited,) = list_applied(decide(kept, DEFAULT_SETTINGS, priority="high"), DEPLOYMENTS)
+    assert edited["spec"]["template"]["spec"]["priorityClassName"] == "pomona-high"
+    assert not is_desired(DEPLOYMENTS, edited, kept)
+
+
+@pytest.mark.parametrize(("before", "after", "kind"), [(1, 2, "RollingUpdate"), (2, 1, "Recreate")])
+def test_scaling_pods_with_devices_changes_the_strategy_and_no_pod(before: int, after: int, kind: str) -> None:
+    nvidia = {"hardware": {"accelerator": "nvidia"}}
+    there = running(replicas=before, **nvidia)
+    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS, replicas=after, **nvidia), DEPLOYMENTS)
+    assert applied["spec"]["strategy"]["type"] == kind
+    assert applied["spec"]["template"] == decided_template(before, nvidia)
+
+
+def decided_template(replicas: int, spec: Obj) -> Obj:
+    (made,) = list_applied(decide_chat(chat_service(replicas=replicas, **spec), (MODELS, model())), DEPLOYMENTS)
+    template: Obj = made["spec"]["template"]
+    return template
+
+
+# The turns.
+
+ONE, TWO = ObjectKey(NAMESPACE, "one"), ObjectKey(NAMESPACE, "two")
+
+
+def world(
+    stamp: str = "old", *, updated: int = 1, phase: str = "Ready", names: tuple[str, ...] = ("one", "two")
+) -> Store:
+    """Return services; the Deployment of `one` has this stamp and this many replaced pods of one."""
+    objects = []
+    for name in names:
+        metadata = {"name": name, "namespace": NAMESPACE, "uid": f"d-{name}", "resourceVersion": "1", "generation": 1}
+        annotations = {ANNOTATION_STAMP: stamp if name == "one" else "old", ANNOTATION_INPUTS: "i"}
+        counts = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": updated, "observedGeneration": 1}
+        spec = {"replicas": 1, "template": {"spec": {"containers": []}}}
+        deployment = {"metadata": metadata | {"annotations": annotations}, "spec": spec, "status": counts}
+        objects += [(DEPLOYMENTS, deployment), (INFERENCE_SERVICES, service(name, status={"phase": phase}))]
+    return store(*objects)
+
+
+@pytest.fixture
+def pacer() -> UpdatePacer:
+    """Two services wait, and the first has its turn since time 0."""
+    pacer = UpdatePacer()
+    pacer.wait(ONE)
+    pacer.wait(TWO)
+    assert pacer.give_turn(world(), 0) == ONE
+    assert (pacer.has_turn(ONE), pacer.has_turn(TWO)) == (True, False)
+    return pacer
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "follows"),
+    [
+        (world(), START_SECONDS - 1, False),
+        (world(), START_SECONDS, True),
+        (world("new", updated=0), START_SECONDS, False),
+        (world("new", phase="Degraded"), START_SECONDS, False),
+        (world("new"), 1, True),
+        (world("new", updated=0), LIMIT_SECONDS, True),
+        (world(names=("two",)), 1, True),
+    ],
+    ids=["not applied", "refused", "pods are replaced", "not probed", "Ready again", "limit", "deleted"],
+)
+def test_next_service_follows_when_the_one_before_is_ready_again(
+    pacer: UpdatePacer, known: Store, now: float, follows: bool
+) -> None:
+    assert pacer.give_turn(known, now) == (TWO if follows else None)
+    assert (pacer.has_turn(ONE), pacer.has_turn(TWO)) == (not follows, follows)
+
+
+def test_service_that_was_edited_meanwhile_has_no_turn(pacer: UpdatePacer) -> None:
+    pacer.forget(TWO)
+    assert pacer.give_turn(world("new"), 1) is None
+    assert not pacer.has_turn(ONE)
+
+
+def test_new_leader_gives_no_turn_of_the_former_one(pacer: UpdatePacer) -> None:
+    pacer.restart()
+    assert not pacer.has_turn(ONE)
+    assert pacer.give_turn(world(), 1) is None
