@@ -3,6 +3,7 @@
 Only the first of the most severe problems is reported: one cause with its remedy helps a reader more than a list.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -29,6 +30,7 @@ _BROKEN: Final = frozenset(
     }
 )
 _OUT_OF_MEMORY: Final = "OOMKilled"
+_MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) was found")
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
 _QUOTED_CHARACTERS: Final = 400
 
@@ -42,7 +44,14 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
     """Return why a Deployment cannot create its pods, for example a quota, or None."""
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return ServiceProblem(condition.get("reason") or "ReplicaFailure", condition.get("message", ""), "Failed")
+            message: str = condition.get("message", "")
+            if (found := _MISSING_CLASS.search(message)) is not None:
+                message = (
+                    f"PriorityClass {found[1]} does not exist, so no pod can be created: kubectl apply --server-side "
+                    "-f deploy/priority-classes.yaml"
+                )
+                return ServiceProblem("PriorityClassMissing", message, "Failed")
+            return ServiceProblem(condition.get("reason") or "ReplicaFailure", message, "Failed")
     return None
 
 

@@ -24,7 +24,7 @@ from tests.support.file_server import ALLOWED_NETWORKS
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
-INSTALLED = ("rbac.yaml", "host-ports.yaml", "host-policy.yaml", "controller-policy.yaml")
+INSTALLED = ("rbac.yaml", "priority-classes.yaml", "host-ports.yaml", "host-policy.yaml", "controller-policy.yaml")
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
