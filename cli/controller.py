@@ -103,6 +103,18 @@ def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Pat
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML file of accelerators: images, labels and resources that differ from the built-in ones, or new vendors.",
 )
+@click.option(
+    "--network-policies",
+    is_flag=True,
+    help="Give each service in pods a NetworkPolicy: requests come from pods labelled "
+    "inference.pomona.dev/client=true, from namespace pomona-system and from the monitoring; engines reach DNS only.",
+)
+@click.option(
+    "--monitoring-namespace",
+    default="monitoring",
+    show_default=True,
+    help="Namespace that may read the metrics of engines through a NetworkPolicy.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -116,6 +128,8 @@ def command(
     image_prefixes: tuple[str, ...],
     control_plane: bool,
     vendors: Vendors,
+    network_policies: bool,
+    monitoring_namespace: str,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -133,7 +147,8 @@ def command(
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
-        options = ControllerOptions(PodSettings(image, environment, limits, vendors), trust, leader_elect)
+        pods = PodSettings(image, environment, limits, vendors, network_policies, monitoring_namespace)
+        options = ControllerOptions(pods, trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

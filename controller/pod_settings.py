@@ -18,6 +18,10 @@ class PodSettings(msgspec.Struct, frozen=True):
     """Variables of the Jobs."""
     limits: TenantLimits = UNLIMITED
     vendors: Vendors = VENDORS
+    network_policies: bool = False
+    """True if each service in pods gets a NetworkPolicy."""
+    monitoring_namespace: str = "monitoring"
+    """Namespace whose pods may read metrics through a NetworkPolicy."""
 
 
 DEFAULT_SETTINGS: Final = PodSettings()

@@ -29,6 +29,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, follow, load
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.reconcile.triggers import Trigger
@@ -37,7 +38,7 @@ from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.update_pacer import UpdatePacer
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -53,7 +54,10 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NETWORK_POLICIES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
     PODS,
     PVCS,
     ROLE_BINDINGS,
@@ -66,7 +70,6 @@ from kube.resources import (
 from kube.store import Store
 from kube.watch import reflect
 
-NAMESPACE: Final = "pomona-system"
 LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
 RECONCILE_SECONDS: Final = 60.0
@@ -84,6 +87,7 @@ WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
 REPORTED: Final = (
     *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES)),
     *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
+    *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
 
@@ -109,7 +113,7 @@ class Item(NamedTuple):
 
 
 def registrations(
-    options: ControllerOptions, leases: LeaseReader, metrics: ControllerMetrics
+    options: ControllerOptions, leases: LeaseReader, metrics: ControllerMetrics, monitors: OptionalKind
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
     prober = Prober(options.trust, metrics.count_probe)
@@ -119,7 +123,7 @@ def registrations(
     leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.pods),
-        service_reconciler(prober, options.pods, tokens, pacer),
+        service_reconciler(prober, options.pods, tokens, pacer, monitors),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases, tokens),
     )
@@ -141,11 +145,12 @@ class Controller:
         self._credentials = credentials
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
-        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics)
+        self._monitors = OptionalKind(POD_MONITORS, OURS)
+        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics, self._monitors)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        self._elector = Elector(client, NAMESPACE, LEASE, self._identity) if options.elects else None
+        self._elector = Elector(client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
@@ -174,6 +179,7 @@ class Controller:
                 tasks.create_task(reflect(self._client, self.store, resource, label_selector=selector, synced=synced))
             for resource in (ROLES, ROLE_BINDINGS):
                 tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
+            tasks.create_task(self._monitors.follow(self._client, self.store))
             for each in complete:
                 await each.wait()
             self._health.is_ready = True

@@ -221,7 +221,7 @@ _ONE_KIND: Final = rule(
 
 
 class PodOptions(ApiStruct, frozen=True):
-    """What a user adds to the pods of a service."""
+    """Options of a user for the pods of a service."""
 
     image_pull_secrets: Annotated[
         list[SecretReference],

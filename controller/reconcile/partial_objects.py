@@ -25,6 +25,9 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
     PODS,
     PVCS,
     ROLE_BINDINGS,
@@ -175,8 +178,8 @@ def _of_deployment(obj: Obj) -> Obj:
     }
 
 
-def _of_service(obj: Obj) -> Obj:
-    """Return a Service with the fields of its spec that we applied."""
+def _applied_spec(obj: Obj) -> Obj:
+    """Return an object with the fields of its spec that we applied, and without its status."""
     kept = _managed_by_us(obj)
     owned = {
         name for entry in kept["metadata"]["managedFields"] for name in entry.get("fieldsV1", {}).get("f:spec", {})
@@ -188,7 +191,7 @@ def _of_service(obj: Obj) -> Obj:
 _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     PODS: _of_pod,
     DEPLOYMENTS: _of_deployment,
-    SERVICES: _of_service,
+    **dict.fromkeys((SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS), _applied_spec),
     METAL_PROCESSES: _of_process,
     **dict.fromkeys((JOBS, PVCS, ENDPOINT_SLICES), _unmanaged),
     **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ROLES, ROLE_BINDINGS), _managed_by_us),

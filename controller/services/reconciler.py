@@ -11,10 +11,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.discovery import label_service
-from controller.models.served import Served, read_companions, runtime_of
+from controller.models.served import Served, format_of, read_companions, runtime_of
 from controller.placement.nodes import find_largest_device
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, REASON_INDEX, SERVICE_INDEX, UNBOUND, namespaced
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
     Trigger,
@@ -26,8 +27,11 @@ from controller.reconcile.triggers import (
 )
 from controller.services import preconditions, replica_memory
 from controller.services.deployment import find_pod_problem, network_service, observe_pods
+from controller.services.disruption import disruption_budget
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
+from controller.services.network_policy import network_policy
+from controller.services.pod_monitor import pod_monitor
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.readiness_probe import Prober
@@ -48,15 +52,21 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NETWORK_POLICIES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
     PODS,
     SERVICES,
     ObjectKey,
+    Resource,
     object_key,
 )
 from kube.store import Store
 from runtimes.probe import ProbeResult
 
+_OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+"""Kinds of the objects that a service has as long as it has pods."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
@@ -76,10 +86,22 @@ class ServiceInputs(NamedTuple):
     rotation: TokenRotation = TokenRotation()
     may_roll: bool = True
     """True if it is the turn of this service to be replaced by an update of Pomona."""
+    is_monitored: bool = False
+    """True if the cluster has PodMonitors."""
 
 
-def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownTokens, pacer: UpdatePacer) -> Reconciler:
-    """Return the reconciler; `prober` probes the endpoints, and `tokens` are shared with the reconciler of hosts."""
+def service_reconciler(
+    prober: Prober, settings: PodSettings, tokens: KnownTokens, pacer: UpdatePacer, monitors: OptionalKind
+) -> Reconciler:
+    """Return the reconciler.
+
+    Args:
+        prober: probes the endpoints.
+        settings: options of the controller.
+        tokens: the tokens of services, shared with the reconciler of hosts.
+        pacer: gives services their turn to be replaced by an update.
+        monitors: the kind PodMonitor, if the cluster has it.
+    """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
@@ -103,7 +125,7 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
             tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
-        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation, may_roll)
+        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation, may_roll, monitors.exists)
 
     def restart() -> None:
         tokens.restart()
@@ -113,7 +135,7 @@ def service_reconciler(prober: Prober, settings: PodSettings, tokens: KnownToken
         resource=INFERENCE_SERVICES,
         decide=functools.partial(decide_service, settings=settings),
         triggers=(
-            *(owned(resource, INFERENCE_SERVICES) for resource in (DEPLOYMENTS, SERVICES, METAL_PROCESSES)),
+            *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
             Trigger(MODELS, _services_of_model, everything),
             Trigger(METAL_HOSTS, _services_of_host, steady_facts),
             Trigger(NODES, _services_without_device, everything),
@@ -141,14 +163,16 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
-    observed = [(DEPLOYMENTS, obj) for obj in snapshot.children(DEPLOYMENTS, key.namespace, service.metadata.uid)]
+    uid = service.metadata.uid
+    observed = [(kind, obj) for kind in _OF_PODS for obj in snapshot.children(kind, key.namespace, uid)]
+    beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
-        apply=(*apply, network_service(service)),
+        apply=(*apply, network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
-        delete=(*(prune(observed, (*apply, *view.replicas.keep)) if replaced else ()), *steps.delete),
+        delete=(*(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if replaced else ()), *steps.delete),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=build_events(service, status),
@@ -164,6 +188,27 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     if view.served is None or view.accelerator is None:
         return None
     return label_service(view.service, view.served.model, view.accelerator, view.memory_bytes)
+
+
+def _list_beside_pods(
+    snapshot: Snapshot, view: ServiceView, settings: PodSettings, *, is_monitored: bool
+) -> tuple[tuple[Resource, Obj], ...]:
+    """Return the objects that a service has as long as it has pods."""
+    service = view.service
+    if not (view.replicas.apply or view.replicas.keep):
+        return ()
+    pulls = settings.network_policies and _is_pulled(snapshot, service)
+    return (
+        *disruption_budget(service),
+        *network_policy(service, settings, pulls=pulls),
+        *pod_monitor(service, view.runtime, exists=is_monitored),
+    )
+
+
+def _is_pulled(snapshot: Snapshot, service: InferenceService) -> bool:
+    """Return whether the engine of a service pulls the Model by itself, so that it must reach a registry."""
+    model = snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
+    return model is not None and format_of(model) == "ollama"
 
 
 def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:

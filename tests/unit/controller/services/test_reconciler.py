@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
@@ -25,6 +26,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    POD_MONITORS,
     PODS,
     SECRETS,
     SERVICES,
@@ -391,7 +393,9 @@ class TokenSecret(Client):
 
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
-    observe = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer()).observe
+    observe = service_reconciler(
+        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+    ).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
     facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
@@ -406,7 +410,9 @@ class NoSecretIsRead(Client):
 
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
-    reconciler = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer())
+    reconciler = service_reconciler(
+        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+    )
     assert reconciler.observe is not None
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)

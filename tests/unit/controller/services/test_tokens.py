@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from controller.pod_settings import DEFAULT_SETTINGS
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
@@ -15,7 +16,7 @@ from controller.services.update_pacer import UpdatePacer
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound, Unreachable
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, SECRETS, ObjectKey, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, POD_MONITORS, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NOW, as_service, condition, model, service, store
 from tests.support.service_decisions import KEY, list_applied
 
@@ -186,7 +187,9 @@ class FoundAnEdit(Prober):
 
 @pytest.mark.parametrize(("prober", "reads"), [(Prober(), 1), (FoundAnEdit(), 2)], ids=["no edit", "edit"])
 async def test_secret_is_read_at_once_if_a_probe_found_an_edit(prober: Prober, reads: int) -> None:
-    observe = service_reconciler(prober, DEFAULT_SETTINGS, KnownTokens(), UpdatePacer()).observe
+    observe = service_reconciler(
+        prober, DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+    ).observe
     assert observe is not None
     api = OneSecret(stored_secret())
     for _ in range(2):

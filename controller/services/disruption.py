@@ -1,0 +1,25 @@
+"""The PodDisruptionBudget of a service with several pods: a drain of nodes evicts one pod after the other.
+
+A service with one pod gets none: it could only allow every eviction, which needs no budget, or refuse every one, which
+would hold up the drain of its node for ever.
+"""
+
+from controller.reconcile.plan import child
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
+
+
+def disruption_budget(service: InferenceService) -> tuple[tuple[Resource, Obj], ...]:
+    """Return the PodDisruptionBudget of a service in pods, or nothing if it has one replica."""
+    if service.spec.replicas < 2:  # noqa: PLR2004 - one is too few to go on without one
+        return ()
+    spec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": {LABEL_SERVICE: service.metadata.name}},
+        # A pod that does not serve is no reason to keep it on a node that is drained.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    name = service.metadata.name
+    return (child(POD_DISRUPTION_BUDGETS, name, INFERENCE_SERVICES, service.metadata, {}, spec=spec),)
