@@ -46,6 +46,7 @@ class Refusal(NamedTuple):
     """The refusal of the last plan of an object, and of all its plans since `since`."""
 
     uid: str
+    generation: int
     reason: str
     since: datetime
     reported_at: datetime | None
@@ -122,10 +123,12 @@ class Executor:
         observed = self._store.get(resource, key.name, key.namespace or None)
         if observed is None or _is_passing(error):
             return
-        now, reason, uid = self._now(), _refusal_reason(error), observed["metadata"]["uid"]
+        now, reason = self._now(), _refusal_reason(error)
+        # A user who has edited the object waits for the answer to this edit.
+        identity = observed["metadata"]["uid"], observed["metadata"]["generation"], reason
         last = self._refusals.get((resource, key))
-        if last is None or (last.uid, last.reason) != (uid, reason):
-            last = Refusal(uid, reason, now, None)
+        if last is None or last[:3] != identity:
+            last = Refusal(*identity, now, None)
         self._refusals[resource, key] = last
         lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
         due = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS

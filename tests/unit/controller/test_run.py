@@ -9,6 +9,7 @@ from controller import run
 from controller.hosts.reconciler import LeaseReader
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
 from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
 from controller.services.tokens import token_secret
@@ -16,7 +17,17 @@ from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList
 from kube.errors import LeadershipLost, NotFound, Unreachable
 from kube.queue import WorkQueue
-from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, SECRETS, ObjectKey, Resource
+from kube.resources import (
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    POD_MONITORS,
+    SECRETS,
+    ObjectKey,
+    Resource,
+)
 from tests.support import virtual_time
 from tests.support.api_objects import NOW, as_service, host, process, service, store
 from tests.support.background import running
@@ -215,7 +226,9 @@ class NothingIsRead(Client):
 
 async def test_host_gets_the_token_of_a_new_service_without_a_read() -> None:
     leases = LeaseReader()
-    reconcilers, _ = run.registrations(ControllerOptions(PodSettings("pomona:test")), leases, ControllerMetrics())
+    monitors = OptionalKind(POD_MONITORS, "")
+    options = ControllerOptions(PodSettings("pomona:test"))
+    reconcilers, _ = run.registrations(options, leases, ControllerMetrics(), monitors)
     services, hosts = (
         next(each for each in reconcilers if each.resource == kind) for kind in (INFERENCE_SERVICES, METAL_HOSTS)
     )

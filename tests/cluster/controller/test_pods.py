@@ -1,0 +1,206 @@
+"""Pods on the real API server: restricted Pod Security, objects beside them, and options that it refuses."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
+from devices.vendors import VENDORS
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import (
+    DEPLOYMENTS,
+    MODELS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
+    PODS,
+    Resource,
+)
+from runtimes.registry import RUNTIMES
+from tests.cluster.controller.test_services import ServiceNamespace, files
+from tests.controlplane import members
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.api_objects import as_service, service
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+
+__all__ = ["files"]
+
+PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+OWN = {"inference.pomona.dev/service": "chat"}
+OPTIONS: Obj = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "env": [{"name": "A", "value": "b"}, {"name": "EMPTY"}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}
+                ]
+            }
+        },
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}
+            ]
+        },
+    },
+    "topologySpreadConstraints": [{"topologyKey": "zone"}],
+    "volumes": [
+        {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": "files", "configMap": {"name": "templates"}},
+        {"name": "lasting", "persistentVolumeClaim": {"claimName": "mine"}},
+    ],
+    "volumeMounts": [
+        {"name": "scratch", "mountPath": "/opt/scratch"},
+        {"name": "files", "mountPath": "/opt/files", "readOnly": True, "subPath": "a"},
+    ],
+}
+
+
+@pytest_asyncio.fixture
+async def restricted(client: Client, namespace: str) -> str:
+    """A namespace in which the API server refuses pods that are not restricted."""
+    label = [{"op": "add", "path": "/metadata/labels/pod-security.kubernetes.io~1enforce", "value": "restricted"}]
+    await client.patch_json(NAMESPACES, namespace, None, label)
+    return namespace
+
+
+async def test_every_pod_meets_the_restricted_standard(client: Client, restricted: str) -> None:
+    engines = [name for name, runtime in RUNTIMES.items() if runtime.pod is not None]
+    vendors = [name for name, vendor in VENDORS.items() if vendor.in_pods]
+    assert "llama.cpp" in engines
+    for number, (engine, vendor) in enumerate((each, other) for each in engines for other in vendors):
+        container = {"container": {}, "image": "registry.example/engine:1"}
+        chat = as_service(service(pod=OPTIONS, resources={"memoryLimit": "2Gi"}, **container))
+        choice = EngineChoice(engine, vendor, VENDORS[vendor], "1Gi")
+        spec = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))
+        metadata = {"name": f"pod-{number}", "namespace": restricted}
+        made = await client.create(
+            PODS, {"metadata": metadata, "spec": {**spec, "schedulingGates": [{"name": "a.b/c"}]}}
+        )
+        assert made["spec"]["priority"] == 10_000, (engine, vendor)
+        assert made["spec"]["preemptionPolicy"] == "Never"
+
+
+@pytest_asyncio.fixture
+async def pod_monitors(plane: ControlPlane) -> AsyncIterator[None]:
+    """The kind PodMonitor, as long as a test runs."""
+    crd = CHECKOUT / "tests" / "support" / "pod_monitor_crd.yaml"
+    await plane.apply(crd)
+    await plane.kubectl(
+        "wait",
+        "--for=condition=Established",
+        "--timeout=90s",
+        "crd",
+        POD_MONITORS.path().split("/")[-1] + "." + POD_MONITORS.group,
+    )
+    yield
+    await plane.kubectl("delete", "-f", str(crd), "--wait=true")
+
+
+@pytest_asyncio.fixture
+async def cluster(
+    plane: ControlPlane, client: Client, restricted: str, controller: Process, tmp_path: Path
+) -> AsyncIterator[ServiceNamespace]:
+    """A restricted namespace, with a controller that has network policies turned on."""
+    await controller.stop()
+    folder = tmp_path / "with-policies"
+    folder.mkdir()
+    process = await members.controller(plane, folder, "--network-policies", "--monitoring-namespace=metrics")
+    process.start()
+    yield ServiceNamespace(client, restricted)
+    await process.stop()
+
+
+@pytest.mark.usefixtures("node", "pod_monitors")
+async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceNamespace, files: FileServer) -> None:
+    client, namespace = cluster.client, cluster.namespace
+    beside = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await cluster.make_service(
+        hardware={"accelerator": "cpu"}, contextLength=512, replicas=2, pod={"env": OPTIONS["env"]}
+    )
+    await cluster.reaches("Ready", reason="Serving")
+
+    budget, policy, monitor = [await client.get(kind, "chat", namespace) for kind in beside]
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"] == OWN
+    assert policy["spec"]["podSelector"]["matchLabels"] == OWN
+    (ingress,) = policy["spec"]["ingress"]
+    assert ingress["ports"] == [{"port": 8080, "protocol": "TCP"}]
+    names = [
+        each["namespaceSelector"].get("matchLabels", {}).get("kubernetes.io/metadata.name") for each in ingress["from"]
+    ]
+    assert names == [None, "pomona-system", "metrics"]
+    assert ingress["from"][0]["podSelector"]["matchLabels"] == {"inference.pomona.dev/client": "true"}
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "chat-token", "key": "token"}
+    assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+
+    await cluster.edit("chat", replicas=1)
+    await cluster.reaches("Ready")
+    await eventually(lambda: is_gone(cluster, POD_DISRUPTION_BUDGETS))
+    there = [await client.get(kind, "chat", namespace) for kind in beside[1:]]
+    assert [each["metadata"]["resourceVersion"] for each in there] == [
+        each["metadata"]["resourceVersion"] for each in (policy, monitor)
+    ], "what is as desired is not written again"
+
+    await client.delete(NETWORK_POLICIES, "chat", namespace)
+    await eventually(lambda: exists(cluster, NETWORK_POLICIES))
+    await cluster.edit("chat", suspend=True)
+    for kind in beside:
+        await eventually(lambda kind=kind: is_gone(cluster, kind))
+
+
+async def exists(cluster: ServiceNamespace, kind: Resource) -> bool:
+    return await cluster.exists(kind, "chat")
+
+
+async def is_gone(cluster: ServiceNamespace, kind: Resource) -> bool:
+    return not await cluster.exists(kind, "chat")
+
+
+@pytest.mark.usefixtures("node")
+async def test_options_that_the_api_server_refuses_are_conditions(cluster: ServiceNamespace, files: FileServer) -> None:
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await cluster.make_service(contextLength=512, resources={"memoryLimit": "1Mi"})
+    assert "memory limit" in await refusal(cluster)
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists", "values": ["a"]}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    await cluster.edit("chat", resources={}, pod={"affinity": {"nodeAffinity": required}})
+    assert "nodeSelectorTerms[0].matchExpressions[0].values" in await refusal(cluster)
+    await cluster.edit("chat", pod={})
+    await cluster.reaches("Ready")
+
+
+async def refusal(cluster: ServiceNamespace) -> str:
+    found = await cluster.reaches("Failed", reason="Invalid")
+    return next(each.message for each in found.status.conditions if each.type == "Ready")
+
+
+@pytest.mark.usefixtures("node")
+async def test_missing_priority_class_is_named_with_the_command(
+    plane: ControlPlane, cluster: ServiceNamespace, files: FileServer
+) -> None:
+    await plane.kubectl("delete", "priorityclass", "pomona-batch")
+    try:
+        await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+        await cluster.make_service(contextLength=512, priority="batch")
+        found = await cluster.reaches("Failed", reason="PriorityClassMissing")
+        message = next(each.message for each in found.status.conditions if each.type == "Ready")
+        assert "PriorityClass pomona-batch does not exist" in message
+        assert "kubectl apply --server-side -f deploy/priority-classes.yaml" in message
+        with pytest.raises(NotFound):
+            await cluster.client.get(PRIORITY_CLASSES, "pomona-batch")
+    finally:
+        await plane.apply(CHECKOUT / "deploy" / "priority-classes.yaml")
+    await cluster.reaches("Ready")
+    deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "pomona-batch"
