@@ -1,0 +1,53 @@
+"""A kind that a cluster may have or not: found at a later look, left alone while it is missing, and forgotten."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from controller.reconcile.optional_kinds import LOOK_SECONDS, OptionalKind
+from kube.client import ObjectList, WatchEvent
+from kube.errors import NotFound
+from kube.resources import POD_MONITORS, Resource
+from kube.store import Store
+from tests.support import virtual_time
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+
+class ClusterWithKind:
+    """An API server that serves the kind while `exists`."""
+
+    def __init__(self) -> None:
+        self.exists = False
+        self.lists = 0
+
+    async def list_metadata(self, resource: Resource, **_: Any) -> ObjectList:
+        return await self.list(resource)
+
+    async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        self.lists += 1
+        if not self.exists:
+            raise NotFound(f"list {resource}", status=404)
+        metadata = {"name": "chat", "namespace": "team", "uid": "a", "resourceVersion": "1"}
+        return ObjectList([{"metadata": metadata}], "1")
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[WatchEvent]:
+        await eventually(lambda: not self.exists, 10 * LOOK_SECONDS)
+        raise NotFound("watch", status=404)
+        yield
+
+
+async def follow_kind() -> None:
+    api, store, kind = ClusterWithKind(), Store(), OptionalKind(POD_MONITORS, "")
+    async with running(kind.follow(api, store)):  # type: ignore[arg-type] # a part of the client
+        await eventually(lambda: api.lists == 1)
+        assert not kind.exists
+        api.exists = True
+        await eventually(lambda: kind.exists, 2 * LOOK_SECONDS)
+        assert len(store.list(POD_MONITORS)) == 1
+        api.exists = False
+        await eventually(lambda: not kind.exists, 2 * LOOK_SECONDS)
+        await eventually(lambda: not store.list(POD_MONITORS))
+
+
+def test_kind_that_is_installed_later_is_found_and_one_that_is_removed_forgotten() -> None:
+    virtual_time.run(follow_kind())

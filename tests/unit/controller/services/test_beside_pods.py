@@ -1,0 +1,83 @@
+"""Objects beside the pods of a service: they come and go with the pods, and select no others."""
+
+from typing import Any
+
+import pytest
+
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from crds.meta import LABEL_SERVICE
+from kube.client import Obj
+from kube.resources import (
+    DEPLOYMENTS,
+    METAL_HOSTS,
+    MODELS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
+    Resource,
+)
+from tests.support.api_objects import host, model
+from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
+
+OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
+GUARDED = PodSettings(network_policies=True)
+BESIDE = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+
+
+def made(kind: Resource, settings: PodSettings = GUARDED, *, is_monitored: bool = True, **spec: Any) -> Obj | None:
+    objects = (chat_service(**spec), (MODELS, model()), (METAL_HOSTS, host()))
+    found = list_applied(decide_chat(*objects, settings=settings, is_monitored=is_monitored), kind)
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(("replicas", "has_one"), [(1, False), (2, True), (5, True)])
+def test_drain_evicts_one_of_several_pods_at_a_time(replicas: int, has_one: bool) -> None:
+    budget = made(POD_DISRUPTION_BUDGETS, replicas=replicas)
+    assert (budget is not None) is has_one
+    if budget is not None:
+        assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, OWN)
+
+
+def test_policy_is_an_option() -> None:
+    policy = made(NETWORK_POLICIES)
+    assert policy is not None
+    assert policy["spec"]["podSelector"] == OWN
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert made(NETWORK_POLICIES, DEFAULT_SETTINGS) is None
+
+
+def test_engine_reaches_no_address_but_dns() -> None:
+    policy = made(NETWORK_POLICIES)
+    assert policy is not None
+    (rule,) = policy["spec"]["egress"]
+    assert {(each["port"], each["protocol"]) for each in rule["ports"]} == {(53, "UDP"), (53, "TCP")}
+    assert all(peer != {"namespaceSelector": {}} and "0.0.0.0/0" not in str(peer) for peer in rule["to"])
+
+
+def test_monitor_carries_the_key_of_its_service() -> None:
+    monitor = made(POD_MONITORS)
+    assert monitor is not None
+    assert monitor["spec"]["selector"] == OWN
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"]["name"] == "chat-token"
+    assert endpoint["relabelings"][0]["targetLabel"] == "inference_service"
+    assert made(POD_MONITORS, is_monitored=False) is None
+
+
+@pytest.mark.parametrize("spec", [METAL, {"suspend": True}, {"replicas": 0}], ids=["on a host", "suspended", "none"])
+def test_service_without_pods_has_none(spec: Obj) -> None:
+    assert [kind for kind in BESIDE if made(kind, **({"replicas": 2} | spec)) is not None] == []
+
+
+def test_all_go_with_the_last_pod_and_stay_while_a_model_is_fetched() -> None:
+    objects = [(MODELS, model()), (DEPLOYMENTS, chat_deployment(chat_service(replicas=2), (MODELS, model())))]
+    for kind in BESIDE:
+        there = made(kind, replicas=2)
+        assert there is not None
+        metadata = there["metadata"] | {"uid": f"uid-{kind}", "resourceVersion": "1"}
+        objects.append((kind, there | {"metadata": metadata}))
+    suspended = decide_chat(chat_service(replicas=2, suspend=True), *objects, settings=GUARDED, is_monitored=True)
+    assert {each.resource for each in suspended.delete} == {DEPLOYMENTS, *BESIDE}
+    fetching = [(MODELS, model(cached=False)), *objects[1:]]
+    waits = decide_chat(chat_service(replicas=2), *fetching, settings=GUARDED, is_monitored=True)
+    assert waits.delete == ()
