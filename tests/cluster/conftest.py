@@ -20,6 +20,7 @@ from kube.resources import (
     LEASES,
     METAL_HOSTS,
     NODES,
+    POD_MONITORS,
     SECRETS,
 )
 from tests.controlplane import binaries, members, sandbox
@@ -160,6 +161,21 @@ async def joined(plane: ControlPlane, name: str, kubelet: Process, watched: list
         yield
     finally:
         await kubelet.kill()
+
+
+@pytest_asyncio.fixture
+async def pod_monitors(plane: ControlPlane) -> AsyncIterator[None]:
+    """The kind PodMonitor of Prometheus' operator, as long as a test runs."""
+    crd = CHECKOUT / "tests" / "support" / "pod_monitor_crd.yaml"
+    await plane.apply(crd)
+    await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "-f", str(crd))
+
+    async def is_served() -> bool:
+        return "items" in await plane.request("GET", POD_MONITORS.path())
+
+    await eventually(is_served)
+    yield
+    await plane.kubectl("delete", "-f", str(crd), "--wait=true")
 
 
 @pytest_asyncio.fixture

@@ -16,6 +16,8 @@ from kube.resources import (
     ENDPOINT_SLICES,
     JOBS,
     LEASES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
     PODS,
     PVCS,
     ROLE_BINDINGS,
@@ -37,6 +39,8 @@ _IN_NAMESPACE: Final[dict[Resource, Obj]] = {
     PVCS: {
         "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": 1}}}
     },
+    POD_DISRUPTION_BUDGETS: {"spec": {"maxUnavailable": 1}},
+    NETWORK_POLICIES: {"spec": {"podSelector": {"matchLabels": {"app": FOREIGN}}, "policyTypes": ["Ingress"]}},
     PODS: {"spec": _POD | {"schedulingGates": [{"name": "theirs.example/never"}]}},
     JOBS: {"spec": {"managedBy": "theirs.example/never", "template": _TEMPLATE}},
     DEPLOYMENTS: {

@@ -1,5 +1,6 @@
 """Pods on the real API server: restricted Pod Security, objects beside them, and options that it refuses."""
 
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ async def test_every_pod_meets_the_restricted_standard(client: Client, restricte
     vendors = [name for name, vendor in VENDORS.items() if vendor.in_pods]
     assert "llama.cpp" in engines
     for number, (engine, vendor) in enumerate((each, other) for each in engines for other in vendors):
-        container = {"container": {}, "image": "registry.example/engine:1"}
+        container: Obj = {"container": {}, "image": "registry.example/engine:1"}
         chat = as_service(service(pod=OPTIONS, resources={"memoryLimit": "2Gi"}, **container))
         choice = EngineChoice(engine, vendor, VENDORS[vendor], "1Gi")
         spec = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))
@@ -86,22 +87,6 @@ async def test_every_pod_meets_the_restricted_standard(client: Client, restricte
         )
         assert made["spec"]["priority"] == 10_000, (engine, vendor)
         assert made["spec"]["preemptionPolicy"] == "Never"
-
-
-@pytest_asyncio.fixture
-async def pod_monitors(plane: ControlPlane) -> AsyncIterator[None]:
-    """The kind PodMonitor, as long as a test runs."""
-    crd = CHECKOUT / "tests" / "support" / "pod_monitor_crd.yaml"
-    await plane.apply(crd)
-    await plane.kubectl(
-        "wait",
-        "--for=condition=Established",
-        "--timeout=90s",
-        "crd",
-        POD_MONITORS.path().split("/")[-1] + "." + POD_MONITORS.group,
-    )
-    yield
-    await plane.kubectl("delete", "-f", str(crd), "--wait=true")
 
 
 @pytest_asyncio.fixture
@@ -156,7 +141,7 @@ async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceN
     await eventually(lambda: exists(cluster, NETWORK_POLICIES))
     await cluster.edit("chat", suspend=True)
     for kind in beside:
-        await eventually(lambda kind=kind: is_gone(cluster, kind))
+        await eventually(functools.partial(is_gone, cluster, kind))
 
 
 async def exists(cluster: ServiceNamespace, kind: Resource) -> bool:

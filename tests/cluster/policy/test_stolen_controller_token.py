@@ -30,7 +30,10 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NETWORK_POLICIES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
     PODS,
     PVCS,
     ROLE_BINDINGS,
@@ -47,6 +50,7 @@ from tests.support.refused_manifests import make_manifest
 MANAGER = "pomona-controller"
 METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 HOST = "policy-1"
+OWN_PODS: Obj = {"matchLabels": {LABEL_SERVICE: "one"}}
 
 
 @dataclass
@@ -77,7 +81,8 @@ Attempt = Callable[[Thief], Awaitable[object]]
 
 
 @pytest.fixture
-async def thief(plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[Thief]:
+async def thief(plane: ControlPlane, client: Client, namespace: str, pod_monitors: None) -> AsyncIterator[Thief]:
+    del pod_monitors  # the kind, which a cluster may have
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(credentials.load(kubeconfig)))
@@ -128,6 +133,23 @@ def job(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
 def service(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     spec = {"selector": {LABEL_SERVICE: "one"}, "ports": [{"name": "http", "port": 8080, "targetPort": "http"}]}
     return thief.owned("InferenceService", SERVICES, "one", spec=spec | changes)
+
+
+def budget(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    spec = {"maxUnavailable": 1, "selector": OWN_PODS, **changes}
+    return thief.owned("InferenceService", POD_DISRUPTION_BUDGETS, "one", spec=spec)
+
+
+def policy(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    spec = {"podSelector": OWN_PODS, "policyTypes": ["Ingress"], **changes}
+    return thief.owned("InferenceService", NETWORK_POLICIES, "one", spec=spec)
+
+
+def monitor(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+    credentials = {"name": "one-token", "key": "token"}
+    endpoint = {"port": "http", "path": "/metrics", "authorization": {"type": "Bearer", "credentials": credentials}}
+    spec = {"selector": OWN_PODS, "podMetricsEndpoints": [endpoint], **changes}
+    return thief.owned("InferenceService", POD_MONITORS, "one", spec=spec)
 
 
 def role(thief: Thief, *rules: Obj, name: str = f"grants:{HOST}") -> tuple[Resource, Obj]:
@@ -324,6 +346,35 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         lambda thief: thief.api.create(PVCS, claim(thief)),
     ),
     "capture of a foreign Service": ("controls already", take(SERVICES, "one", OWN_SERVICE)),
+    "budget for foreign pods": ("their own service only", create(budget, selector={"matchLabels": {"app": "bank"}})),
+    "budget for all pods": ("their own service only", create(budget, selector={})),
+    "policy for all pods": ("their own service only", create(policy, podSelector={})),
+    "policy for foreign pods": (
+        "their own service only",
+        create(policy, podSelector={"matchExpressions": [{"key": "app", "operator": "Exists"}]}),
+    ),
+    "capture of a foreign policy": (
+        "controls already",
+        take(NETWORK_POLICIES, "one", {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}),
+    ),
+    "end of a foreign policy": (
+        "controls already",
+        on_foreign(
+            NETWORK_POLICIES,
+            {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}},
+            lambda thief, name: thief.api.delete(NETWORK_POLICIES, name, thief.namespace),
+        ),
+    ),
+    "monitor of foreign pods": ("their own service only", create(monitor, selector={})),
+    "monitor of foreign namespaces": ("scrapes its own pods", create(monitor, namespaceSelector={"any": True})),
+    "monitor with a foreign key": (
+        "scrapes its own pods",
+        create(monitor, podMetricsEndpoints=[{"authorization": {"credentials": {"name": "theirs", "key": "a"}}}]),
+    ),
+    "monitor with a foreign password": (
+        "scrapes its own pods",
+        create(monitor, podMetricsEndpoints=[{"basicAuth": {"password": {"name": "theirs", "key": "a"}}}]),
+    ),
     "Service at an external address": ("no external address", create(service, externalIPs=["10.0.0.1"])),
     "Service on ports of all nodes": ("type ClusterIP", create(service, type="NodePort")),
     "Service for foreign pods": ("selects its own pods", create(service, selector={"app": "bank"})),
@@ -435,7 +486,7 @@ async def test_stolen_controller_token_is_no_way_around(
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
-    for build in (secret, deployment, service, metal_process, event):
+    for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
     finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
     await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
@@ -445,7 +496,8 @@ async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     for written in (host_copy, role(thief, rule()), binding(thief)):
         await thief.api.apply(*written, field_manager=MANAGER)
     await thief.api.patch_json(SECRETS, "one-token", thief.namespace, DATA)
-    for resource, name in ((DEPLOYMENTS, "one"), (JOBS, "one-fetch")):
+    beside_pods = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+    for resource, name in ((DEPLOYMENTS, "one"), *((kind, "one") for kind in beside_pods), (JOBS, "one-fetch")):
         await thief.api.delete(resource, name, thief.namespace)
 
 

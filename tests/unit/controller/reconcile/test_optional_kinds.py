@@ -32,8 +32,10 @@ class ClusterWithKind:
 
     async def watch(self, *_: Any, **__: Any) -> AsyncIterator[WatchEvent]:
         await eventually(lambda: not self.exists, 10 * LOOK_SECONDS)
+        no_events: list[WatchEvent] = []
+        for event in no_events:
+            yield event
         raise NotFound("watch", status=404)
-        yield
 
 
 async def follow_kind() -> None:

@@ -66,7 +66,8 @@ def test_monitor_carries_the_key_of_its_service() -> None:
 
 @pytest.mark.parametrize("spec", [METAL, {"suspend": True}, {"replicas": 0}], ids=["on a host", "suspended", "none"])
 def test_service_without_pods_has_none(spec: Obj) -> None:
-    assert [kind for kind in BESIDE if made(kind, **({"replicas": 2} | spec)) is not None] == []
+    wanted: Obj = {"replicas": 2} | spec
+    assert [kind for kind in BESIDE if made(kind, **wanted) is not None] == []
 
 
 def test_all_go_with_the_last_pod_and_stay_while_a_model_is_fetched() -> None:

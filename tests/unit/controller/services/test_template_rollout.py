@@ -111,7 +111,7 @@ def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs()
 
 @pytest.mark.parametrize(("before", "after", "kind"), [(1, 2, "RollingUpdate"), (2, 1, "Recreate")])
 def test_scaling_pods_with_devices_changes_the_strategy_and_no_pod(before: int, after: int, kind: str) -> None:
-    nvidia = {"hardware": {"accelerator": "nvidia"}}
+    nvidia: Obj = {"hardware": {"accelerator": "nvidia"}}
     there = running(replicas=before, **nvidia)
     (applied,) = list_applied(decide(there, DEFAULT_SETTINGS, replicas=after, **nvidia), DEPLOYMENTS)
     assert applied["spec"]["strategy"]["type"] == kind
