@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
-from controller.services.pod_template import PORT
 from crds.inferenceservice import InferenceService
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_CLIENT, LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, NETWORK_POLICIES, Resource
+from runtimes.pod import SERVICE_PORT
 
 _NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
 """Label that Kubernetes itself gives to each namespace."""
@@ -34,7 +34,7 @@ def network_policy(
     spec = {
         "podSelector": {"matchLabels": {LABEL_SERVICE: service.metadata.name}},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": _clients(settings), "ports": [{"port": PORT, "protocol": "TCP"}]}],
+        "ingress": [{"from": _clients(settings), "ports": [{"port": SERVICE_PORT, "protocol": "TCP"}]}],
         "egress": _egress(pulls=pulls),
     }
     name = service.metadata.name

@@ -68,7 +68,8 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
         pod: the spec of its pod without them.
         models_claims: names of the PersistentVolumeClaims in the namespace that hold weights of Models.
     """
-    own = {each["name"] for container in pod["containers"] for each in container.get("env", ())}
+    containers = [*pod.get("initContainers", ()), *pod["containers"]]
+    own = {each["name"] for container in containers for each in container.get("env", ())}
     for variable in options.env:
         if variable.name in own:
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
@@ -80,7 +81,11 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
                 f"pod.volumes {volume.name} is claim {claim.claim_name}, which holds the verified weights of a Model: "
                 "name the Model in modelRef, and another claim here"
             )
-    names, mounted = {each.name for each in options.volumes}, _list_mounted(pod)
+    names = {each.name for each in options.volumes}
+    mounted = [
+        *_RESERVED,
+        *(each["mountPath"] for container in containers for each in container.get("volumeMounts", ())),
+    ]
     for mount in options.volume_mounts:
         if mount.name not in names:
             return (
@@ -92,10 +97,6 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
                 "choose another mountPath"
             )
     return None
-
-
-def _list_mounted(pod: Obj) -> list[str]:
-    return [*_RESERVED, *(each["mountPath"] for each in pod["containers"][0].get("volumeMounts", ()))]
 
 
 def _find_overlap(path: str, mounted: Sequence[str]) -> str | None:

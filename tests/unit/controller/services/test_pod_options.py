@@ -168,6 +168,26 @@ def test_variable_that_pomona_sets_is_refused() -> None:
     assert refusal({"env": [{"name": name}]}) == "", "Pomona does not set it on a CPU"
 
 
+def test_engine_behind_a_proxy_has_the_options_and_keeps_its_own_folders() -> None:
+    stated = {"image": "registry.example/engine:1", "container": {"modelMountPath": "/weights"}}
+    choice = EngineChoice("generic", "cpu", VENDORS["cpu"], 1, None, as_service(service(**stated)).spec.container)
+    options = {
+        "env": [{"name": "A", "value": "b"}],
+        "volumes": [SCRATCH],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/weights/a"}],
+    }
+    weights = MountedWeights("tiny-cache", "a/tiny.gguf")
+    spec = build_pod(as_service(service(pod=options, **stated)), choice, weights)
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    assert {"name": "A", "value": "b"} in engine["env"]
+    assert "user-scratch" in {each["name"] for each in engine["volumeMounts"]}
+    assert "user-scratch" not in str(proxy)
+    bare = build_pod(as_service(service(**stated)), choice, weights)
+    message = find_option_problem(as_service(service(pod=options)).spec.pod, bare, ())
+    assert message is not None
+    assert message.startswith("pod.volumeMounts /weights/a overlaps /weights")
+
+
 def test_options_of_pods_are_refused_for_hosts() -> None:
     message = refusal({"env": [{"name": "A"}]}, **METAL)
     assert message.startswith("accelerator metal runs outside the cluster, where pod cannot hold: remove pod")
