@@ -64,6 +64,14 @@ def test_monitor_carries_the_key_of_its_service() -> None:
     assert made(POD_MONITORS, is_monitored=False) is None
 
 
+def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
+    stated = {"image": "registry.example/engine:1", "container": {}, "resources": {"memory": "1Gi"}}
+    monitor = made(POD_MONITORS, runtime="generic", **stated)
+    assert monitor is not None
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["path"], endpoint["authorization"]["credentials"]["name"]) == ("/metrics", "chat-token")
+
+
 @pytest.mark.parametrize("spec", [METAL, {"suspend": True}, {"replicas": 0}], ids=["on a host", "suspended", "none"])
 def test_service_without_pods_has_none(spec: Obj) -> None:
     wanted: Obj = {"replicas": 2} | spec
