@@ -65,7 +65,7 @@ def test_monitor_carries_the_key_of_its_service() -> None:
 
 
 def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
-    stated = {"image": "registry.example/engine:1", "container": {}, "resources": {"memory": "1Gi"}}
+    stated: Obj = {"image": "registry.example/engine:1", "container": {}, "resources": {"memory": "1Gi"}}
     monitor = made(POD_MONITORS, runtime="generic", **stated)
     assert monitor is not None
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]

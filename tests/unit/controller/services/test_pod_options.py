@@ -169,7 +169,7 @@ def test_variable_that_pomona_sets_is_refused() -> None:
 
 
 def test_engine_behind_a_proxy_has_the_options_and_keeps_its_own_folders() -> None:
-    stated = {"image": "registry.example/engine:1", "container": {"modelMountPath": "/weights"}}
+    stated: Obj = {"image": "registry.example/engine:1", "container": {"modelMountPath": "/weights"}}
     choice = EngineChoice("generic", "cpu", VENDORS["cpu"], 1, None, as_service(service(**stated)).spec.container)
     options = {
         "env": [{"name": "A", "value": "b"}],
