@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from controller.pod_settings import PodSettings
 from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
 from devices.vendors import VENDORS
 from kube.client import Client, Obj
@@ -80,7 +81,8 @@ async def test_every_pod_meets_the_restricted_standard(client: Client, restricte
         container: Obj = {"container": {}, "image": "registry.example/engine:1"}
         chat = as_service(service(pod=OPTIONS, resources={"memoryLimit": "2Gi"}, **container))
         choice = EngineChoice(engine, vendor, VENDORS[vendor], "1Gi")
-        spec = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))
+        weights = MountedWeights("tiny-cache", "a/tiny.gguf")
+        spec = build_pod(chat, choice, weights, settings=PodSettings("registry.example/pomona:1"))
         metadata = {"name": f"pod-{number}", "namespace": restricted}
         made = await client.create(
             PODS, {"metadata": metadata, "spec": {**spec, "schedulingGates": [{"name": "a.b/c"}]}}
