@@ -349,21 +349,9 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "budget for foreign pods": ("their own service only", create(budget, selector={"matchLabels": {"app": "bank"}})),
     "budget for all pods": ("their own service only", create(budget, selector={})),
     "policy for all pods": ("their own service only", create(policy, podSelector={})),
-    "policy for foreign pods": (
-        "their own service only",
-        create(policy, podSelector={"matchExpressions": [{"key": "app", "operator": "Exists"}]}),
-    ),
     "capture of a foreign policy": (
         "controls already",
         take(NETWORK_POLICIES, "one", {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}),
-    ),
-    "end of a foreign policy": (
-        "controls already",
-        on_foreign(
-            NETWORK_POLICIES,
-            {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}},
-            lambda thief, name: thief.api.delete(NETWORK_POLICIES, name, thief.namespace),
-        ),
     ),
     "monitor of foreign pods": ("their own service only", create(monitor, selector={})),
     "monitor of foreign namespaces": ("scrapes its own pods", create(monitor, namespaceSelector={"any": True})),
