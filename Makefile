@@ -14,6 +14,7 @@ PYTEST  := $(BIN)/python -m pytest
 WORKERS := 5
 WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --durations 10 --durations-min 1
 ALONE   := $(findstring .py,$(TESTS))
+GOLDEN  := tests/unit/controller/services/test_golden.py tests/unit/docs/test_pages.py
 SLOW    := tests/hosts tests/cluster tests/chaos
 ON_MACS := artifacts cli crds devices fitness gateway kube metal_agent runtimes standalone
 # Hard links from uv's cache would tie the checkout to another user's file system.
@@ -103,6 +104,10 @@ format: setup ## Format the code and mend what can be mended
 .PHONY: crds
 crds: setup ## Write the CRD YAML and docs/reference.md from the structs in crds/
 	@$(BIN)/python -m crds.generate
+
+.PHONY: golden
+golden: setup ## Write the Deployments of engines on accelerators, and the tables in README.md, docs/engines and docs/vendors
+	@WRITE_GOLDEN=1 $(PYTEST) -q $(GOLDEN)
 
 .PHONY: binaries
 binaries: setup ## Build the control plane of tests and demo into the user's cache, once

@@ -18,7 +18,7 @@ _ANY: Final = "*"
 _PLAIN: Final = "unquantized"
 """Method of weights with 16 or 32 bits."""
 
-_TABLE: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
+QUANTIZATIONS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
     {
         "vllm": {
             "nvidia": {
@@ -153,7 +153,7 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         vendor: name of the accelerator.
         device: product or architecture; empty or not listed: unknown, so that any product of the vendor may be meant.
     """
-    by_vendor, method = _TABLE.get(engine), name_method(quantization)
+    by_vendor, method = QUANTIZATIONS.get(engine), name_method(quantization)
     if by_vendor is None or vendor not in VENDORS:
         return None
     if vendor not in by_vendor:
@@ -193,7 +193,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 
 
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
-    terms = _TABLE.get(engine, {}).get(vendor, {}).get(method)
+    terms = QUANTIZATIONS.get(engine, {}).get(vendor, {}).get(method)
     if terms is None:
         return None
     families, native, emulated = list_families(vendor), set[str](), set[str]()
@@ -208,7 +208,7 @@ def _list_pairs(method: str) -> str:
     """Return the pairs of engine and accelerator that serve a method, for a message."""
     pairs = [
         f"{engine} on {', '.join(described)}"
-        for engine, by_vendor in _TABLE.items()
+        for engine, by_vendor in QUANTIZATIONS.items()
         if (described := [_describe(method, engine, vendor) for vendor in by_vendor if method in by_vendor[vendor]])
     ]
     if not pairs:
