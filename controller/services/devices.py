@@ -15,7 +15,7 @@ from crds.size import size_text
 from devices.vendors import MIB, Vendor
 from kube.client import Obj
 
-_ACCEPTED_SHARE: Final = Decimal("0.97")
+ACCEPTED_SHARE: Final = Decimal("0.97")
 """An 80 GB card reports 79.6 GiB: what a device reports may be 3 % less than its nominal memory."""
 _MOST_WEIGHT: Final = 100
 """Largest weight of a preference, by the API."""
@@ -124,4 +124,4 @@ def _large_enough(vendor: Vendor, memory: int | str) -> list[str]:
 
 def _least_mib(memory: int | str) -> int:
     """Return the MiB that a device must report."""
-    return int(quantity_bytes(memory) * _ACCEPTED_SHARE) // MIB
+    return int(quantity_bytes(memory) * ACCEPTED_SHARE) // MIB

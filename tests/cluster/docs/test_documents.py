@@ -18,25 +18,30 @@ from tests.controlplane import binaries
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
+from tests.support.documents import DOCUMENTS, list_manifests
 from tests.support.eventually import eventually
 
 README = (CHECKOUT / "README.md").read_text()
-FRAGMENT_HEAD = "apiVersion: inference.pomona.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}\n"
-MANIFESTS = [
-    each if "kind:" in each else FRAGMENT_HEAD + each for each in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-]
+MANIFESTS = {str(path.relative_to(CHECKOUT)): [*list_manifests(path)] for path in DOCUMENTS}
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=[re.findall(r"kind: (\w+)", each)[0] for each in MANIFESTS])
-async def test_manifest_of_the_readme_is_accepted(plane: ControlPlane, tmp_path: Path, manifest: str) -> None:
-    path = tmp_path / "manifest.yaml"
-    path.write_text(manifest)
-    assert "(server dry run)" in await plane.kubectl("apply", "--dry-run=server", f"--filename={path}")
+@pytest.mark.parametrize("document", [name for name, manifests in MANIFESTS.items() if manifests])
+async def test_manifests_of_a_document_are_accepted(plane: ControlPlane, tmp_path: Path, document: str) -> None:
+    for number, manifest in enumerate(MANIFESTS[document]):
+        (tmp_path / f"{number}.yaml").write_text(manifest)
+    said = await plane.kubectl("apply", "--dry-run=server", f"--filename={tmp_path}")
+    assert len(re.findall(r"\(server dry run\)", said)) >= len(MANIFESTS[document])
 
 
-async def test_examples_are_accepted(plane: ControlPlane) -> None:
+async def test_examples_of_the_demo_are_accepted(plane: ControlPlane) -> None:
     said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples'}")
     assert len(said.splitlines()) == 3
+
+
+async def test_examples_of_vendors_are_accepted(plane: ControlPlane) -> None:
+    said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples' / 'vendors'}")
+    paths = list((CHECKOUT / "examples" / "vendors").iterdir())
+    assert len(said.splitlines()) == 2 * len(paths)
 
 
 async def test_the_example_host_can_be_renamed(plane: ControlPlane, tmp_path: Path) -> None:

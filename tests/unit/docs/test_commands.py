@@ -13,20 +13,15 @@ from click.testing import CliRunner
 from cli.main import main
 from crds import validation
 from tests.controlplane.process import CHECKOUT
+from tests.support.documents import DOCUMENTS, IDS, list_blocks
 
-DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
-IDS = [path.name for path in DOCUMENTS]
 ENGINES_OWN = "llama-server"
 """Command whose help is that of the engine."""
 
 
-def fences(text: str, language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
 def typed(text: str) -> Iterator[list[str]]:
     """Yield the words of every `pomona ...` command in a document, in a block or in a sentence."""
-    lines = [line for block in fences(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for block in list_blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:\S*/)?pomona [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     for line in lines:
         if found := re.match(r"\s*(?:nohup |\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
@@ -77,7 +72,7 @@ def test_commands_are_found_in_blocks_and_sentences() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_manifest_of_a_document_is_valid(document: Path) -> None:
-    for block in fences(document.read_text(), "yaml"):
+    for block in list_blocks(document.read_text(), "yaml"):
         for manifest in yaml.safe_load_all(block):
             if manifest.get("kind") in validation.kinds():
                 assert validation.problems(manifest) == []

@@ -1,14 +1,12 @@
 """The NetworkPolicy of docs/security.md keeps engines from any other system, and no Job from its source."""
 
-import re
-import textwrap
-
 import yaml
 
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS
 from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import model
+from tests.support.documents import list_blocks
 from tests.support.service_decisions import chat_service, decide_chat, list_applied
 from tests.support.simulated_model import make_inspected
 
@@ -22,9 +20,8 @@ def is_selected(policy: Obj, pod: Obj) -> bool:
 
 
 def test_policy_selects_engines_and_no_job() -> None:
-    text = (CHECKOUT / "docs" / "security.md").read_text()
-    (block,) = re.findall(r"^ *```yaml\n(.*?kind: NetworkPolicy.*?)^ *```", text, re.DOTALL | re.MULTILINE)
-    policy = yaml.safe_load(textwrap.dedent(block))
+    blocks = list_blocks((CHECKOUT / "docs" / "security.md").read_text(), "yaml")
+    (policy,) = (yaml.safe_load(block) for block in blocks if "kind: NetworkPolicy" in block)
     assert (policy["spec"]["policyTypes"], policy["spec"]["egress"]) == (["Egress"], [])
 
     (deployment,) = list_applied(decide_chat(chat_service(), (MODELS, model())), DEPLOYMENTS)

@@ -1,0 +1,31 @@
+"""The documents of the repository, and the blocks in them."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.controlplane.process import CHECKOUT
+
+DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+IDS = [str(path.relative_to(CHECKOUT)) for path in DOCUMENTS]
+_FRAGMENT_HEAD = "apiVersion: inference.pomona.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: chat}}\n"
+_BLOCK = r"^ *```{language}\n(.*?)^ *```"
+
+
+def list_blocks(text: str, language: str = "") -> list[str]:
+    """Return the fenced blocks of a language, also those of a list, without their indentation."""
+    blocks = re.findall(_BLOCK.format(language=language), text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
+
+
+def list_manifests(path: Path) -> Iterator[str]:
+    """Yield the YAML blocks that can be applied; a spec alone is that of a Model if it has a source."""
+    for block in list_blocks(path.read_text(), "yaml"):
+        if re.search(r"^kind:", block, re.MULTILINE):
+            yield block
+        elif block.startswith("spec:"):
+            kind = "Model" if "source" in yaml.safe_load(block)["spec"] else "InferenceService"
+            yield _FRAGMENT_HEAD.format(kind=kind) + block

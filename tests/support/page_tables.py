@@ -1,0 +1,230 @@
+"""The tables of the pages in docs/engines and docs/vendors, rendered from the tables of the product.
+
+`make golden` writes them between two marks of a page, so that a page can neither lack nor contradict an entry.
+"""
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from controller.services.devices import ACCEPTED_SHARE
+from devices.products import PRODUCTS
+from devices.vendors import MIB, VENDORS, Exporter, Vendor
+from runtimes.pod import EngineMetrics, EnginePod
+from runtimes.quantization import QUANTIZATIONS
+from runtimes.registry import RUNTIMES
+from runtimes.runtime import Runtime
+
+BEGIN: Final = "<!-- From here on `make golden` writes: -->"
+END: Final = "<!-- Until here. -->"
+_KEYS: Final = {
+    "file": "a file in the container, which an argument names",
+    "environment": "an environment variable from the Secret",
+    "proxy": "Pomona's proxy in the same pod checks it; the engine listens on loopback at port {port}",
+}
+_FORMATS: Final = {
+    "gguf": "GGUF",
+    "safetensors": "safetensors",
+    "mlx": "MLX",
+    "ollama": "models of Ollama's library",
+}
+_METRICS: Final = {
+    "requests_running": "requests that run",
+    "requests_waiting": "requests that wait",
+    "prompt_tokens": "tokens of prompts",
+    "generated_tokens": "generated tokens",
+    "requests": "requests that have ended",
+    "cache_usage": "share of the KV cache in use",
+    "first_token_seconds": "time to the first token",
+    "request_seconds": "time of a request",
+}
+
+
+def describe_engine(runtime: Runtime) -> str:
+    """Return the tables of an engine's page."""
+    pod = runtime.pod
+    vendors = [name for name, vendor in VENDORS.items() if vendor.in_pods and _image(runtime, name, vendor)]
+    places = [f"in pods on {', '.join(vendors)}"] if vendors else ["in pods on any accelerator"] if pod else []
+    facts = {
+        "formats": ", ".join(_FORMATS[each] for each in sorted(runtime.formats)),
+        "runs": "; ".join([*places, *(["on hosts (accelerator metal)"] if runtime.on_hosts else [])]),
+        "modes": ", ".join(sorted(runtime.modes)),
+        "settings beside the context length": ", ".join(sorted(runtime.settings)) or "none",
+        "types of the KV cache": ", ".join(sorted(runtime.cache_types)),
+    }
+    if runtime.on_hosts:
+        facts |= {"on a host": runtime.install_hint}
+    if pod is not None:
+        facts |= _describe_pod(pod)
+    parts = [_table(("", ""), facts.items())]
+    if pod is not None and pod.images:
+        parts += [_describe_images(runtime)]
+    if pod is not None and pod.metrics is not None:
+        parts += [_describe_metrics(pod.metrics, pod)]
+    if runtime.name in QUANTIZATIONS:
+        parts += [_table(("accelerator", "quantizations"), _quantization_rows(QUANTIZATIONS[runtime.name]))]
+    return "\n".join([*parts, _wrap(_describe_tuning(runtime))])
+
+
+def describe_pairs() -> str:
+    """Return the table of the README: the engines and where they run."""
+    in_pods = [name for name, vendor in VENDORS.items() if vendor.in_pods]
+    rows = []
+    for name, runtime in RUNTIMES.items():
+        places = {each: _image(runtime, each, VENDORS[each]) for each in in_pods}
+        able = [each for each, image in places.items() if image]
+        stated = [each for each in QUANTIZATIONS.get(name, {}) if runtime.pod and each in places and each not in able]
+        pods = ", ".join([*able, *(f"{each} (no image)" for each in stated)])
+        formats = ", ".join(_FORMATS[each] for each in sorted(runtime.formats))
+        pods = pods or ("any (no image)" if runtime.pod else "")
+        rows.append((name, formats, pods, "yes" if runtime.on_hosts else ""))
+    return _table(("engine", "formats", "in pods on", "on hosts"), rows)
+
+
+def describe_vendor(name: str, vendor: Vendor) -> str:
+    """Return the tables of a vendor's page."""
+    parts = [_table(("", ""), [("accelerator", f"`{name}`"), *_vendor_facts(vendor)])]
+    parts += [_describe_vendor_engines(name, vendor)]
+    rows = [
+        (engine, by_vendor[name])
+        for engine, by_vendor in QUANTIZATIONS.items()
+        if name in by_vendor and (RUNTIMES[engine].pod or not vendor.in_pods)
+    ]
+    if rows:
+        parts += [_table(("engine", "quantizations"), _quantization_rows(dict(rows)))]
+    if products := PRODUCTS.get(name):
+        listed = [
+            (each.name, each.family, each.capability, f"{each.memory_mib:,} MiB" if each.memory_mib else "differs")
+            for each in products
+        ]
+        parts += [_table(("product", "architecture", "capability", "memory"), listed)]
+    return "\n".join(parts)
+
+
+def _image(runtime: Runtime, name: str, vendor: Vendor) -> str | None:
+    return runtime.pod.image(name, vendor, runtime.name) if runtime.pod else None
+
+
+def _describe_pod(pod: EnginePod) -> dict[str, str]:
+    facts = {
+        "container": f"`{pod.container}`",
+        "the service's token": _KEYS[pod.key].format(port=pod.port),
+        "health": f"`{pod.health_path}`" + (" of the engine, which the proxy asks" if pod.key == "proxy" else ""),
+        "root of the file system": "read-only" if pod.read_only_root else "writable",
+        "`/dev/shm`": "as large as the vendor's page says" if pod.shared_memory else "64 MiB, as in any container",
+    }
+    if pod.key == "proxy":
+        facts |= {"metrics": "the proxy's own at `/metrics`, which need the token"}
+    if pod.of_container:
+        facts |= {"port, health, folder of weights": "these are the defaults; `spec.container` may state others"}
+    if pod.store:
+        facts |= {"folder for its copy of the weights": f"`{pod.store}`"}
+    return facts | ({"warning": pod.warning} if pod.warning else {})
+
+
+def _describe_images(runtime: Runtime) -> str:
+    rows = [
+        (name, f"`{image}`")
+        for name, vendor in VENDORS.items()
+        if vendor.in_pods and (image := _image(runtime, name, vendor))
+    ]
+    stated = [
+        (name, "none: name one in `spec.image`")
+        for name in QUANTIZATIONS.get(runtime.name, {})
+        if VENDORS[name].in_pods and name not in dict(rows)
+    ]
+    return _table(("accelerator", "image"), [*rows, *stated])
+
+
+def _describe_metrics(metrics: EngineMetrics, pod: EnginePod) -> str:
+    rows = [(meaning, f"`{name}`") for field, meaning in _METRICS.items() if (name := getattr(metrics, field))]
+    place = f"`{metrics.path}` of the engine"
+    place += ", on loopback" if pod.key == "proxy" else ", which needs the token" if metrics.needs_key else ""
+    return _table((f"metric at {place}", "name"), rows)
+
+
+def _describe_tuning(runtime: Runtime) -> str:
+    if not runtime.tuning:
+        return "`extraArgs` takes no arguments."
+    return f"`extraArgs` takes these arguments: {' '.join(f'`{each}`' for each in runtime.tuning)}."
+
+
+def _quantization_rows(by_name: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Return for each engine or vendor its methods, with the architectures if not all of the vendor serve them."""
+    return [
+        (
+            name,
+            ", ".join(method if on == "*" else f"{method} ({_describe_families(on)})" for method, on in each.items()),
+        )
+        for name, each in by_name.items()
+    ]
+
+
+def _describe_families(terms: str) -> str:
+    """Return the architectures in words: `ada+ ~ampere` are those from Ada on, and Ampere computes with 16 bits."""
+    native = [f"from {term[:-1]} on" if term.endswith("+") else term for term in terms.split() if term[0] != "~"]
+    emulated = [term[1:] for term in terms.split() if term[0] == "~"]
+    parts = [", ".join(native)] if native else []
+    return "; ".join([*parts, *([f"with 16 bits on {', '.join(emulated)}"] if emulated else [])])
+
+
+def _vendor_facts(vendor: Vendor) -> Iterable[tuple[str, str]]:
+    if not vendor.in_pods:
+        yield "replicas", "native processes on off-cluster hosts"
+        return
+    yield "resource of `hardware.count`", _code(vendor.resource)
+    yield "further ones for `hardware.resource`", ", ".join(_code(each) for each in vendor.further_resources) or "none"
+    tolerations = [f"`{each.key}` {each.operator} {each.effect}" for each in vendor.tolerations]
+    yield "tolerations", ", ".join(tolerations) or "none"
+    yield "label of `hardware.products`", _code(vendor.product_label)
+    yield "label of `hardware.memory`", _describe_memory(vendor)
+    if vendor.shared_label:
+        shared = " or ".join(f"`{each}`" for each in vendor.shared_values)
+        yield "devices that pods share", f"`{vendor.shared_label}` is {shared}: not for `hardware.memory`"
+    yield "runtimeClass", _code(vendor.runtime_class)
+    yield "environment", ", ".join(f"`{name}={value}`" for name, value in vendor.environment.items()) or "none"
+    yield "supplemental groups", ", ".join(str(each) for each in vendor.supplemental_groups) or "none"
+    if vendor.resource:
+        yield "`/dev/shm` for each device", f"{vendor.shared_memory_mib} MiB"
+        yield "pages of 2 MiB for each device", f"{vendor.hugepages_mib} MiB" if vendor.hugepages_mib else "none"
+    yield "exporter", _describe_exporter(vendor.exporter)
+
+
+def _describe_memory(vendor: Vendor) -> str:
+    if vendor.memory_label is None:
+        return "none"
+    unit = f"one of {', '.join(vendor.memory_values)}" if vendor.memory_values else "a number of MiB"
+    return f"`{vendor.memory_label}`, {unit}; {1 - ACCEPTED_SHARE:.0%} less than stated is accepted"
+
+
+def _describe_exporter(exporter: Exporter | None) -> str:
+    if exporter is None:
+        return "none"
+    unit = {1: "bytes", MIB: "MiB"}[exporter.memory_unit_bytes]
+    return f"port {exporter.port}: `{exporter.utilization}` in percent, `{exporter.memory_used}` in {unit}"
+
+
+def _describe_vendor_engines(name: str, vendor: Vendor) -> str:
+    if not vendor.in_pods:
+        hosts = [(engine, runtime.install_hint) for engine, runtime in RUNTIMES.items() if runtime.on_hosts]
+        return _table(("engine", "installation on the host"), hosts)
+    rows = []
+    for engine, runtime in RUNTIMES.items():
+        if image := _image(runtime, name, vendor):
+            rows.append((engine, f"`{image}`"))
+        elif runtime.pod and (runtime.pod.of_container or name in QUANTIZATIONS.get(engine, {})):
+            rows.append((engine, "none: name one in `spec.image`"))
+    return _table(("engine", "image"), rows)
+
+
+def _code(text: str | None) -> str:
+    return f"`{text}`" if text else "none"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, width=125, break_long_words=False, break_on_hyphens=False) + "\n"
