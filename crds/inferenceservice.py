@@ -42,11 +42,11 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     runtime: Annotated[
         RuntimeName | None,
         described(
-            "Engine that serves the model: llama.cpp, vllm, sglang, tgi, ollama, generic, mlx-lm, omlx or "
-            "llama-cpp-python; auto is the default: llama.cpp for a GGUF file, vllm for a folder of safetensors in "
-            "pods, mlx-lm for a folder on a host, ollama for an ollama:// source. The page of each engine in "
-            "docs/engines/ says where it runs. A host runs the engines in its status.runtimes, which `kubectl get mh "
-            "-o yaml` shows."
+            "Engine that serves the model, such as llama.cpp or vllm. auto is the default: llama.cpp for a GGUF file, "
+            "vllm for a folder of safetensors in pods, mlx-lm for a folder on a host, ollama for an ollama:// source. "
+            "Each engine has a page in docs/engines/, which says where it runs; the condition Ready of a service that "
+            "names one that does not exist lists all. A host runs the engines in its status.runtimes, which `kubectl "
+            "get mh -o yaml` shows."
         ),
     ] = None
     speculative: Annotated[
