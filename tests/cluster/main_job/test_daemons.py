@@ -101,7 +101,7 @@ async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded
     assert await cluster.answers("chat")
 
 
-async def test_daemon_for_a_service_in_pods_is_refused(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", runtime="ollama", extraArgs=[]))
+async def test_engine_of_hosts_for_a_service_in_pods_is_refused(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", runtime="llama-cpp-python", extraArgs=[]))
     refused = await cluster.wait_for_phase("chat", "Failed", "InvalidSpec")
-    assert "set hardware.accelerator to metal" in condition(refused).message
+    assert "set hardware.accelerator to metal, or runtime to llama.cpp" in condition(refused).message
