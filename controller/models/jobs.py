@@ -57,6 +57,14 @@ CONTAINER_SECURITY: Final[Obj] = {
 }
 
 
+def keep_literal(arguments: Iterable[str]) -> list[str]:
+    """Return arguments of a container in which Kubernetes replaces no $(VARIABLE).
+
+    Tenants and servers state parts of them, and a variable of the container may be a secret.
+    """
+    return [each.replace("$", "$$") for each in arguments]
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Constraints on the node of the pod."""
 
@@ -305,7 +313,7 @@ def _container(work: Work) -> Obj:
     container: Obj = {
         "name": work.verb,
         "image": work.image,
-        "args": [work.verb, *work.arguments, "--result", TERMINATION_LOG],
+        "args": [work.verb, *keep_literal(work.arguments), "--result", TERMINATION_LOG],
         "env": environment,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",

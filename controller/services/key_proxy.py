@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from artifacts.address_policy import NETWORKS_VARIABLE
-from controller.models.jobs import CONTAINER_SECURITY
+from controller.models.jobs import CONTAINER_SECURITY, keep_literal
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import ObjectMeta
 from kube.client import Obj
@@ -57,7 +57,7 @@ class KeyProxy(NamedTuple):
         return {
             "name": PROXY_CONTAINER,
             "image": self.image,
-            "args": self._arguments(service, serving, grace_seconds - _WITHDRAWAL_SECONDS - _END_SECONDS),
+            "args": keep_literal(self._arguments(service, serving, grace_seconds - _WITHDRAWAL_SECONDS - _END_SECONDS)),
             **({"env": environment} if environment else {}),
             "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
             "resources": {"requests": {"cpu": "50m", "memory": _MEMORY}, "limits": {"memory": _MOST_MEMORY}},

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY
+from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY, keep_literal
 from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
@@ -203,7 +203,8 @@ def _container(replica: _Replica) -> Obj:
         "name": engine.container,
         "image": service.spec.image or engine.image(choice.accelerator, choice.vendor, choice.runtime),
         **({"command": list(engine.command)} if engine.command else {}),
-        "args": engine.arguments(serving),
+        # Only a container that the service states may refer to variables, which are its own.
+        "args": engine.arguments(serving) if engine.of_container else keep_literal(engine.arguments(serving)),
         **({"env": environment} if environment else {}),
         "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
         "resources": _resources(replica),

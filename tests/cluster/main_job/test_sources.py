@@ -11,7 +11,7 @@ from controller.models.source_secret import TYPE
 from controller.reconcile.conditions import find
 from crds.model import Model
 from kube.client import Obj
-from kube.resources import JOBS, MODELS, PVCS, SECRETS, Resource
+from kube.resources import JOBS, MODELS, PODS, PVCS, SECRETS, Resource
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane.network import ADDRESS
 from tests.support.eventually import eventually
@@ -106,3 +106,12 @@ async def test_claim_that_is_absent_is_named_until_it_is_there(cluster: Cluster,
     assert message.startswith("PersistentVolumeClaim absent of spec.source cannot be mounted: ")
     assert message.endswith(f"kubectl -n {cluster.namespace} describe pvc absent")
     assert found.status.phase == "Pending"
+
+
+async def test_source_does_not_reveal_the_keys_of_its_secret(cluster: Cluster, s3: S3Server) -> None:
+    model = cluster.model(source="s3://models/$(AWS_SECRET_ACCESS_KEY).gguf", sourceSecretRef={"name": "bucket"})
+    await cluster.apply(bucket_secret(s3, OWNER), model)
+    found = await wait_for_condition(cluster, "tiny", "Ready", "SourceNotFound")
+    assert OWNER[1] not in str(found)
+    (pod,) = (await cluster.client.list(PODS, cluster.namespace)).items
+    assert OWNER[1] not in str(pod)

@@ -146,3 +146,15 @@ def test_job_of_a_bucket_gets_the_keys_by_reference_only() -> None:
         "AWS_REGION": ("AWS_REGION", True),
         "AWS_ENDPOINT_URL": ("AWS_ENDPOINT_URL", True),
     }
+
+
+@pytest.mark.parametrize(
+    "source", ["s3://models/$(AWS_SECRET_ACCESS_KEY).gguf", "https://a.example/$(AWS_SECRET_ACCESS_KEY)/x.gguf"]
+)
+def test_source_brings_no_secret_into_the_arguments_of_its_job(source: str) -> None:
+    simulated = SimulatedModel(source=source, source_secret_ref=REFERENCE)
+    simulated.secret = SecretVerdict(accepted=True)
+    simulated.settle()
+    arguments = simulated.job("inspect")["spec"]["template"]["spec"]["containers"][0]["args"]
+    # As Kubernetes replaces variables: $$ is a dollar.
+    assert source.replace("$", "$$") in arguments

@@ -10,6 +10,7 @@ from controller.services.tokens import token_secret
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
 from devices.vendors import VENDORS
 from kube.client import Obj
+from tests.controlplane.kubelet.environment import expand
 from tests.support.api_objects import as_service, service
 
 
@@ -115,3 +116,13 @@ def test_token_secret_is_owned_by_the_service() -> None:
     assert secret["metadata"]["name"] == "chat-token"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
     assert secret["data"] == {"token": "czNjcmV0"}
+
+
+def test_kubernetes_replaces_no_variable_in_arguments() -> None:
+    template, argument = "$$ {{ messages }} $(KEY)", "$(KEY)"
+    choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
+    stated = as_service(service(chatTemplate=template, extraArgs=[argument]))
+    _, obj = deployment(stated, choice, MountedWeights("tiny-cache", "0123abcd/$(KEY).gguf"))
+    arguments = obj["spec"]["template"]["spec"]["containers"][0]["args"]
+    seen = [expand(each, {"KEY": "stolen"}) for each in arguments]
+    assert {template, argument, "/models/0123abcd/$(KEY).gguf"} <= set(seen)
