@@ -15,6 +15,7 @@ from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_fil
 from artifacts.file_choice import INDEX, choose_files, choose_indexed
 from artifacts.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
 from artifacts.gguf_reader import FoundHeader, read_header
+from artifacts.gguf_split import keep_part
 from artifacts.repositories import open_repository
 from artifacts.repository import GGUF_WEIGHTS, WEIGHTS, Listing, ReadableFile, RepositoryFile, SourceAccess, read_start
 from artifacts.retry import Backoff
@@ -65,7 +66,8 @@ class FileSet:
             ArtifactError: with a reason and whether a retry may help.
         """
         listing = await self._repository.list_files(revision)
-        files = choose_files(self._source, listing)
+        # Patterns and names are others' choice: comparing them may take seconds, in which an agent must go on.
+        files = await asyncio.to_thread(choose_files, self._source, listing)
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
             files = choose_indexed(self._source, files, await self._read(listing, index, _CHECKED_BYTES))
@@ -125,14 +127,15 @@ class FileSet:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        headers = []
+        headers: list[gguf.GGUFHeader] = []
         for file in listing.files:
             try:
-                headers.append((await self._open(listing, file, _read_gguf_header)).header)
+                found = await self._open(listing, file, _read_gguf_header)
             except ArtifactError as error:
                 if error.reason != "HeaderInvalid":
                     raise
                 raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
+            keep_part(headers, found.header, file.path)
         return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:

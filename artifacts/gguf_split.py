@@ -14,6 +14,10 @@ from artifacts.gguf import GGUFHeader
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _MOST_PARTS: Final = 500
+MOST_TENSORS: Final = 1 << 16
+"""The limit of one file: a model has no more because it is split."""
+_OF_PART: Final = ("split.no", "split.count")
+"""Metadata of later parts that is compared."""
 
 
 def name_parts(name: str) -> list[str]:
@@ -29,6 +33,22 @@ def name_parts(name: str) -> list[str]:
     if not 0 < number <= count <= _MOST_PARTS:
         raise ValueError(f"names part {number} of {count}: a model has 1 to {_MOST_PARTS} parts")
     return [f"{match['stem']}-{each:05}-of-{count:05}.gguf" for each in range(1, count + 1)]
+
+
+def keep_part(kept: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
+    """Append the header of the next part to `kept`, as far as `merge_headers` reads it.
+
+    Raises:
+        ArtifactError: HeaderInvalid; the parts have too many tensors, which would fill the memory of the reader.
+    """
+    count = sum(each.tensor_count for each in kept) + header.tensor_count
+    if count > MOST_TENSORS:
+        problem = f"its parts have {count} tensors or more, and no model has more than {MOST_TENSORS}"
+        raise ArtifactError("HeaderInvalid", f"{name}: {problem}")
+    if kept:
+        metadata = {key: value for key, value in header.metadata.items() if key in _OF_PART}
+        header = dataclasses.replace(header, metadata=metadata)
+    kept.append(header)
 
 
 def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHeader:

@@ -13,7 +13,7 @@ from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights
 from artifacts.folder_config import CONFIG
 from artifacts.gguf_facts import count_active, layout_of, summarize
 from artifacts.gguf_reader import read_header, read_stored_header
-from artifacts.gguf_split import merge_headers, name_parts
+from artifacts.gguf_split import keep_part, merge_headers, name_parts
 from artifacts.partial_download import storage_faults
 from artifacts.registry_repository import RegistryRepository
 from artifacts.repositories import open_repository
@@ -212,7 +212,10 @@ def check_stored(source: Source, path: Path) -> HeaderFacts:
             if path.is_dir():
                 return _describe_folder(read_stored_configs(path), read_stored_weights(path))
             names = name_parts(path.name) or [path.name]
-            return _describe_gguf(merge_headers([_read_stored_part(path, name) for name in names], names))
+            headers: list[gguf.GGUFHeader] = []
+            for name in names:
+                keep_part(headers, _read_stored_part(path, name), name)
+            return _describe_gguf(merge_headers(headers, names))
         except ArtifactError as error:
             raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
 

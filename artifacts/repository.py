@@ -20,6 +20,8 @@ WEIGHTS: Final = ".safetensors"
 GGUF_WEIGHTS: Final = ".gguf"
 _SUFFIXES: Final = (GGUF_WEIGHTS, WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Suffixes of files that engines read; code beside the weights is none of them."""
+_MOST_PATH_CHARACTERS: Final = 1024
+"""Messages quote paths; S3 has no longer ones."""
 _OURS: Final = (".verified.json", ".part.json")
 """Suffixes of the files that this package keeps beside a download."""
 
@@ -154,8 +156,8 @@ def is_wanted(path: str) -> bool:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return whether every segment of `path` is safe as the name of a file: printable, short, no leading dot."""
-    return all(
+    """Return whether `path` is short, and its segments are safe as names of files: printable, short, no leading dot."""
+    return len(path) <= _MOST_PATH_CHARACTERS and all(
         segment and not segment.startswith(".") and segment.isprintable() and len(segment.encode()) <= MAX_NAME_BYTES
         for segment in path.split("/")
     )

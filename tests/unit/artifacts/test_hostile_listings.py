@@ -1,0 +1,54 @@
+"""Listings and split models of hostile servers take bounded memory, and no time of an agent's event loop."""
+
+import asyncio
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from artifacts import file_set
+from artifacts.errors import ArtifactError
+from artifacts.file_set import FileSet
+from artifacts.gguf import GGUFHeader
+from artifacts.gguf_split import MOST_TENSORS, keep_part, merge_headers
+from artifacts.repository import SourceAccess
+from artifacts.source import parse
+
+
+def part(number: int, count: int, tensors: int = 1) -> GGUFHeader:
+    metadata = {"split.no": number, "split.count": count, "general.name": "x" * 4096}
+    shapes = {f"t{number}.{each}": (1,) for each in range(tensors)}
+    return GGUFHeader(3, metadata, tensors, 4 * tensors, {"F32": 4 * tensors}, shapes, 0, tensors)
+
+
+def test_metadata_of_later_parts_is_not_kept() -> None:
+    kept: list[GGUFHeader] = []
+    for number in range(3):
+        keep_part(kept, part(number, 3), f"part {number}")
+    assert [len(each.metadata) for each in kept] == [3, 2, 2]
+    assert merge_headers(kept, ["a", "b", "c"]).metadata == part(0, 3).metadata
+
+
+def test_parts_with_more_tensors_than_any_model_are_refused_before_the_others_are_read() -> None:
+    kept: list[GGUFHeader] = []
+    keep_part(kept, dataclasses.replace(part(0, 3), tensor_count=MOST_TENSORS), "part 0")
+    with pytest.raises(ArtifactError, match=f"part 1: its parts have {MOST_TENSORS + 1} tensors or more"):
+        keep_part(kept, part(1, 3), "part 1")
+    assert len(kept) == 1
+
+
+async def test_event_loop_goes_on_while_patterns_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    went_on = threading.Event()
+    choose = file_set.choose_files
+
+    def choose_slowly(*arguments: object) -> object:
+        assert went_on.wait(10)
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_set, "choose_files", choose_slowly)
+    (tmp_path / "tiny.gguf").touch()
+    access = SourceAccess(token=None, endpoint="", file_root=tmp_path)
+    asyncio.get_running_loop().call_later(0.01, went_on.set)
+    listing = await FileSet(parse(f"file://{tmp_path}/", ["*.gguf"]), access).list_chosen(None)
+    assert [file.path for file in listing.files] == ["tiny.gguf"]
