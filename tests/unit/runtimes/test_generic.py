@@ -46,6 +46,9 @@ def test_ordinary_container_is_accepted() -> None:
         ({"model_mount_path": "//"}, "cannot hold weights"),
         ({"model_mount_path": "/a:b"}, "cannot hold weights"),
         ({"env": [Variable("PORT", "1")]}, "container.env sets PORT"),
+        ({"env": [Variable("NVIDIA_VISIBLE_DEVICES", "all")]}, "container.env sets NVIDIA_VISIBLE_DEVICES, by which"),
+        ({"env": [Variable("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES, by which"),
+        ({"env": [Variable("NVIDIA_MIG_CONFIG_DEVICES", "all")]}, "hardware.count"),
     ],
 )
 def test_container_that_no_pod_can_have_is_refused(container: dict[str, Any], named: str) -> None:
