@@ -10,18 +10,13 @@ from typing import Final, get_args
 
 from crds.pods import ContainerOptions
 from crds.serving import Mode
-from runtimes.pod import SERVICE_PORT, EnginePod, PodServing
+from runtimes.pod import SERVICE_PORT, EnginePod, PodServing, refuse_device_variables
 from runtimes.runtime import Runtime, RuntimeDemand
 
 _TAKEN_FOLDERS: Final = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/run")  # noqa: S108 - of the container
 """Folders of every container that have another purpose."""
 _VARIABLES: Final = frozenset({"MODEL_PATH", "PORT", "SERVICE_NAME"})
 """Variables that arguments may contain, such as $(MODEL_PATH)."""
-_OF_DEVICES: Final = (
-    *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-    *("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"),
-)
-"""Variables by which the vendors' container runtimes choose devices, also those that other pods have."""
 
 
 def describe_container(container: ContainerOptions) -> EnginePod:
@@ -58,12 +53,7 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
     if reserved := _VARIABLES & {each.name for each in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"
-    if devices := next((each.name for each in container.env if each.name in _OF_DEVICES), None):
-        return (
-            f"container.env sets {devices}, by which a node would give the container devices of other pods: remove it, "
-            "and state hardware.count"
-        )
-    return None
+    return refuse_device_variables("container.env", container.env)
 
 
 RUNTIME: Final = Runtime(

@@ -4,12 +4,12 @@ A pod is made of three things that do not know each other: the vendor's entry (`
 `EnginePod`, and the service. An engine module fills an `EnginePod` in; the controller reads it and names no engine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from crds.pods import ContainerOptions
+from crds.pods import ContainerOptions, Variable
 from devices.vendors import Vendor
 from runtimes.serving import Listen, Serving
 
@@ -20,6 +20,13 @@ on loopback. A key is never an argument, because everyone who may read pods read
 
 SERVICE_PORT: Final = 8080
 """Port of every pod that serves: of the engine that checks the key, or of the proxy."""
+_DEVICE_VARIABLES: Final = frozenset(
+    {
+        *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        *("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"),
+    }
+)
+"""Variables by which the vendors' container runtimes choose devices, also those that other pods have."""
 NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -98,3 +105,14 @@ class EnginePod:
     def image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
         """Return the default image for a vendor, or None if there is none."""
         return vendor.images.get(engine) or self.images.get(vendor_name)
+
+
+def refuse_device_variables(field: str, variables: Iterable[Variable]) -> str | None:
+    """Return which variable of a user would choose devices past the device plugin, with the way out, or None."""
+    name = next((each.name for each in variables if each.name in _DEVICE_VARIABLES), None)
+    if name is None:
+        return None
+    return (
+        f"{field} sets {name}, by which a node would give the container devices of other pods: remove it, and state "
+        "hardware.count"
+    )

@@ -16,6 +16,7 @@ from crds.meta import LABEL_SERVICE
 from crds.pods import PodOptions, PodVolume, PodVolumeMount, SpreadConstraint
 from devices.vendors import Vendor
 from kube.client import Obj
+from runtimes.pod import refuse_device_variables
 
 _USERS: Final = "user-"
 """Prefix of the names of a user's volumes in the pod."""
@@ -73,6 +74,8 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
     for variable in options.env:
         if variable.name in own:
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
+    if chooses := refuse_device_variables("pod.env", options.env):
+        return chooses
     claims = set(models_claims)
     for volume in options.volumes:
         claim = volume.persistent_volume_claim

@@ -168,6 +168,11 @@ def test_variable_that_pomona_sets_is_refused() -> None:
     assert refusal({"env": [{"name": name}]}) == "", "Pomona does not set it on a CPU"
 
 
+def test_variable_that_chooses_devices_is_refused() -> None:
+    message = refusal({"env": [{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})
+    assert message.startswith("pod.env sets NVIDIA_VISIBLE_DEVICES, by which a node would give the container devices")
+
+
 def test_engine_behind_a_proxy_has_the_options_and_keeps_its_own_folders() -> None:
     stated: Obj = {"image": "registry.example/engine:1", "container": {"modelMountPath": "/weights"}}
     choice = EngineChoice("generic", "cpu", VENDORS["cpu"], 1, None, as_service(service(**stated)).spec.container)
