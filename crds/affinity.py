@@ -84,21 +84,15 @@ class LabelSelector(ApiStruct, frozen=True):
 
 
 class PodTerm(ApiStruct, frozen=True):
-    """`corev1.PodAffinityTerm`."""
+    """`corev1.PodAffinityTerm` about pods of the same namespace: others' pods must not be kept off nodes."""
 
     topology_key: Annotated[
         str,
         Meta(min_length=1, max_length=317),
         described("Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname."),
     ]
-    label_selector: Annotated[LabelSelector | None, described("The other pods. Default: no pods.")] = None
-    namespaces: Annotated[
-        list[Annotated[str, Meta(max_length=63)]],
-        Meta(max_length=_MOST_TERMS),
-        described("Namespaces of the other pods. Default: the namespace of the service.", **_ATOMIC),
-    ] = []
-    namespace_selector: Annotated[
-        LabelSelector | None, described("Labels of further namespaces; {} selects all namespaces.")
+    label_selector: Annotated[
+        LabelSelector | None, described("The other pods, of the same namespace. Default: no pods.")
     ] = None
 
 

@@ -101,6 +101,14 @@ def test_hardware_holds_in_each_term_of_the_users_affinity() -> None:
     assert affinity["podAntiAffinity"] == {REQUIRED: [anti()]}
 
 
+def test_affinity_concerns_no_pods_of_other_namespaces() -> None:
+    foreign = {"namespaces": ["other"], "namespaceSelector": {}}
+    stated = {
+        "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}, **foreign}]}
+    }
+    assert not foreign.keys() & pod(affinity=stated)["affinity"]["podAntiAffinity"][REQUIRED][0].keys()
+
+
 def test_preferences_of_hardware_and_user_add_up() -> None:
     wish = {"weight": 5, "preference": {"matchExpressions": [ZONE]}}
     hardware = {"preferredProducts": ["NVIDIA-L4"], "products": ["NVIDIA-L4"]}
