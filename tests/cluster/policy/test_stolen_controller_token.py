@@ -78,6 +78,7 @@ class Thief:
 
 
 Attempt = Callable[[Thief], Awaitable[object]]
+KEY = {"name": "theirs", "key": "a"}
 
 
 @pytest.fixture
@@ -143,6 +144,10 @@ def budget(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
 def policy(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     spec = {"podSelector": OWN_PODS, "policyTypes": ["Ingress"], **changes}
     return thief.owned("InferenceService", NETWORK_POLICIES, "one", spec=spec)
+
+
+def scrape(**endpoint: Any) -> Attempt:
+    return create(monitor, podMetricsEndpoints=[endpoint])
 
 
 def monitor(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
@@ -355,14 +360,10 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     ),
     "monitor of foreign pods": ("their own service only", create(monitor, selector={})),
     "monitor of foreign namespaces": ("scrapes its own pods", create(monitor, namespaceSelector={"any": True})),
-    "monitor with a foreign key": (
-        "scrapes its own pods",
-        create(monitor, podMetricsEndpoints=[{"authorization": {"credentials": {"name": "theirs", "key": "a"}}}]),
-    ),
-    "monitor with a foreign password": (
-        "scrapes its own pods",
-        create(monitor, podMetricsEndpoints=[{"basicAuth": {"password": {"name": "theirs", "key": "a"}}}]),
-    ),
+    "monitor with a foreign key": ("scrapes its own pods", scrape(authorization={"credentials": KEY})),
+    "monitor of a foreign address": ("scrapes its own pods", scrape(relabelings=[{"targetLabel": "__address__"}])),
+    "monitor of mapped labels": ("scrapes its own pods", scrape(relabelings=[{"action": "labelmap"}])),
+    "monitor with a foreign password": ("scrapes its own pods", scrape(basicAuth={"password": KEY})),
     "Service at an external address": ("no external address", create(service, externalIPs=["10.0.0.1"])),
     "Service on ports of all nodes": ("type ClusterIP", create(service, type="NodePort")),
     "Service for foreign pods": ("selects its own pods", create(service, selector={"app": "bank"})),
