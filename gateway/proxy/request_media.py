@@ -2,7 +2,7 @@
 
 An engine fetches a URL with its host's access to networks: llama-server with a projector loads `image_url` from any
 address that the host reaches. So only `data:` URLs pass. A URL in a text, in the arguments of a tool or in a schema is
-none of these: only the places count where the chat, responses and messages APIs have media.
+none of these: only the places count where the chat, responses, messages and rerank APIs have media.
 """
 
 import re
@@ -13,7 +13,7 @@ from gateway.proxy.json_scanner import JsonScanner, Pauses
 
 _LEVELS_LIMIT: Final = 16
 """The most levels of contents within contents; the result of a tool within a message has two."""
-_FIELDS_WITH_PARTS: Final = frozenset({"messages", "input", "system", "prompt"})
+_FIELDS_WITH_PARTS: Final = frozenset({"messages", "input", "system", "prompt", "query", "documents"})
 _INNER_PARTS: Final = frozenset({"content", "output"})
 _SOURCE: Final = "source"
 """Media of the messages API: an object with `url`, or with `data`, which may be a text with URLs."""

@@ -44,6 +44,9 @@ REMOTE = {
     "messages": chat({"type": "image", "source": {"type": "url", "url": URL}}),
     "messages, tool": chat({"type": "tool_result", "content": [{"type": "image", "source": {"url": URL}}]}),
     "arrays": {"messages": [[[{"content": [[image(URL)]]}]]]},
+    "rerank, document": {"query": "a", "documents": ["b", {"content": [image({"url": URL})]}]},
+    "rerank, document alone": {"query": "a", "documents": {"content": [image({"url": URL})]}},
+    "rerank, query": {"query": {"content": [image({"url": URL})]}, "documents": ["b"]},
     "message alone": {"messages": {"content": image(URL)}},
 }
 LOCAL = {
@@ -59,6 +62,7 @@ LOCAL = {
     "citation": {"input": [{"content": [{"text": "a", "annotations": [{"type": "url_citation", "url": URL}]}]}]},
     "text with a URL": chat({"type": "document", "source": {"type": "text", "data": f"{URL} is a page"}}),
     "texts": {"input": [URL, "image_url"]},
+    "rerank": {"query": "image_url", "documents": [URL, {"content": [image({"url": DATA})]}, {"text": URL}]},
     "no value": chat(image(None), image({}), image([])),
 }
 
