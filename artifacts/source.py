@@ -231,7 +231,7 @@ def _hugging_face(text: str) -> Source:
     if not match:
         raise SourceError(text, f"an hf:// source has the form {_HF_FORM}")
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
-    _check_segments(text, f"{repo}/{path}" if path else repo)
+    _check_segments(text, f"{repo}/{revision}/{path}" if path else f"{repo}/{revision}")
     if not path:
         if repo.endswith(".gguf"):
             raise SourceError(text, f"names a file but not its repository: write {_HF_FORM}")

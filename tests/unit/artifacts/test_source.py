@@ -147,6 +147,8 @@ def test_invalid_artifact_of_a_registry_is_refused_with_its_form(text: str) -> N
         ("hf://repo/x.gguf", "ORG/REPO"),
         ("hf://a/b/../../c.gguf", ".."),
         ("hf://../b/c.gguf", ".."),
+        ("hf://a/b@../c.gguf", ".."),
+        ("hf://a/b@..", ".."),
         ("hf://a/b/c.gguf?download=1", "ORG/REPO"),
         ("hf://a/b//c.gguf", "empty"),
         ("http:///x.gguf", "host"),
