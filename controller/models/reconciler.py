@@ -177,7 +177,9 @@ def _inspected_facts(
     known = ModelFacts.of_status(model)
     work = volume.inspection(model, settings, known)
     if not volume.is_outdated(model) or _refused_secret(observed):
-        return known, JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+        # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
+        kept = "" if refresh.is_watched(model) else jobs.last(work, observed.jobs)
+        return known, JobProgress(outcome=DONE, job=kept)
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
         known = known.after_inspection(ModelFacts.of_answer(model, progress.outcome.answer))

@@ -64,11 +64,11 @@ def test_moving_source_is_looked_at_once_in_each_interval(source: str) -> None:
     for looks in range(1, 4):
         make_due(simulated)
         assert len(simulated.made) == 1 + looks
-        assert len(simulated.jobs) == 2, "the record and the look"
+        assert len(simulated.jobs) == 1, "the look alone"
         simulated.end("inspect", 0, INSPECTED)
         events = simulated.step().events
         simulated.settle()
-        assert (events, len(simulated.jobs)) == ((), 1)
+        assert (events, simulated.jobs) == ((), {})
         assert simulated.condition("Refreshed").reason == "UpToDate"
     elapsed = (simulated.now - simulated.now.replace(hour=12, minute=0, second=0)).total_seconds()
     assert 3 * HOUR <= elapsed <= 3 * 1.1 * HOUR
@@ -157,6 +157,22 @@ def test_edit_ends_what_a_look_began() -> None:
     simulated.end("inspect", 0, INSPECTED | {"file": "other.gguf"})
     simulated.settle()
     assert simulated.condition("Cached").status == "False"
+
+
+def test_edit_after_a_change_returns_to_no_earlier_revision() -> None:
+    """The Job that inspected the Model first has the answer of that time."""
+    simulated = make_changed()
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    simulated.mounted = {cached_claim(simulated.model)}
+    simulated.settle()
+    verified = dict(simulated.claims)
+    simulated.edit(domains=["coding"])
+    simulated.settle()
+    simulated.end("inspect", 0, NEWER)
+    simulated.settle()
+    assert simulated.model.status.revision == '"etag-2"'
+    assert (simulated.condition("Cached").status, simulated.claims) == ("True", verified)
 
 
 def test_policy_that_is_taken_back_leaves_no_trace() -> None:
