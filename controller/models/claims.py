@@ -32,8 +32,10 @@ class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
 
     claims: Sequence[Obj] = ()
     """Those that are not being deleted."""
+    leaving: frozenset[str] = frozenset()
+    """Names of those that are being deleted, which takes as long as a pod mounts them."""
     mounted: frozenset[str] = frozenset()
-    """Names of the claims that a pod or a Deployment mounts; it is read only if there are several claims."""
+    """Names of the claims that a pod or a Deployment mounts."""
     expandable: frozenset[str] = frozenset()
     """StorageClasses whose volumes can grow; only those of claims that are too small are read."""
 
@@ -58,9 +60,10 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
     namespace = model.metadata.namespace
     children = snapshot.children(PVCS, namespace, model.metadata.uid)
     claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
-    names = (each["metadata"]["name"] for each in claims if len(claims) > 1)
+    names = (each["metadata"]["name"] for each in claims)
     return ObservedClaims(
         claims=claims,
+        leaving=frozenset(each["metadata"]["name"] for each in children if each not in claims),
         mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
         expandable=expandable,
     )
@@ -99,16 +102,18 @@ def decide_volume(
     matching = [each for each in observed.claims if _is_for(each, path, model)]
     target = max(
         (each for each in matching if not is_needed or _fits(each, cache, observed.expandable)),
-        key=lambda each: (cached is not None and _uid(each) == cached.claim, each["metadata"]["creationTimestamp"]),
+        key=lambda each: (cached is not None and uid(each) == cached.claim, each["metadata"]["creationTimestamp"]),
         default=None,
     )
     superseded = tuple(each for each in observed.claims if each is not target)
-    earlier = next((each for each in superseded if cached is not None and _uid(each) == cached.claim), None)
+    earlier = next((each for each in superseded if cached is not None and uid(each) == cached.claim), None)
     holder = cached if earlier is not None and (not is_edited or _is_of(cached, path, facts)) else None
     if target is None:
         if not is_needed:
-            return VolumeDecision(superseded=superseded)
-        name = _successor_name(model, path) if observed.claims else claim_name(model)
+            return VolumeDecision(holder=holder, superseded=superseded)
+        name = claim_name(model)
+        if observed.claims or name in observed.leaving:
+            name = _successor_name(model, path)
         made = new_claim(model, facts, name, path)
         change = _replacement(name, superseded, holder, cache)
         return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
@@ -125,7 +130,7 @@ def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedCla
     return tuple(
         ref(PVCS, each)
         for each in decision.superseded
-        if each["metadata"]["name"] not in observed.mounted and (cached is None or cached.claim != _uid(each))
+        if each["metadata"]["name"] not in observed.mounted and (cached is None or cached.claim != uid(each))
     )
 
 
@@ -155,7 +160,7 @@ def _is_for(claim: Obj, path: str, model: Model) -> bool:
     if stated is not None:
         return bool(stated == path)
     cached = model.status.cached
-    return cached is None or cached.claim != _uid(claim) or cached.path == path
+    return cached is None or cached.claim != uid(claim) or cached.path == path
 
 
 def _fits(claim: Obj, cache: Cache, expandable: frozenset[str]) -> bool:
@@ -182,13 +187,14 @@ def _requested(claim: Obj) -> str:
     return str(claim["spec"]["resources"]["requests"]["storage"])
 
 
-def _uid(claim: Obj) -> str:
+def uid(claim: Obj) -> str:
+    """Return the uid of a claim, by which a status names it."""
     return str(claim["metadata"]["uid"])
 
 
 def _grow(claim: Obj, cache: Cache) -> Patch:
     operations = (
-        {"op": "test", "path": "/metadata/uid", "value": _uid(claim)},
+        {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
         {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
     )
     return Patch(ref(PVCS, claim), operations)
@@ -217,7 +223,7 @@ def _replacement(name: str, superseded: Sequence[Obj], holder: Cached | None, ca
         return None
     earlier = ", ".join(sorted(each["metadata"]["name"] for each in superseded))
     message = f"PersistentVolumeClaim {name} replaces {earlier}"
-    old = next((each for each in superseded if holder is not None and _uid(each) == holder.claim), None)
+    old = next((each for each in superseded if holder is not None and uid(each) == holder.claim), None)
     if old is not None:
         served = old["metadata"]["name"]
         why = _replacement_cause(old, cache)

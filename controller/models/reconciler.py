@@ -345,7 +345,10 @@ class _CacheState(NamedTuple):
         return self._decision("Ready", [cached, *change], works, cached=holder)
 
     def unused(self) -> ModelDecision:
-        """Return the decision about a Model whose weights no pod needs."""
+        """Return the decision about a Model whose weights no pod needs; verified ones stay until others are."""
+        if (holder := self.volumes.holder) is not None:
+            held = _condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(holder))
+            return self._decision("Ready", [held], [], cached=holder)
         message = "not needed: no InferenceService that runs in pods uses this Model"
         cached = _condition(self.model, CACHED, true=False, reason="NoConsumers", message=message)
         return self._decision("Ready", [cached, *self._change()], [])
@@ -366,6 +369,7 @@ class _CacheState(NamedTuple):
     ) -> ModelDecision:
         message = _inspected_message(self.facts)
         ready = _condition(self.model, READY, true=True, reason="Inspected", message=message)
+        is_released = any(cached is None or cached.claim != claims.uid(each) for each in self.volumes.superseded)
         return ModelDecision(
             phase=phase,
             conditions=[ready, *conditions],
@@ -375,7 +379,7 @@ class _CacheState(NamedTuple):
             create=self.volumes.create,
             patch=self.volumes.patch,
             delete=claims.list_deletions(self.model, self.volumes, self.observed),
-            again_seconds=claims.RELEASE_SECONDS if self.volumes.superseded else None,
+            again_seconds=claims.RELEASE_SECONDS if is_released else None,
         )
 
 

@@ -43,6 +43,7 @@ class SimulatedModel:
         self.pods: dict[str, list[Obj]] = {}
         self.claims: dict[str, Obj] = {}
         self.mounted: set[str] = set()
+        self.leaving: set[str] = set()
         self.expandable: set[str] = set()
         self.claim_phase = "Bound"
         self.consumers: list[InferenceService] = []
@@ -56,6 +57,7 @@ class SimulatedModel:
             pods=self.pods,
             claims=ObservedClaims(
                 claims=list(self.claims.values()),
+                leaving=frozenset(self.leaving),
                 mounted=frozenset(self.mounted),
                 expandable=frozenset(self.expandable),
             ),

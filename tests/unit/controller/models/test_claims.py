@@ -273,6 +273,28 @@ def test_claim_that_a_pod_or_a_deployment_mounts_is_found(user: tuple[Resource, 
     assert observed.mounted == (frozenset({"tiny-cache"}) if is_mounted else frozenset())
 
 
+def test_use_of_an_only_claim_is_found_too() -> None:
+    """A Model whose source was edited while no service uses it has one, which pods that are to go may mount."""
+    user = (DEPLOYMENTS, {"metadata": METADATA, "spec": {"template": {"spec": MOUNTS}}})
+    observed = observe_claims(snapshot_of(user, (PVCS, owned("tiny-cache"))), SimulatedModel().model, frozenset())
+    assert observed.mounted == {"tiny-cache"}
+
+
+def test_claim_that_is_being_deleted_keeps_its_name() -> None:
+    """Pods that mount it hold it, and it can be created again only after they have ended."""
+    user = (PODS, {"metadata": METADATA, "spec": MOUNTS, "status": {"phase": "Running"}})
+    going = owned("tiny-cache", deletionTimestamp="2026-11-21T12:00:00Z")
+    observed = observe_claims(snapshot_of(user, (PVCS, going)), SimulatedModel().model, frozenset())
+    assert (observed.claims, observed.leaving) == ([], {"tiny-cache"})
+    simulated = make_cached()
+    simulated.leaving, simulated.claims = {"tiny-cache"}, {}
+    simulated.settle()
+    assert successor(simulated).startswith("tiny-cache-")
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    assert cached_claim(simulated.model) == successor(simulated)
+
+
 class StorageClasses(Client):
     """Answers reads of StorageClasses, and counts them."""
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from controller.models import refresh
+from controller.models.claims import RELEASE_SECONDS
 from controller.models.served import cache_path, cached_claim
 from controller.models.source_secret import TYPE, read_verdict
 from crds.meta import SecretReference
@@ -157,6 +158,34 @@ def test_edit_ends_what_a_look_began() -> None:
     simulated.end("inspect", 0, INSPECTED | {"file": "other.gguf"})
     simulated.settle()
     assert simulated.condition("Cached").status == "False"
+
+
+def test_service_that_is_suspended_keeps_the_verified_weights_until_others_are() -> None:
+    simulated = make_changed()
+    held = simulated.model.status.cached
+    consumers, simulated.consumers = simulated.consumers, []
+    simulated.mounted.clear()
+    plan = simulated.settle()
+    assert simulated.model.status.cached == held
+    assert plan.again_seconds is not None
+    assert plan.again_seconds > RELEASE_SECONDS, "nothing is to be deleted"
+    simulated.consumers = consumers
+    simulated.settle()
+    assert simulated.condition("Cached").status == "True", "it serves again at once"
+    simulated.end("fetch", 0, {"sizeBytes": 1})
+    simulated.settle()
+    assert set(simulated.claims) == {cached_claim(simulated.model)} != {"tiny-cache"}
+
+
+def test_change_of_the_source_deletes_no_weights_of_a_suspended_service() -> None:
+    simulated = make_due(make_cached(refresh_policy="OnChange"))
+    held, simulated.consumers = simulated.model.status.cached, []
+    simulated.end("inspect", 0, NEWER)
+    simulated.settle()
+    assert (simulated.model.status.cached, set(simulated.claims)) == (held, {"tiny-cache"})
+    simulated.add_consumer()
+    simulated.settle()
+    assert simulated.condition("Cached").status == "True", "it serves again at once"
 
 
 def test_edit_after_a_change_returns_to_no_earlier_revision() -> None:
