@@ -160,9 +160,8 @@ def _of_deployment(obj: Obj) -> Obj:
     ]
     metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE))
     pod = obj["spec"]["template"]["spec"]
-    fields = ("name", "resources", "lifecycle")
     containers = {
-        kind: [_pick(each, fields) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod
+        kind: [_of_container(each) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod
     }
     return {
         "metadata": metadata,
@@ -176,6 +175,12 @@ def _of_deployment(obj: Obj) -> Obj:
             "conditions": _conditions(status, _DEPLOYMENT_CONDITIONS),
         },
     }
+
+
+def _of_container(container: Obj) -> Obj:
+    """Return what decides whether a later template restarts a pod."""
+    limit = _pick(container.get("startupProbe") or {}, ("failureThreshold",))
+    return _pick(container, ("name", "resources", "lifecycle")) | ({"startupProbe": limit} if limit else {})
 
 
 def _applied_spec(obj: Obj) -> Obj:

@@ -8,13 +8,14 @@ user's inputs beside its stamp: if the template differs and the inputs do not, t
 
 import hashlib
 from copy import deepcopy
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from controller.models.served import Served
+from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_UPDATE, is_desired, stamp
 from crds.inferenceservice import InferenceService
+from crds.model import Model
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
 
@@ -26,9 +27,14 @@ def digest_inputs(service: InferenceService, served: Served) -> str:
     """Return the digest of what users decided about the pods of a service; scaling replaces none."""
     spec = msgspec.structs.replace(service.spec, replicas=1, suspend=False)
     models = (served.model, *(each.model for each in served.companions if each.model is not None))
-    identities = [(each.metadata.uid, each.metadata.generation, each.status.revision) for each in models]
-    inputs = msgspec.json.encode((spec, service.status.token_rotation, identities), order="sorted")
-    return hashlib.sha256(inputs).hexdigest()[:16]
+    inputs = (spec, service.status.token_rotation, [_list_inputs(each) for each in models])
+    return hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:16]
+
+
+def _list_inputs(model: Model) -> tuple[Any, ...]:
+    """Return what the pods of a Model have of it; other edits of it, and a revision to come, change no pod."""
+    spec, image = model.spec, model.status.cached.image if model.status.cached else ""
+    return model.metadata.uid, spec.hardware, spec.memory_bytes, cached_claim(model), cache_path(model), image
 
 
 def decide_rollout(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool, may_roll: bool) -> Obj | None:
@@ -71,8 +77,8 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
     No pod is restarted for a better estimate of the memory, such as that of a later version, for the hook before the
-    stop, and, unless a user edited something, for the fields that earlier versions did not state. A change of the
-    number of pods, or of the strategy, restarts none either.
+    stop, for another limit of the time to load, and, unless a user edited something, for the fields that earlier
+    versions did not state. A change of the number of pods, or of the strategy, restarts none either.
     """
     if _has_template(made, observed):
         return made
@@ -85,6 +91,8 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
             container["resources"]["requests"]["memory"] = requested
         if "lifecycle" not in there:
             container.pop("lifecycle", None)
+        if (limit := there.get("startupProbe", {}).get("failureThreshold")) and "startupProbe" in container:
+            container["startupProbe"]["failureThreshold"] = limit
     if not is_edited and "priorityClassName" not in pod:
         for field in _ADDED_FIELDS:
             spec.pop(field, None)

@@ -8,7 +8,14 @@ from msgspec.structs import replace
 
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import Plan
-from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_STAMP, ANNOTATION_UPDATE, is_desired, needs_apply
+from controller.reconcile.stamp import (
+    ANNOTATION_INPUTS,
+    ANNOTATION_STAMP,
+    ANNOTATION_UPDATE,
+    is_desired,
+    needs_apply,
+    stamp,
+)
 from controller.services.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -59,11 +66,69 @@ def test_edit_is_rolled_out_at_once() -> None:
     assert ANNOTATION_UPDATE not in list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"]
 
 
-def test_edit_of_the_model_is_rolled_out_at_once() -> None:
-    there, edited = running(), model()
+def held_by(claim: str) -> Obj:
+    """Return the Model while pods are to mount this claim, with a digest by which they find its weights."""
+    return model(status={"cached": {"name": claim, "claim": f"uid-{claim}", "path": f"{claim}/tiny.gguf"}})
+
+
+def decide_edited(there: Obj, edited: Obj, settings: PodSettings = UPDATED) -> Plan:
+    """Return the plan after an edit of the Model."""
     edited["metadata"]["generation"], edited["status"]["observedGeneration"] = 2, 2
-    plan = decide_chat(chat_service(), (MODELS, edited), (DEPLOYMENTS, there), settings=UPDATED, may_roll=False)
+    objects = ((MODELS, edited), (DEPLOYMENTS, there), (PODS, chat_pod()))
+    return decide_chat(chat_service(), *objects, settings=settings, may_roll=False)
+
+
+@pytest.mark.parametrize("edited", [model(memoryBytes=3 << 30), held_by("tiny-cache-2")], ids=["memory", "weights"])
+def test_edit_of_the_model_is_rolled_out_at_once(edited: Obj) -> None:
+    plan = decide_edited(running(), edited)
     assert image(plan) == "engine:2"
+    assert ANNOTATION_UPDATE not in list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"]
+
+
+def test_edit_of_the_model_that_no_pod_sees_rolls_no_update_out() -> None:
+    assert image(decide_edited(running(), model(domains=["coding"]))) is None
+    there = kept_of_an_earlier_version()
+    (same,) = list_applied(decide_edited(there, model(domains=["coding"]), DEFAULT_SETTINGS), DEPLOYMENTS)
+    assert "priorityClassName" not in same["spec"]["template"]["spec"], "its pods have none"
+    assert not needs_apply(DEPLOYMENTS, same, there)
+
+
+def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
+    """The revision is found first, and its weights follow: neither is an update of Pomona."""
+    found = held_by("tiny-cache")
+    (there,) = store((DEPLOYMENTS, chat_deployment(chat_service(), (MODELS, found)))).list(DEPLOYMENTS)
+    found["status"]["revision"] = "r2"
+    (same,) = list_applied(decide_edited(there, found, DEFAULT_SETTINGS), DEPLOYMENTS)
+    assert not needs_apply(DEPLOYMENTS, same, there)
+    verified = held_by("tiny-cache-2")
+    verified["status"]["revision"] = "r2"
+    (moved,) = list_applied(decide_edited(there, verified, DEFAULT_SETTINGS), DEPLOYMENTS)
+    assert ANNOTATION_UPDATE not in moved["metadata"]["annotations"]
+
+
+def kept_of_an_earlier_version() -> Obj:
+    """Return a Deployment without the fields that earlier versions did not state, which has learnt its inputs."""
+    there = chat_deployment(chat_service(), (MODELS, model()))
+    pod = there["spec"]["template"]["spec"]
+    del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
+    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS), DEPLOYMENTS)
+    there["metadata"]["annotations"] = applied["metadata"]["annotations"]
+    (kept,) = store((DEPLOYMENTS, there)).list(DEPLOYMENTS)
+    return kept
+
+
+def test_pods_of_an_earlier_version_keep_the_limit_of_their_start() -> None:
+    """Earlier versions gave all weights an hour; large ones are the last that should load again."""
+    large = (MODELS, model(status={"sizeBytes": 140_000_000_000}))
+    there = chat_deployment(chat_service(), large)
+    probe = there["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["failureThreshold"] > 3600
+    probe["failureThreshold"] = 3600
+    del there["metadata"]["annotations"]
+    (kept,) = store((DEPLOYMENTS, stamp(there))).list(DEPLOYMENTS)
+    plan = decide_chat(chat_service(), large, (DEPLOYMENTS, kept), (PODS, chat_pod()), may_roll=False)
+    (applied,) = list_applied(plan, DEPLOYMENTS)
+    assert applied["spec"] == there["spec"]
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
