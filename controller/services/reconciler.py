@@ -168,11 +168,13 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
+    # What is beside pods that stay, such as a policy whose option is off by now, may be why they are not ready.
+    is_pruned = replaced or bool(view.replicas.apply or view.replicas.keep)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
-        delete=(*(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if replaced else ()), *steps.delete),
+        delete=(*(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()), *steps.delete),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=build_events(service, status),

@@ -78,6 +78,17 @@ def test_service_without_pods_has_none(spec: Obj) -> None:
     assert [kind for kind in BESIDE if made(kind, **wanted) is not None] == []
 
 
+def test_policy_goes_with_its_option_even_if_no_pod_is_ready() -> None:
+    """It may be the reason why none is."""
+    policy = made(NETWORK_POLICIES)
+    assert policy is not None
+    there = policy | {"metadata": policy["metadata"] | {"uid": "uid-policy", "resourceVersion": "1"}}
+    deployed = chat_deployment(chat_service(), (MODELS, model()), ready=0)
+    objects = (chat_service(), (MODELS, model()), (DEPLOYMENTS, deployed), (NETWORK_POLICIES, there))
+    assert [each.resource for each in decide_chat(*objects, settings=DEFAULT_SETTINGS).delete] == [NETWORK_POLICIES]
+    assert decide_chat(*objects, settings=GUARDED).delete == ()
+
+
 def test_all_go_with_the_last_pod_and_stay_while_a_model_is_fetched() -> None:
     objects = [(MODELS, model()), (DEPLOYMENTS, chat_deployment(chat_service(replicas=2), (MODELS, model())))]
     for kind in BESIDE:
