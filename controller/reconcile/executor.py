@@ -25,9 +25,9 @@ from controller.reconcile.plan import FIELD_MANAGER, Event, Plan, Reconciler, Re
 from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, Gone, NotFound, NotOurs, Unauthorized
+from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import PVCS, SECRETS, ObjectKey, Resource, object_key
+from kube.resources import POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
 
 FAILING_SECONDS: Final = 5.0
@@ -36,7 +36,8 @@ REPORT_SECONDS: Final = 60.0
 """A refusal whose words change is reported at most this often: each report enqueues the object again."""
 UNWATCHED: Final = frozenset({SECRETS})
 """Resources that are not watched: a copy of an answer in the store would never be corrected."""
-
+MONITORING: Final = frozenset({POD_MONITORS})
+"""Kinds that only help to watch what serves: their refusal, or the end of the kind itself, holds up nothing else."""
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 
 log = structlog.get_logger()
@@ -169,7 +170,14 @@ class Executor:
                 keep(write, await self._create(resource, obj))
         for resource, obj in plan.apply:
             with self._writing(resource, object_key(obj), writer) as write:
-                if (answer := await self._apply(resource, obj)) is not None:
+                try:
+                    answer = await self._apply(resource, obj)
+                except (Forbidden, NotFound) as error:
+                    if resource not in MONITORING:
+                        raise
+                    log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
+                    continue
+                if answer is not None:
                     keep(write, answer)
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
@@ -266,8 +274,8 @@ class Executor:
         with self._writing(resource, key, (resource, key)) as write:
             try:
                 answer = await self._writer.apply(resource, desired, field_manager=LABEL_MANAGER)
-            except (NotFound, Conflict):  # the name belongs to another object by now
-                return True
+            except (NotFound, Conflict):  # the name belongs to another object by now, which the watch brings
+                return False
             except ApiError as error:  # labels help to find an object, and must not hold up anything else
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return False

@@ -13,7 +13,7 @@ from crds.meta import ObjectMeta
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, LeadershipLost, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, PVCS, SECRETS, SERVICES, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, SERVICES, ObjectKey, Resource
 from kube.store import Store
 
 OWNER = ObjectMeta(name="chat", namespace="team", uid="chat-uid")
@@ -110,8 +110,8 @@ class Shell:
         self.now = datetime(2026, 11, 21, tzinfo=UTC)
         self._executor = Executor(world, self.store, self.told, lambda: self.now, require_leadership)
 
-    async def run(self) -> None:
-        await self._executor.reconcile(self._kind, KEY)
+    async def run(self) -> float | None:
+        return await self._executor.reconcile(self._kind, KEY)
 
     def condition(self, kind: str) -> Obj:
         (found,) = [each for each in self.world.status["conditions"] if each["type"] == kind]
@@ -398,3 +398,28 @@ async def test_refused_label_holds_up_nothing_else() -> None:
     shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
     await shell.run()
     assert shell.world.status == {"conditions": []}
+
+
+@pytest.mark.parametrize(
+    "refusal", [Conflict("apply", status=409, reason="Conflict"), NotFound("apply", status=404)], ids=["other", "gone"]
+)
+async def test_label_of_an_object_that_is_replaced_is_not_tried_again_at_once(refusal: ApiError) -> None:
+    """The watch brings the other object; a webhook that answers so would be asked for ever."""
+    shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
+    assert await shell.run() is None
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [NotFound("apply", status=404), Forbidden("apply", status=403, reason="Forbidden", message="cannot create")],
+    ids=["kind is gone", "no right"],
+)
+async def test_refused_monitor_holds_up_nothing_else(refusal: ApiError) -> None:
+    """Prometheus' operator may be removed at any time, which is noticed later, and services serve without it."""
+    monitor = child(POD_MONITORS, "chat", INFERENCE_SERVICES, OWNER, {}, spec={})
+    shell = Shell(World(refusal=refusal), Plan(apply=(monitor,), status=PLANNED))
+    await shell.run()
+    assert shell.world.status["phase"] == "Progressing"
+    shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
+    with pytest.raises(type(refusal)):
+        await shell.run()
