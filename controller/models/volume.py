@@ -75,12 +75,14 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     def after_inspection(self, found: "ModelFacts") -> "ModelFacts":
         """Return the facts of an earlier release with those of another inspection, if that is of the same revision.
 
-        A layout stays: memory is reserved by it, and another would replace what serves.
+        Size and layout stay: processes state the one, and reserve memory by the other. Others would replace what serves.
         """
         if found.revision != self.revision:
             return msgspec.structs.replace(self, inspection=found.inspection)
+        if self.size_bytes is not None:
+            found = msgspec.structs.replace(found, size_bytes=self.size_bytes)
         if self.layout is not None:
-            return msgspec.structs.replace(found, gguf=self.gguf, layout=self.layout, size_bytes=self.size_bytes)
+            return msgspec.structs.replace(found, gguf=self.gguf, layout=self.layout)
         return found
 
     def after_fetch(self, answer: JobResult) -> "ModelFacts":

@@ -62,6 +62,22 @@ def test_model_is_inspected_again_only_once(answer: Obj) -> None:
     )
 
 
+@pytest.mark.parametrize("answer", [{}, {"layout": LAYOUT}], ids=["no layout", "layout"])
+def test_folder_that_is_inspected_again_keeps_the_size_that_processes_have(answer: Obj) -> None:
+    """Fewer files are chosen now; a process with another size would be another process, which loads again."""
+    simulated = SimulatedModel(source="hf://org/repo", memory_bytes=5)
+    simulated.settle()
+    folder: Obj = {"revision": "c" * 40, "sizeBytes": 1000}
+    simulated.end("inspect", 0, folder)
+    simulated.settle()
+    simulated.forget_inspection()
+    simulated.jobs, simulated.pods = {}, {}
+    simulated.settle()
+    simulated.end("inspect", 0, folder | {"sizeBytes": 900, "format": "mlx"} | answer)
+    simulated.settle()
+    assert (simulated.model.status.size_bytes, simulated.model.status.format) == (1000, "mlx")
+
+
 def test_failed_second_inspection_is_not_reported_as_running() -> None:
     simulated = inspected_by_an_earlier_version()
     simulated.settle()
