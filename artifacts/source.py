@@ -46,6 +46,7 @@ PATTERN = r"[A-Za-z0-9_.*?\[\]!+=@-]+(/[A-Za-z0-9_.*?\[\]!+=@-]+)*"
 """A pattern for files: as in a shell, but `*` also stands for slashes."""
 _PATTERN = re.compile(PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _KEY_DIGITS = 16
 
 
@@ -113,6 +114,13 @@ class Source:
     def is_artifact(self) -> bool:
         """True for an artifact of a registry."""
         return self.scheme == "oci"
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the source itself names bytes that never change: a commit of a hub, or the digest of an artifact."""
+        if self.is_artifact:
+            return self.revision.startswith("sha256:")
+        return self.scheme == "hf" and _COMMIT.fullmatch(self.revision) is not None
 
     @property
     def display(self) -> str:

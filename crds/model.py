@@ -145,10 +145,10 @@ class ModelSpec(ApiStruct, frozen=True):
     refresh_policy: Annotated[
         Literal["IfNotPresent", "OnChange"],
         described(
-            "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, or a file "
-            "of http(s)://, is looked at every spec.refreshIntervalSeconds. When its revision has changed, the new "
-            "weights are fetched beside the old ones, and services move to them once they are verified. A commit never "
-            "changes, so it is not looked at."
+            "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, a file of "
+            "http(s)://, a tag of oci://, or a file or folder of s3:// is looked at every spec.refreshIntervalSeconds. "
+            "When its revision has changed, the new weights are fetched beside the old ones, and services move to them "
+            "once they are verified. A commit of hf:// and a digest of oci:// never change, so they are not looked at."
         ),
     ] = "IfNotPresent"
     refresh_interval_seconds: Annotated[
@@ -460,9 +460,9 @@ class Model(ApiStruct, frozen=True):
             ),
             rule(
                 "!has(self.refreshPolicy) || self.refreshPolicy != 'OnChange' || (!has(self.sha256) && "
-                "self.source.matches('^(hf|https?)://'))",
-                "spec.refreshPolicy OnChange is for an hf:// or http(s):// source without spec.sha256, which pins the "
-                "weights: remove one of them",
+                "self.source.matches('^(hf|https?|oci|s3)://'))",
+                "spec.refreshPolicy OnChange is for an hf://, http(s)://, oci:// or s3:// source without spec.sha256, "
+                "which pins the weights: remove one of them",
             ),
             rule(
                 "!has(self.modelType) || !has(self.thinking) || self.modelType.endsWith('Thinking') == self.thinking",

@@ -196,11 +196,11 @@ def _refused_secret(observed: ObservedModel) -> SecretVerdict | None:
 def _needs_no_job(model: Model, source: Source, observed: ObservedModel) -> bool:
     """Return whether hosts alone serve a public source that cannot change: then each finds the same by itself.
 
-    Without a digest or a commit, replicas that start at different times would serve different weights.
+    Unless the source is pinned, replicas that start at different times would serve different weights.
     """
     spec = model.spec
     # The format of a folder is not known before it is inspected.
-    is_pinned = source.is_gguf and (spec.sha256 is not None or refresh.is_commit(source))
+    is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
     is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
     is_known = spec.memory_bytes is not None and spec.source_secret_ref is None and not spec.mirrors
     # What was inspected once is inspected again after an edit: processes that name its revision would else be replaced.

@@ -5,12 +5,11 @@ revision until the new one is verified on a volume of its own.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from artifacts.source import Source, SourceError, parse
+from artifacts.source import SourceError, parse
 from controller.models import jobs, volume
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.volume import ModelFacts
@@ -25,7 +24,8 @@ REFRESHED: Final = "Refreshed"
 UP_TO_DATE: Final = "UpToDate"
 _JITTER_SHARE: Final = 10
 """Models that were created together look up to a tenth of the interval later, each by its uid."""
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOVING_SCHEMES: Final = frozenset({"hf", "http", "https", "oci", "s3"})
+"""Schemes whose sources can change, unless they are pinned, and that a Job can look at."""
 
 
 class Look(NamedTuple):
@@ -44,12 +44,7 @@ def is_watched(model: Model) -> bool:
     if model.spec.refresh_policy != "OnChange":
         return False
     source = parse(model.spec.source, model.spec.files)
-    return source.scheme in {"http", "https"} or (source.scheme == "hf" and not is_commit(source))
-
-
-def is_commit(source: Source) -> bool:
-    """Return whether the source names a commit, whose files never change."""
-    return source.scheme == "hf" and _COMMIT.fullmatch(source.revision) is not None
+    return source.scheme in _MOVING_SCHEMES and not source.is_pinned
 
 
 def is_due(model: Model, now: datetime) -> bool:

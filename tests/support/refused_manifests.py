@@ -75,6 +75,9 @@ REFUSED_MANIFESTS = {
     "pinned weights that are looked at again": RefusedManifest(
         MODELS, {"refreshPolicy": "OnChange", "sha256": "a" * 64}, "spec.refreshPolicy OnChange is for"
     ),
+    "volume that is looked at again": RefusedManifest(
+        MODELS, {"source": "pvc://weights/tiny.gguf", "refreshPolicy": "OnChange"}, "spec.refreshPolicy OnChange is for"
+    ),
     "interval that would be a flood": RefusedManifest(
         MODELS, {"refreshPolicy": "OnChange", "refreshIntervalSeconds": 10}, "refreshIntervalSeconds"
     ),

@@ -47,6 +47,12 @@ async def test_tuning_arguments_are_accepted(client: Client, namespace: str, res
     assert taken["spec"]["extraArgs"] == GOOD_ARGUMENTS
 
 
+@pytest.mark.parametrize("source", ["oci://ghcr.io/acme/tiny:v1", "s3://models/tiny.gguf"])
+async def test_tag_and_object_may_be_looked_at_again(client: Client, namespace: str, source: str) -> None:
+    taken = await client.create(MODELS, make_manifest(MODELS, namespace, source=source, refreshPolicy="OnChange"))
+    assert taken["spec"]["refreshPolicy"] == "OnChange"
+
+
 @pytest.mark.parametrize(
     "change",
     [

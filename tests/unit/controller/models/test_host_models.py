@@ -11,7 +11,15 @@ METAL = {"hardware": ModelHardware(accelerator="metal"), "memory_bytes": 5}
 PINNED = METAL | {"sha256": SHA}
 
 
-@pytest.mark.parametrize("spec", [PINNED, METAL | {"source": f"hf://org/repo@{'a' * 40}/tiny.gguf"}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PINNED,
+        METAL | {"source": f"hf://org/repo@{'a' * 40}/tiny.gguf"},
+        METAL | {"source": f"oci://ghcr.io/acme/tiny@sha256:{SHA}", "files": ["*.gguf"]},
+    ],
+    ids=["digest of the file", "commit", "digest of the artifact"],
+)
 def test_pinned_public_model_of_hosts_needs_no_job(spec: Obj) -> None:
     simulated = SimulatedModel(**spec)
     simulated.settle()

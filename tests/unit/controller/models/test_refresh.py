@@ -11,13 +11,15 @@ from controller.models.claims import RELEASE_SECONDS
 from controller.models.served import cache_path, cached_claim
 from controller.models.source_secret import TYPE, read_verdict
 from crds.meta import SecretReference
+from crds.model import Cache
 from kube.client import Client, Obj
 from kube.resources import SECRETS, Resource
-from tests.support.simulated_model import INSPECTED, SimulatedModel, make_cached, make_inspected
+from tests.support.simulated_model import INSPECTED, SHA, SimulatedModel, make_cached, make_inspected
 
 HOUR = 3600
 NEWER = INSPECTED | {"revision": '"etag-2"'}
 BRANCH = "hf://org/repo/tiny.gguf"
+TAG = "oci://ghcr.io/acme/tiny:v1"
 
 
 def make_due(simulated: SimulatedModel) -> SimulatedModel:
@@ -48,8 +50,9 @@ def make_changed(**spec: Any) -> SimulatedModel:
     [
         {},
         {"refresh_policy": "OnChange", "source": f"hf://org/repo@{'a' * 40}/tiny.gguf"},
+        {"refresh_policy": "OnChange", "source": f"oci://ghcr.io/acme/tiny@sha256:{SHA}"},
     ],
-    ids=["IfNotPresent", "a commit"],
+    ids=["IfNotPresent", "a commit", "a digest"],
 )
 def test_source_that_cannot_change_or_may_not_is_read_once(spec: Obj) -> None:
     simulated = make_inspected(**spec)
@@ -58,7 +61,7 @@ def test_source_that_cannot_change_or_may_not_is_read_once(spec: Obj) -> None:
     assert (len(simulated.made), simulated.model.status.last_checked) == (1, "")
 
 
-@pytest.mark.parametrize("source", [BRANCH, "http://models.example/tiny.gguf"])
+@pytest.mark.parametrize("source", [BRANCH, "http://models.example/tiny.gguf", TAG, "s3://models/tiny.gguf"])
 def test_moving_source_is_looked_at_once_in_each_interval(source: str) -> None:
     simulated = make_inspected(refresh_policy="OnChange", source=source)
     assert simulated.model.status.last_checked == "2026-11-21T12:00:00Z"
@@ -123,6 +126,20 @@ def test_hosts_get_the_new_revision_at_once() -> None:
     simulated.end("inspect", 0, NEWER)
     simulated.settle()
     assert (simulated.model.status.revision, simulated.claims) == ('"etag-2"', {})
+
+
+def test_nodes_mount_the_image_that_the_tag_names_now() -> None:
+    first, second = (f"sha256:{digit * 64}" for digit in "12")
+    simulated = SimulatedModel(source=TAG, cache=Cache(medium="Image"), refresh_policy="OnChange")
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED | {"revision": first})
+    make_due(simulated)
+    (container,) = simulated.job("inspect")["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["inspect", TAG], "the tag is resolved again"
+    simulated.end("inspect", 0, INSPECTED | {"revision": second})
+    simulated.settle()
+    assert simulated.model.status.cached is not None
+    assert simulated.model.status.cached.image == f"ghcr.io/acme/tiny@{second}"
 
 
 def test_revisions_that_change_faster_than_they_are_fetched_pile_up_no_volumes() -> None:
