@@ -2,6 +2,10 @@
 
 Only a known SHA-256 makes a mirror safe: whoever answers, the bytes are the wanted ones or are refused. So a digest
 that does not match is never a reason to ask the next server. A mirror gets no token: it is for the source's own server.
+
+One file has the digest that the user states; an artifact of a registry, with all of its files, has that of its
+manifest. A folder or split model of a hub has none: its listing has digests of the weights only and not of its
+configuration, and while the hub is away nobody has that listing.
 """
 
 import dataclasses
@@ -21,20 +25,31 @@ _SCHEMES: Final = frozenset({"hf", "http", "https"})
 
 
 def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) -> list[Source]:
-    """Return the mirrors of a file, each with its name.
+    """Return the mirrors of a file or of an artifact, each with the same name and patterns.
 
     Raises:
-        SourceError: a mirror is no file of a server, or there is no digest to verify its bytes by.
+        SourceError: a mirror is neither, or there is no digest to verify its bytes by.
     """
     found = []
     for text in mirrors:
         mirror = parse(text)
-        if source.has_listing or mirror.has_listing or {source.scheme, mirror.scheme} - _SCHEMES:
+        if source.is_artifact or mirror.is_artifact:
+            _refuse_other_artifact(source, mirror)
+        elif source.has_listing or mirror.has_listing or {source.scheme, mirror.scheme} - _SCHEMES:
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
-        if not sha256:
+        elif not sha256:
             raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")
-        found.append(dataclasses.replace(mirror, file=source.file))
+        found.append(dataclasses.replace(mirror, file=source.file, files=source.files))
     return found
+
+
+def _refuse_other_artifact(source: Source, mirror: Source) -> None:
+    if not (source.is_artifact and mirror.is_artifact):
+        raise SourceError(mirror.text, "an artifact is a mirror of another one: source and mirrors are oci://, or none")
+    if not source.is_pinned:
+        raise SourceError(source.text, "a tag may be another artifact in a mirror: name its digest, @sha256:DIGEST")
+    if mirror.revision != source.revision:
+        raise SourceError(mirror.text, f"a mirror holds the same artifact: name it with @{source.revision}")
 
 
 async def read_from_any(

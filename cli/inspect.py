@@ -123,8 +123,8 @@ async def _inspect(
         "file": found.file,
         "sizeBytes": found.size_bytes,
         "tensorBytes": found.tensor_bytes,
-        # A mirror has revisions of its own, which the source would not know.
-        "revision": found.revision if server is source else "",
+        # A mirror has revisions of its own, which the source would not know, but an artifact has one digest everywhere.
+        "revision": found.revision if server is source or server.is_artifact else "",
         "sha256": found.sha256,
         **outcome.describe_headers(found),
     }

@@ -122,7 +122,7 @@ mirrors = click.option(
     "mirrors",
     multiple=True,
     metavar="SOURCE",
-    help="Another source of the same file, asked if those before it cannot be reached. Repeatable. It needs --sha256, "
-    "by which its bytes are verified, and gets no token.",
+    help="Another source of the same weights, asked if those before it cannot be reached. Repeatable. Its bytes are "
+    "verified: by --sha256, or by the digest that it and an oci:// SOURCE have. It gets no token.",
 )
 """Option of the commands that read a source."""

@@ -34,6 +34,21 @@ FilePatterns = Annotated[
 ]
 
 
+Mirrors = Annotated[
+    list[Annotated[str, Meta(max_length=2048, pattern=r"^(hf|https?|oci)://[^\s]+$")]],
+    Meta(max_length=4),
+    described(
+        "Further sources of the same weights, in the forms of spec.source. They are asked in this order while the "
+        "source and the mirrors before cannot be reached or do not have the weights. A digest verifies their bytes "
+        "whoever sends them: of one file of an hf:// or http(s):// source spec.sha256, and of an artifact the digest in "
+        "oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
+        "refused, and no further mirror is asked. A mirror never gets the token of spec.sourceSecretRef. A folder or "
+        "split model of hf:// takes no mirrors, since a hub states no digest of configurations and tokenizers.",
+        **{"x-kubernetes-list-type": "atomic"},
+    ),
+]
+
+
 class Cache(ApiStruct, frozen=True):
     """The volume that holds the verified weights for pods."""
 
@@ -117,17 +132,7 @@ class ModelSpec(ApiStruct, frozen=True):
             "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served."
         ),
     ] = None
-    mirrors: Annotated[
-        list[Annotated[str, Meta(max_length=2048, pattern=r"^(hf|https?)://[^\s]+$")]],
-        Meta(max_length=4),
-        described(
-            "Further sources of the same file, in the forms of spec.source. They are asked in this order while the "
-            "source and the mirrors before cannot be reached or do not have the file. Needs spec.sha256, by which "
-            "their bytes are verified whoever sends them; weights with another SHA-256 are refused, and no further "
-            "mirror is asked. A mirror never gets the token of spec.sourceSecretRef. Hosts ask the source only.",
-            **{"x-kubernetes-list-type": "atomic"},
-        ),
-    ] = []
+    mirrors: Mirrors = []
     source_secret_ref: Annotated[
         SecretReference | None,
         described(
@@ -454,9 +459,14 @@ class Model(ApiStruct, frozen=True):
             ),
             rule(
                 "!has(self.mirrors) || size(self.mirrors) == 0 || (has(self.sha256) && "
-                "self.source.matches('^(hf|https?)://'))",
-                "spec.mirrors needs an hf:// or http(s):// source and spec.sha256, by which the bytes of a mirror are "
-                "verified: state it",
+                "self.source.matches('^(hf|https?)://')) || self.source.matches('^oci://.+@sha256:')",
+                "spec.mirrors needs a digest, by which the bytes of a mirror are verified: an hf:// or http(s):// "
+                "source with spec.sha256, or oci://REGISTRY/REPOSITORY@sha256:DIGEST",
+            ),
+            rule(
+                "!has(self.mirrors) || size(self.mirrors) == 0 || self.cache.medium != 'Image'",
+                "spec.mirrors is not for cache.medium Image, which nodes pull by themselves: remove one of them, and "
+                "configure mirrors in the container runtime of the nodes",
             ),
             rule(
                 "!has(self.refreshPolicy) || self.refreshPolicy != 'OnChange' || (!has(self.sha256) && "

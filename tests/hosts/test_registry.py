@@ -18,7 +18,7 @@ from tests.support.servers.registry import (
     serve_registry,
     serve_token_registry,
 )
-from tests.support.tiny_models import tiny_gguf
+from tests.support.tiny_models import tiny_gguf, tiny_split
 
 REPOSITORY = "acme/tiny"
 
@@ -89,6 +89,26 @@ async def test_index_with_one_artifact_is_fetched_by_its_digest(
         fetched = await _run("fetch", _source(url, f"@{digest}"), "--to", str(tmp_path / "to"))
     assert (fetched.code, fetched.facts["revision"]) == (0, digest), fetched.error
     assert (tmp_path / "to/tiny.gguf").read_bytes() == weights
+
+
+async def test_mirror_serves_all_files_of_the_artifact_that_the_source_lost(weights: bytes, tmp_path: Path) -> None:
+    """A split model, with no digest but that of its manifest; the mirror gets no login."""
+    parts = {path.name: path.read_bytes() for path in tiny_split.write(tmp_path / "parts")}
+    artifact, other = build_artifact(parts), build_artifact({"tiny.gguf": weights})
+    async with serve_registry(tmp_path / "lost") as lost, serve_registry(tmp_path / "mirror") as mirror:
+        await push(mirror, REPOSITORY, "copy", artifact)
+        await push(mirror, REPOSITORY, "other", other)
+        at = f"@{artifact.digest}"
+        mirrored = ("--mirror", _source(mirror, at))
+        inspected = await _run("inspect", _source(lost, at), *mirrored)
+        to = tmp_path / "to"
+        fetched = await _run("fetch", _source(lost, at), "--to", str(to), "--revision", artifact.digest, *mirrored)
+        refused = await _run("inspect", _source(lost, at), "--mirror", _source(mirror, f"@{other.digest}"))
+
+    assert (inspected.code, inspected.facts["revision"]) == (0, artifact.digest), inspected.error
+    assert fetched.code == 0, fetched.error
+    assert {path.name: path.read_bytes() for path in to.glob("*.gguf")} == parts
+    assert (refused.code, at in refused.error) == (2, True)
 
 
 def _mount(folder: Path, **keys: str) -> dict[str, str]:

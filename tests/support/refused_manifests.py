@@ -82,7 +82,21 @@ REFUSED_MANIFESTS = {
         MODELS, {"refreshPolicy": "OnChange", "refreshIntervalSeconds": 10}, "refreshIntervalSeconds"
     ),
     "mirror whose bytes cannot be verified": RefusedManifest(
-        MODELS, {"mirrors": ["https://mirror.example/tiny.gguf"]}, "spec.mirrors needs an hf:// or http"
+        MODELS, {"mirrors": ["https://mirror.example/tiny.gguf"]}, "spec.mirrors needs a digest"
+    ),
+    "mirror of a tag": RefusedManifest(
+        MODELS,
+        {"source": "oci://ghcr.io/acme/tiny:v1", "mirrors": ["oci://mirror.example/acme/tiny:v1"]},
+        "spec.mirrors needs a digest",
+    ),
+    "mirror of an image that nodes pull": RefusedManifest(
+        MODELS,
+        {
+            "source": f"oci://ghcr.io/acme/tiny@sha256:{'a' * 64}",
+            "mirrors": [f"oci://mirror.example/acme/tiny@sha256:{'a' * 64}"],
+            "cache": {"medium": "Image"},
+        },
+        "spec.mirrors is not for cache.medium Image",
     ),
     "mirror that is a file of the host": RefusedManifest(
         MODELS, {"sha256": "a" * 64, "mirrors": ["file:///etc/passwd"]}, "mirrors"

@@ -19,6 +19,7 @@ from tests.unit.artifacts.pomona_process import run_pomona
 SHA = "a" * 64
 TOKEN = "open-sesame"
 SOURCE = "http://one.example/tiny.gguf"
+ARTIFACT = f"oci://one.example/acme/tiny@sha256:{SHA}"
 
 
 class Servers:
@@ -80,8 +81,16 @@ async def test_failure_names_all_servers_and_is_retried_if_one_may_answer_later(
         (SOURCE, "ollama://qwen3:8b", SHA),
         ("file:///models/tiny.gguf", "http://two.example/tiny.gguf", SHA),
         ("hf://org/repo", "http://two.example/tiny.gguf", SHA),
+        (ARTIFACT, "http://two.example/tiny.gguf", SHA),
+        (SOURCE, ARTIFACT, SHA),
+        ("oci://one.example/acme/tiny:v1", "oci://two.example/acme/tiny:v1", None),
+        (ARTIFACT, "oci://two.example/acme/tiny:v1", None),
+        (ARTIFACT, f"oci://two.example/acme/tiny@sha256:{'b' * 64}", None),
     ],
-    ids=["no digest", "file of this machine", "folder", "library", "of a local file", "of a folder"],
+    ids=[
+        *("no digest", "file of this machine", "folder", "library", "of a local file", "of a folder"),
+        *("file of an artifact", "artifact of a file", "of a tag", "a tag", "another artifact"),
+    ],
 )
 def test_mirror_that_cannot_be_verified_or_reached_is_refused(source: str, mirror: str, sha256: str | None) -> None:
     with pytest.raises(SourceError):
