@@ -18,8 +18,9 @@ from artifacts.source import Source, SourceError, parse
 
 T = TypeVar("T")
 
-_WITH_ANOTHER: Final = Patience(attempts=2, connect_seconds=10.0)
-"""Patience with a server after which another one can be asked."""
+_ATTEMPTS: Final = 2
+_CONNECT_SECONDS: Final = 10.0
+"""Limits with a server after which another one can be asked."""
 _MOVES_ON: Final = frozenset({"SourceUnreachable", "SourceNotFound"})
 _SCHEMES: Final = frozenset({"hf", "http", "https"})
 
@@ -53,18 +54,24 @@ def _refuse_other_artifact(source: Source, mirror: Source) -> None:
 
 
 async def read_from_any(
-    source: Source, mirrors: Sequence[Source], read: Callable[[Source, Patience], Awaitable[T]]
+    source: Source,
+    mirrors: Sequence[Source],
+    read: Callable[[Source, Patience], Awaitable[T]],
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[T, Source]:
     """Read the source, or the first mirror that can be reached; return what was read, and from where.
+
+    The last server gets all of `patience`, those before it less.
 
     Raises:
         ArtifactError: none can be reached, or one of them answers with something that must not be used.
     """
     problems: list[ArtifactError] = []
+    hurried = dataclasses.replace(patience, attempts=_ATTEMPTS, connect_seconds=_CONNECT_SECONDS)
     servers = [source, *mirrors]
     for server in servers:
         try:
-            return await read(server, DEFAULT_PATIENCE if server is servers[-1] else _WITH_ANOTHER), server
+            return await read(server, patience if server is servers[-1] else hurried), server
         except ArtifactError as error:
             if error.reason not in _MOVES_ON:
                 raise

@@ -22,10 +22,11 @@ import structlog
 from artifacts import durable, local_files
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
+from artifacts.fetch import FetchedArtifact, ReportProgress, fetch, verify_local
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import Manifest, StoredFile, folder_digest
+from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
@@ -85,11 +86,12 @@ class _Wanted(NamedTuple):
     check: CheckWeights
     access: str
     """The `access_key` of the caller."""
+    mirrors: Sequence[Source]
 
     @property
     def is_public(self) -> bool:
         """True if nothing secret is needed to fetch it; a query may be a signature."""
-        return not self.token and "?" not in self.source.text
+        return not self.token and not any("?" in each.text for each in (self.source, *self.mirrors))
 
 
 class WeightsStore:
@@ -134,6 +136,7 @@ class WeightsStore:
         on_progress: ReportProgress,
         tenant: str = "",
         size_bytes: int | None = None,
+        mirrors: Sequence[str] = (),
         check: CheckWeights = lambda _path: None,
     ) -> HeldWeights:
         """Return the weights of `source`, after fetching and verifying missing files.
@@ -148,6 +151,7 @@ class WeightsStore:
             on_progress: called often with the bytes present and the total bytes.
             tenant: namespace that the weights are for.
             size_bytes: size of the file that the inspection found; None accepts any.
+            mirrors: further sources of the same weights, asked in order without the token; see `artifacts.mirrors`.
             check: called in a thread with the file or folder; if it raises ArtifactError, nothing is kept of a
                 download.
 
@@ -155,7 +159,8 @@ class WeightsStore:
             ArtifactError: with a reason and whether a retry may help.
         """
         access = access_key(tenant, source, token)
-        wanted = _Wanted(source, sha256, size_bytes, revision, token, check, access)
+        others = parse_mirrors(source, mirrors, sha256)
+        wanted = _Wanted(source, sha256, size_bytes, revision, token, check, access, others)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
@@ -292,28 +297,19 @@ class WeightsStore:
             known = await asyncio.to_thread(durable.read, record, StoredFile)
             if known is None or known.sha256 != sha256 or not known.is_at(path):
                 before = StoredFile.of(path, sha256)  # taken before hashing, so that a change meanwhile is detected
-                await fetch(
-                    source,
-                    self._incoming,
-                    sha256=sha256,
-                    token=None,
-                    endpoint=self._endpoint,
-                    file_root=self._file_root,
-                    revision=None,
-                    on_progress=on_progress,
-                )
+                await verify_local(source, self._file_root, sha256, on_progress)
                 await in_thread(durable.write, record, before)
         return HeldWeights(path, sha256)
 
     async def _fetch_object(self, wanted: _Wanted, on_progress: ReportProgress) -> HeldWeights:
         source = wanted.source
-        # What others fetch with a token is not continued without it.
+        # What others fetch with a token or a signature is not continued without it.
         incoming = self._incoming / cache_key(
-            source.text, f"{wanted.revision or ''}{wanted.access if wanted.token else ''}", source.files
+            source.text, f"{wanted.revision or ''}{'' if wanted.is_public else wanted.access}", source.files
         )
         with protect_from_eviction(incoming):
             try:
-                fetched, at = await self._download(wanted, incoming, on_progress)
+                fetched, at = await self._fetch_from_any(wanted, incoming, on_progress)
             finally:
                 self._reserved_bytes.pop(incoming, None)
             try:
@@ -323,10 +319,23 @@ class WeightsStore:
                 raise
             return await _hold_in_thread(self._add_object, wanted, at, incoming, fetched)
 
-    async def _download(
+    async def _fetch_from_any(
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress
     ) -> tuple[list[FetchedArtifact], str]:
-        """Fetch the file or files of a source to `incoming`; return them and their revision."""
+        """Fetch the weights from their source, or from a mirror; return the files and their revision."""
+
+        async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
+            # A mirror has revisions of its own; its bytes are verified by their digest.
+            asked = wanted if server is wanted.source else wanted._replace(source=server, token=None, revision=None)
+            return await self._download(asked, incoming, on_progress, patience)
+
+        (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._patience)
+        return files, revision if server is wanted.source else wanted.revision or ""
+
+    async def _download(
+        self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress, patience: Patience
+    ) -> tuple[list[FetchedArtifact], str]:
+        """Fetch the file or files of one server to `incoming`; return them and their revision."""
         source, token, revision = wanted.source, wanted.token, wanted.revision
 
         async def make_room(needed_bytes: int) -> None:
@@ -343,12 +352,12 @@ class WeightsStore:
                 file_root=None,
                 revision=revision,
                 on_progress=on_progress,
-                patience=self._patience,
+                patience=patience,
                 allowed_networks=self._allowed_networks,
                 make_room=make_room,
             )
             return [one], one.revision
-        files = FileSet(source, self._build_access(token))
+        files = FileSet(source, self._build_access(token, patience))
         listing = await files.list_chosen(revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
@@ -357,13 +366,13 @@ class WeightsStore:
         )
         return several, listing.revision
 
-    def _build_access(self, token: str | None) -> SourceAccess:
+    def _build_access(self, token: str | None, patience: Patience | None = None) -> SourceAccess:
         return SourceAccess(
             token=token,
             endpoint=self._endpoint,
             file_root=self._file_root,
             allowed_networks=self._allowed_networks,
-            patience=self._patience,
+            patience=patience or self._patience,
         )
 
     def _add_object(

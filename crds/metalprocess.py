@@ -21,7 +21,7 @@ from crds.meta import (
     described,
     rule,
 )
-from crds.model import FilePatterns, Revision, Sha256
+from crds.model import FilePatterns, Mirrors, Revision, Sha256
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 
@@ -37,6 +37,7 @@ class Artifact(ApiStruct, frozen=True):
     sha256: Annotated[Sha256, described("SHA-256 that the file must have; empty if the SHA-256 is not known.")] = ""
     size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
     files: FilePatterns = []
+    mirrors: Mirrors = []
 
 
 class FurtherArtifact(ApiStruct, frozen=True):

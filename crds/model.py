@@ -40,8 +40,8 @@ Mirrors = Annotated[
     described(
         "Further sources of the same weights, in the forms of spec.source. They are asked in this order while the "
         "source and the mirrors before cannot be reached or do not have the weights. A digest verifies their bytes "
-        "whoever sends them: of one file of an hf:// or http(s):// source spec.sha256, and of an artifact the digest in "
-        "oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
+        "whoever sends them: of one file of an hf:// or http(s):// source spec.sha256, and of an artifact the digest "
+        "in oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
         "refused, and no further mirror is asked. A mirror never gets the token of spec.sourceSecretRef. A folder or "
         "split model of hf:// takes no mirrors, since a hub states no digest of configurations and tokenizers.",
         **{"x-kubernetes-list-type": "atomic"},

@@ -110,6 +110,7 @@ class HostWeights:
                         token=token,
                         on_progress=on_progress,
                         tenant=namespace,
+                        mirrors=artifact.mirrors,
                         check=check,
                     )
                 )

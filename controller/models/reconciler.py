@@ -202,7 +202,7 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel) -> bool
     # The format of a folder is not known before it is inspected.
     is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
     is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
-    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None and not spec.mirrors
+    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None
     # What was inspected once is inspected again after an edit: processes that name its revision would else be replaced.
     is_new = model.status.size_bytes is None and not observed.jobs
     return is_pinned and is_for_hosts and is_known and is_new

@@ -127,6 +127,7 @@ def _artifact(model: Model) -> Artifact:
         sha256=model.spec.sha256 or model.status.sha256,
         size_bytes=model.status.size_bytes,
         files=model.spec.files,
+        mirrors=model.spec.mirrors,
     )
 
 

@@ -42,8 +42,18 @@ class MetalProcessSteps(NamedTuple):
 
 def process_prefix(service: str, spec: MetalProcessSpec) -> str:
     """Return the name of a service's processes with this spec, without the number at its end."""
-    encoded = msgspec.json.encode(_without_defaults(spec), order="sorted")
+    encoded = msgspec.json.encode(_without_defaults(_without_mirrors(spec)), order="sorted")
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+
+
+def _without_mirrors(spec: MetalProcessSpec) -> MetalProcessSpec:
+    """Return the spec without mirrors: the same weights come from them, so a change of them replaces no process."""
+    further = [
+        msgspec.structs.replace(each, artifact=msgspec.structs.replace(each.artifact, mirrors=[]))
+        for each in spec.further_artifacts
+    ]
+    artifact = msgspec.structs.replace(spec.artifact, mirrors=[])
+    return msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further)
 
 
 def _without_defaults(spec: ApiStruct) -> Obj:
@@ -152,7 +162,8 @@ def sort_processes(
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
     there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
-    return process.spec.host_name is not None and _without_defaults(there) == _without_defaults(spec)
+    fields, wanted = (_without_defaults(_without_mirrors(each)) for each in (there, spec))
+    return process.spec.host_name is not None and fields == wanted
 
 
 def _preference(process: MetalProcess) -> tuple[bool, bool, bool, bool, str, int, str]:

@@ -1,5 +1,6 @@
 """Private weights on a host serve only the namespaces whom their server has let in."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,30 @@ async def test_weights_of_an_earlier_version_serve_while_the_server_is_away(
     held = await obtain(store, _source(server), tenant="owner", token=TOKEN)
     held.release()
     assert (await refused(store, _source(server), tenant="other")).reason == "SourceUnauthorized"
+
+
+async def test_weights_of_a_signed_mirror_are_private(store: WeightsStore, server: FileServer) -> None:
+    """Another namespace, which has the digest and the same source, gets them only from a server that lets it in."""
+    mirror = publish(server, "copy.gguf")
+    sha256 = hashlib.sha256((server.root / "copy.gguf").read_bytes()).hexdigest()
+    source = f"{server.url}/absent.gguf"
+    signed = await obtain(store, source, tenant="owner", sha256=sha256, mirrors=[f"{mirror}?signature=hunter2"])
+    signed.release()
+    (server.root / "copy.gguf").unlink()
+    assert (await refused(store, source, tenant="other", sha256=sha256)).reason == "SourceNotFound"
+
+
+async def test_finished_download_of_a_signed_mirror_is_not_taken_over(
+    store: WeightsStore, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = publish(server, "copy.gguf")
+    sha256 = hashlib.sha256((server.root / "copy.gguf").read_bytes()).hexdigest()
+    source = f"{server.url}/absent.gguf"
+
+    def die(*_: Any) -> None:
+        raise ArtifactError("StorageFailed", "the agent died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_add_object", die)
+        await refused(store, source, tenant="owner", sha256=sha256, mirrors=[f"{mirror}?signature=hunter2"])
+    assert (await refused(store, source, tenant="other", sha256=sha256)).reason == "SourceNotFound"

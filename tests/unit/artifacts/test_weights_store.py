@@ -16,7 +16,7 @@ import pytest
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.fetch import fetch
+from artifacts.fetch import verify_local
 from artifacts.manifest import StoredFile
 from artifacts.partial_download import read_download_record
 from artifacts.source import parse
@@ -342,9 +342,9 @@ class TestLocalFiles:
 
         async def counted(*arguments: Any, **options: Any) -> Any:
             calls.append(arguments)
-            return await fetch(*arguments, **options)
+            return await verify_local(*arguments, **options)
 
-        monkeypatch.setattr("artifacts.weights_store.fetch", counted)
+        monkeypatch.setattr("artifacts.weights_store.verify_local", counted)
         for _ in range(2):
             held = await obtain(store, f"file://{file}", sha256=self.DIGEST)
             assert held.path == file

@@ -1,5 +1,6 @@
 """The weights of a host: what a server sends there must be what was inspected, and no code."""
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -165,3 +166,34 @@ async def test_folder_without_code_is_fetched(weights: HostWeights, server: File
     held = await _fetch(weights, Artifact(source="hf://acme/mlx"))
     assert held.layout
     held.release()
+
+
+class TestMirrors:
+    """Weights that the source lost, with a copy at another address."""
+
+    async def test_mirrors_are_asked_in_order_without_the_token(self, weights: HostWeights, server: FileServer) -> None:
+        tiny_gguf.write(server.root / "copy.gguf")
+        content = (server.root / "copy.gguf").read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        mirrors = [f"{server.url}/absent.gguf", f"{server.url}/copy.gguf"]
+        artifact = Artifact(source=f"{server.url}/tiny.gguf", revision='"etag"', sha256=sha256, mirrors=mirrors)
+        held = await weights.fetch("team", _spec(artifact), ["open-sesame"], lambda _done, _total: None)
+        assert (held.model.name, held.model.read_bytes()) == ("tiny.gguf", content)
+        held.release()
+        assert {each.authorization for each in server.seen("tiny.gguf")} == {"Bearer open-sesame"}
+        assert [each.authorization for each in server.seen("absent.gguf") + server.seen("copy.gguf")] == [None, None]
+        pinned = weights.pin(_spec(artifact))
+        assert pinned
+        pinned.release()
+
+    async def test_mirror_with_other_bytes_puts_nothing_there(self, weights: HostWeights, server: FileServer) -> None:
+        tiny_gguf.write(server.root / "copy.gguf", name="forged")
+        mirrors = [f"{server.url}/copy.gguf"]
+        error = await _refuse(weights, Artifact(source=f"{server.url}/tiny.gguf", sha256="a" * 64, mirrors=mirrors))
+        assert error.reason == "ChecksumMismatch"
+
+    async def test_mirror_without_a_digest_is_not_asked(self, weights: HostWeights, server: FileServer) -> None:
+        tiny_gguf.write(server.root / "copy.gguf")
+        mirrors = [f"{server.url}/copy.gguf"]
+        error = await _refuse(weights, Artifact(source=f"{server.url}/tiny.gguf", mirrors=mirrors))
+        assert (error.reason, server.seen("copy.gguf")) == ("SourceInvalid", [])

@@ -15,10 +15,11 @@ PINNED = METAL | {"sha256": SHA}
     "spec",
     [
         PINNED,
+        PINNED | {"mirrors": ["http://mirror.example/tiny.gguf"]},
         METAL | {"source": f"hf://org/repo@{'a' * 40}/tiny.gguf"},
         METAL | {"source": f"oci://ghcr.io/acme/tiny@sha256:{SHA}", "files": ["*.gguf"]},
     ],
-    ids=["digest of the file", "commit", "digest of the artifact"],
+    ids=["digest of the file", "mirrors", "commit", "digest of the artifact"],
 )
 def test_pinned_public_model_of_hosts_needs_no_job(spec: Obj) -> None:
     simulated = SimulatedModel(**spec)
@@ -45,7 +46,6 @@ def test_inspected_model_of_hosts_keeps_its_facts_after_an_edit() -> None:
         {"memory_bytes": None},
         {"hardware": ModelHardware()},
         {"source_secret_ref": SecretReference(name="hub")},
-        {"mirrors": ["http://mirror.example/tiny.gguf"]},
     ],
     ids=lambda changed: next(iter(changed)),
 )

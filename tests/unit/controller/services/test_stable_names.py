@@ -100,6 +100,21 @@ def test_process_names_and_specs_stay_the_same(case: str) -> None:
     assert [(obj["metadata"]["name"], digest(obj["spec"])) for obj in made] == PROCESSES[case]
 
 
+def test_mirrors_reach_processes_but_not_their_names() -> None:
+    """Earlier versions gave them to no process: neither the update nor an edit of them may restart a replica."""
+    known = models()
+    for _kind, obj in known:
+        obj["spec"] |= {"mirrors": ["https://mirror.example/tiny.gguf"]}
+    found = (METAL_HOSTS, host(free_bytes=64 * GIB))
+    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"]), *known, found)
+    (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
+    assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
+    further = [each["artifact"] for each in process["spec"]["furtherArtifacts"]]
+    assert all(
+        each["mirrors"] == ["https://mirror.example/tiny.gguf"] for each in [process["spec"]["artifact"], *further]
+    )
+
+
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia"])
 @pytest.mark.parametrize("case", SERVICES)
 def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
