@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,8 @@ async def joined(plane: ControlPlane, name: str, kubelet: Process, watched: list
         yield
     finally:
         await kubelet.kill()
+        # Pods of later tests would be bound to a node whose kubelet ended a moment ago.
+        await plane.request("DELETE", NODES.path(None, name), accept={HTTPStatus.NOT_FOUND})
 
 
 @pytest_asyncio.fixture

@@ -1,0 +1,152 @@
+"""Engines for safetensors, and devices of every vendor, in pods: from `kubectl apply` to an answer.
+
+vLLM, SGLang and TGI are stand-ins that refuse options which the real ones do not have; llama.cpp is real.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, PODS
+from runtimes.registry import RUNTIMES
+from tests.cluster.conftest import joined
+from tests.cluster.main_job.cluster import Cluster, condition
+from tests.controlplane import members
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.tiny_models import tiny_mlx
+
+NVIDIA = {"nvidia.com/gpu": "2"}
+NVIDIA_LABELS = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.memory": "40960"}
+OTHERS = {
+    "amd.com/gpu": "1",
+    "gpu.intel.com/i915": "1",
+    "habana.ai/gaudi": "1",
+    # A card needs 11876 MiB of them.
+    "hugepages-2Mi": "12Gi",
+}
+OTHER_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
+TENSORS: dict[str, Any] = {"modelRef": "tensors", "contextLength": 2048, "extraArgs": []}
+CPU_IMAGE = "vllm/vllm-openai-cpu:v0.33.0-x86_64"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def nvidia_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-2` with two NVIDIA devices and the labels of GPU feature discovery."""
+    kubelet = members.kubelet(plane, "gpu-2", folder, resources=NVIDIA, labels=NVIDIA_LABELS)
+    async with joined(plane, "gpu-2", kubelet, watched):
+        yield kubelet
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def other_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-3` with a device of each other vendor, and pages of 2 MiB."""
+    kubelet = members.kubelet(plane, "gpu-3", folder, resources=OTHERS, labels=OTHER_LABELS)
+    async with joined(plane, "gpu-3", kubelet, watched):
+        yield kubelet
+
+
+@pytest.fixture
+def tensors(cluster: Cluster) -> Obj:
+    """A Model of a folder of safetensors at the hub."""
+    tiny_mlx.write(cluster.files.root / "acme" / "tensors", written_for="pt")
+    return cluster.model("tensors", source="hf://acme/tensors")
+
+
+async def pod_of(cluster: Cluster, service: str) -> Obj:
+    """Return the spec of the service's only pod."""
+    pods = await cluster.client.list(PODS, cluster.namespace, label_selector=f"inference.pomona.dev/service={service}")
+    (spec,) = (pod["spec"] for pod in pods.items)
+    found: Obj = spec
+    return found
+
+
+async def check_answers(cluster: Cluster, service: str) -> None:
+    """Check that the service answers with its token, and 401 without."""
+    assert (await cluster.ask(service)).text.startswith("Hello from a")
+    assert (await cluster.ask(service, token="")).status == 401
+
+
+async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors: Obj) -> None:
+    await cluster.apply(tensors, cluster.service("chat", "cpu", **TENSORS))
+    await cluster.ready("chat")
+    await check_answers(cluster, "chat")
+    assert (await cluster.ask("chat", token="wrong")).status == 401
+
+    status = (await cluster.get("chat")).status
+    assert (status.accelerator, status.runtime, status.nodes) == ("cpu", "vllm", ["cpu-1"])
+    assert status.memory.endswith(" GiB")
+    rows = await cluster.kubectl("get", "isvc", "chat", "--output=wide")
+    heading, row = rows.splitlines()
+    for column, value in (("VENDOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
+        assert row[heading.index(column) :].startswith(value), rows
+    pod = await pod_of(cluster, "chat")
+    (engine,) = pod["initContainers"]
+    assert engine["image"] == CPU_IMAGE
+    assert not any("token" in str(each) for each in (engine["args"], engine.get("env"), engine["volumeMounts"]))
+
+
+@pytest.mark.usefixtures("nvidia_node")
+async def test_sglang_and_tgi_serve_with_nvidia_devices(cluster: Cluster, tensors: Obj) -> None:
+    hardware = {"accelerator": "nvidia", "memory": "32Gi", "products": ["NVIDIA-A100-SXM4-40GB"]}
+    for engine in ("sglang", "tgi"):
+        service = cluster.service(engine, "nvidia", **TENSORS, runtime=engine, hardware=hardware)
+        await cluster.apply(tensors, service)
+    await cluster.ready("sglang", "tgi")
+    for engine in ("sglang", "tgi"):
+        await check_answers(cluster, engine)
+        status = (await cluster.get(engine)).status
+        assert (status.accelerator, status.runtime, status.nodes) == ("nvidia", engine, ["gpu-2"])
+        (container,) = (await pod_of(cluster, engine))["initContainers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+@pytest.mark.usefixtures("other_node")
+async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors: Obj) -> None:
+    amd = {"accelerator": "amd", "memory": "128Gi"}
+    await cluster.apply(
+        tensors,
+        cluster.service("amd", "amd", **TENSORS, hardware=amd),
+        cluster.service("gaudi", "intel-gaudi", **TENSORS, image=CPU_IMAGE),
+    )
+    await cluster.ready("amd", "gaudi")
+    for service in ("amd", "gaudi"):
+        await check_answers(cluster, service)
+        status = (await cluster.get(service)).status
+        assert (status.runtime, status.nodes) == ("vllm", ["gpu-3"])
+    pod = await pod_of(cluster, "gaudi")
+    (engine,) = pod["initContainers"]
+    assert engine["resources"]["limits"] == {"habana.ai/gaudi": "1", "hugepages-2Mi": "11876Mi"}
+    pod = await pod_of(cluster, "amd")
+    assert RUNTIMES["vllm"].pod is not None
+    assert pod["initContainers"][0]["image"] == RUNTIMES["vllm"].pod.images["amd"]
+
+
+@pytest.mark.usefixtures("other_node")
+async def test_llama_cpp_serves_with_amd_and_intel_devices(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(name, name) for name in ("amd", "intel")))
+    await cluster.ready("amd", "intel")
+    for service in ("amd", "intel"):
+        await check_answers(cluster, service)
+        status = (await cluster.get(service)).status
+        assert (status.accelerator, status.runtime, status.nodes) == (service, "llama.cpp", ["gpu-3"])
+
+
+async def test_pairs_that_cannot_work_are_refused_with_what_works(cluster: Cluster, tensors: Obj) -> None:
+    refused = {
+        ("amd", "tgi"): "runtime tgi has no image for accelerator amd: set hardware.accelerator to nvidia",
+        ("intel-gaudi", "vllm"): "accelerator intel-gaudi: set hardware.accelerator to amd or cpu or nvidia",
+        ("metal", "vllm"): "runtime vllm runs in pods only, and accelerator metal is outside of the cluster",
+    }
+    services = [
+        cluster.service(f"on-{accelerator}", accelerator, **TENSORS, runtime=engine) for accelerator, engine in refused
+    ]
+    await cluster.apply(tensors, *services)
+    for (accelerator, _engine), words in refused.items():
+        found = await cluster.wait_for_phase(f"on-{accelerator}", "Failed", "InvalidSpec")
+        assert words in condition(found).message
+    assert await cluster.names(DEPLOYMENTS) == []
