@@ -37,6 +37,7 @@ from controller.services.metal_processes import release_reconciler
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
+from controller.services.traffic_meter import TrafficMeter
 from controller.services.update_pacer import UpdatePacer
 from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
@@ -117,17 +118,18 @@ def registrations(
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads."""
     prober = Prober(options.trust, metrics.count_probe)
+    meter = TrafficMeter()
     tokens = KnownTokens()
     pacer = UpdatePacer()
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
         model_reconciler(options.pods),
-        service_reconciler(prober, options.pods, tokens, pacer, monitors),
+        service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases, tokens),
     )
-    return reconcilers, (leases.run, binder.run, prober.run, pacer.run)
+    return reconcilers, (leases.run, binder.run, prober.run, meter.run, pacer.run)
 
 
 class Controller:

@@ -145,6 +145,8 @@ DEFINITIONS = (
             Column("Endpoint", ".status.endpoint"),
             Column("Context", ".spec.contextLength", "integer", wide=True),
             Column("Memory", ".status.memory", wide=True),
+            Column("Requests/min", ".status.requestsPerMinute", "integer", wide=True),
+            Column("Latency ms", ".status.averageLatencyMs", "integer", wide=True),
             Column("Message", condition("Ready", "message"), wide=True),
         ),
         scalable=True,

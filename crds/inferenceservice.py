@@ -131,6 +131,23 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         described("Nodes and hosts that run a replica, at most 20 of them.", **{"x-kubernetes-list-type": "atomic"}),
     ] = []
     endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
+    requests_per_minute: Annotated[
+        int | None,
+        described(
+            "Requests per minute of all pods together, by their metrics, which are read every 5 minutes; a change of "
+            "less than a tenth is not shown. Absent if it is unknown: before the second reading, 15 minutes after the "
+            "last one, on hosts, and for llama.cpp, which does not count requests.",
+            format="int32",
+        ),
+    ] = None
+    average_latency_ms: Annotated[
+        int | None,
+        described(
+            "Average time from the arrival of a request to the end of its answer, in milliseconds, of the requests "
+            "between the last two readings. Absent if requestsPerMinute is 0 or unknown.",
+            format="int32",
+        ),
+    ] = None
     proof: Annotated[
         str,
         described(

@@ -130,5 +130,10 @@ def judge_probe(probe: Probe, last: Answer | None, failing_seconds: float, *, ha
 
 def seconds_to_repeat(service_uid: str, now: float) -> float:
     """Return the seconds from `now` to the moment of each `REPEAT_SECONDS` that is the service's."""
+    return seconds_to_turn(service_uid, now, REPEAT_SECONDS)
+
+
+def seconds_to_turn(service_uid: str, now: float, period_seconds: float) -> float:
+    """Return the seconds from `now` to the moment of each period that is the service's."""
     share = zlib.crc32(service_uid.encode()) / 2**32
-    return (share * REPEAT_SECONDS - now) % REPEAT_SECONDS
+    return (share * period_seconds - now) % period_seconds

@@ -222,7 +222,7 @@ async def _probe(
     first: Endpoint | None,
 ) -> Probe:
     """Probe the endpoints of a question, first one that failed before."""
-    token = await _read_token(client, key, question.service_uid)
+    token = await read_token(client, key, question.service_uid)
     if isinstance(token, ProbeResult):
         return Probe(token)
 
@@ -254,7 +254,7 @@ async def _probe(
     return Probe(failed, endpoint)
 
 
-async def _read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:
+async def read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:
     """Return the token of a service, or why it is not known."""
     name = token_name(key.name)
     try:

@@ -38,6 +38,8 @@ from controller.services.readiness_probe import Prober
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
+from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
@@ -64,6 +66,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from runtimes.probe import ProbeResult
+from runtimes.registry import RUNTIMES
 
 _OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
 """Kinds of the objects that a service has as long as it has pods."""
@@ -88,10 +91,17 @@ class ServiceInputs(NamedTuple):
     """True if it is the turn of this service to be replaced by an update of Pomona."""
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
+    traffic: Traffic = UNKNOWN_TRAFFIC
 
 
 def service_reconciler(
-    prober: Prober, settings: PodSettings, tokens: KnownTokens, pacer: UpdatePacer, monitors: OptionalKind
+    prober: Prober,
+    settings: PodSettings,
+    tokens: KnownTokens,
+    pacer: UpdatePacer,
+    monitors: OptionalKind,
+    *,
+    meter: TrafficMeter,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -101,12 +111,14 @@ def service_reconciler(
         tokens: the tokens of services, shared with the reconciler of hosts.
         pacer: gives services their turn to be replaced by an update.
         monitors: the kind PodMonitor, if the cluster has it.
+        meter: reads the metrics of pods.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
             prober.answer(key, None)
+            meter.follow(key, None)
             tokens.forget(key)
             pacer.forget(key)
             return None
@@ -125,7 +137,9 @@ def service_reconciler(
             tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
-        return ServiceInputs(question, answer, step.new_token, view, revision, step.rotation, may_roll, monitors.exists)
+        traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
+        exists, rotation = monitors.exists, step.rotation
+        return ServiceInputs(question, answer, step.new_token, view, revision, rotation, may_roll, exists, traffic)
 
     def restart() -> None:
         tokens.restart()
@@ -134,17 +148,21 @@ def service_reconciler(
     return Reconciler(
         resource=INFERENCE_SERVICES,
         decide=functools.partial(decide_service, settings=settings),
-        triggers=(
-            *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
-            Trigger(MODELS, _services_of_model, everything),
-            Trigger(METAL_HOSTS, _services_of_host, steady_facts),
-            Trigger(NODES, _services_without_device, everything),
-            Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
-            Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
-        ),
+        triggers=_list_triggers(),
         observe=observe,
         written=tokens.remember,
         restart=restart,
+    )
+
+
+def _list_triggers() -> tuple[Trigger, ...]:
+    return (
+        *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
+        Trigger(MODELS, _services_of_model, everything),
+        Trigger(METAL_HOSTS, _services_of_host, steady_facts),
+        Trigger(NODES, _services_without_device, everything),
+        Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
+        Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
     )
 
 
@@ -160,6 +178,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
+    status |= inputs.traffic.fields()
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
@@ -183,6 +202,14 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         if rotation.done or rotation.patch
         else min((each for each in (steps.again_seconds, rotation.again_seconds) if each is not None), default=None),
     )
+
+
+def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
+    """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
+    engine = RUNTIMES[view.runtime].pod if view.runtime in RUNTIMES else None
+    series = find_series(engine) if engine is not None else None
+    pods = tuple(each for each in view.own_endpoints if not each.host)
+    return TrafficTarget(view.service.metadata.uid, pods, series) if pods and series is not None else None
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:

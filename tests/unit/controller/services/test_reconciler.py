@@ -12,6 +12,8 @@ from controller.services.diagnosis import diagnose_pod
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens
+from controller.services.traffic import Traffic
+from controller.services.traffic_meter import TrafficMeter
 from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import TenantLimits
 from crds.model import Layout
@@ -266,6 +268,17 @@ def test_status_names_engine_memory_and_nodes() -> None:
     assert status["memory"] == "1.1 GiB"
 
 
+def test_status_shows_the_traffic_that_is_known() -> None:
+    base = (chat_service(), (MODELS, model()))
+    status = decide_chat(*base, traffic=Traffic(90, 1200)).status
+    assert status is not None
+    assert (status["requestsPerMinute"], status["averageLatencyMs"]) == (90, 1200)
+    status = decide_chat(*base, traffic=Traffic(0, None)).status
+    assert status is not None
+    assert status["requestsPerMinute"] == 0
+    assert "averageLatencyMs" not in status
+
+
 def test_quota_that_refuses_pods_is_reported() -> None:
     base = (chat_service(), (MODELS, model()))
     there = chat_deployment(*base, ready=0)
@@ -394,7 +407,7 @@ class TokenSecret(Client):
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
     observe = service_reconciler(
-        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
     ).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
@@ -411,7 +424,7 @@ class NoSecretIsRead(Client):
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
     reconciler = service_reconciler(
-        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
     )
     assert reconciler.observe is not None
     assert reconciler.written is not None

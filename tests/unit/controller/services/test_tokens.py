@@ -12,6 +12,7 @@ from controller.reconcile.plan import Plan, Snapshot
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
+from controller.services.traffic_meter import TrafficMeter
 from controller.services.update_pacer import UpdatePacer
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
@@ -188,7 +189,7 @@ class FoundAnEdit(Prober):
 @pytest.mark.parametrize(("prober", "reads"), [(Prober(), 1), (FoundAnEdit(), 2)], ids=["no edit", "edit"])
 async def test_secret_is_read_at_once_if_a_probe_found_an_edit(prober: Prober, reads: int) -> None:
     observe = service_reconciler(
-        prober, DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, "")
+        prober, DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
     ).observe
     assert observe is not None
     api = OneSecret(stored_secret())

@@ -1,0 +1,146 @@
+"""The traffic of a service by the metrics of its pods: which series tell it, and what two readings of them say.
+
+Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
+counts what clients asked for, and the port of the engine is closed. What a pod sends is not trusted: lines that are no
+counts are ignored.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from controller.services.endpoints import Endpoint
+from crds.inferenceservice import InferenceServiceStatus
+from gateway.proxy.paths import METRICS
+from runtimes.pod import EnginePod
+
+_LEAST_CHANGE: Final = 0.1
+_MOST: Final = 2**31 - 1
+"""Largest number that the fields of the status hold."""
+_MOST_COUNTED: Final = 2.0**53
+"""Largest count that is believed."""
+_PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
+_DURATION_PARTS: Final = ("_count", "_sum")
+
+
+class TrafficSeries(NamedTuple):
+    """The series of a pod's metrics that tell its traffic."""
+
+    path: str
+    needs_key: bool
+    requests: str
+    """Counter of requests."""
+    seconds: str | None
+    """Histogram of the duration of requests; None: the engine has none."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all series that are read."""
+        parts = tuple(f"{self.seconds}{part}" for part in _DURATION_PARTS) if self.seconds else ()
+        return tuple(dict.fromkeys((self.requests, *parts)))
+
+
+class Traffic(NamedTuple):
+    """The traffic of a service; None: unknown."""
+
+    requests_per_minute: int | None = None
+    average_ms: int | None = None
+    """Average duration of the requests in the interval; None if they were less than one in two minutes, too."""
+
+    def fields(self) -> dict[str, int]:
+        """Return the fields of a service's status."""
+        known = {"requestsPerMinute": self.requests_per_minute, "averageLatencyMs": self.average_ms}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+UNKNOWN_TRAFFIC: Final = Traffic()
+
+
+def read_traffic(status: InferenceServiceStatus) -> Traffic:
+    """Return the traffic that a status shows."""
+    return Traffic(status.requests_per_minute, status.average_latency_ms)
+
+
+class Sample(NamedTuple):
+    """One reading of one pod."""
+
+    at: float
+    """By the clock of the event loop, in seconds."""
+    values: Mapping[str, float]
+
+
+def find_series(engine: EnginePod) -> TrafficSeries | None:
+    """Return the series that tell the traffic of an engine's pods, or None if it counts no requests."""
+    if engine.key == "proxy":
+        return TrafficSeries(METRICS, needs_key=True, requests=f"{_PROXY_SECONDS}_count", seconds=_PROXY_SECONDS)
+    metrics = engine.metrics
+    if metrics is None or metrics.requests is None:
+        return None
+    return TrafficSeries(metrics.path, metrics.needs_key, metrics.requests, metrics.request_seconds)
+
+
+def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
+    """Return the sum over all labels of each named series in Prometheus' text form; lines that are none are ignored."""
+    wanted = {name.encode(): name for name in names}
+    prefixes = tuple(wanted)
+    totals: dict[str, float] = {}
+    for line in text.split(b"\n"):
+        if not line.startswith(prefixes):
+            continue
+        for prefix, name in wanted.items():
+            if line.startswith(prefix) and (value := _read_number(line[len(prefix) :])) is not None:
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def _read_number(rest: bytes) -> float | None:
+    """Return the number behind a name and its labels, or None if there is no count, or the name goes on."""
+    if rest[:1] == b"{":
+        # A label may contain braces and blanks, in quotes; the number is behind the last brace.
+        rest = rest[rest.rfind(b"}") + 1 :]
+    elif not rest[:1].isspace():
+        return None
+    try:
+        value = float(rest.split(None, 1)[0])
+    except (IndexError, ValueError):
+        return None
+    return value if 0 <= value <= _MOST_COUNTED else None
+
+
+def measure_traffic(
+    before: Mapping[Endpoint, Sample], after: Mapping[Endpoint, Sample], series: TrafficSeries
+) -> Traffic:
+    """Return the traffic between two readings of pods; one that was not read before counts from its next reading on."""
+    per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
+    for endpoint, sample in after.items():
+        earlier = before.get(endpoint)
+        if earlier is None or sample.at <= earlier.at or series.requests not in sample.values:
+            continue
+        is_known = True
+        per_minute += _increase(earlier, sample, series.requests) * 60 / (sample.at - earlier.at)
+        if series.seconds is not None:
+            count, total = (f"{series.seconds}{part}" for part in _DURATION_PARTS)
+            requests += _increase(earlier, sample, count)
+            seconds += _increase(earlier, sample, total)
+    if not is_known:
+        return UNKNOWN_TRAFFIC
+    rounded = min(round(per_minute), _MOST)
+    # The controller's own probes are less than one request per minute, and tell no latency that anyone sees.
+    has_average = rounded > 0 and requests > 0
+    return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
+
+
+def _increase(before: Sample, after: Sample, name: str) -> float:
+    """Return the increase of a counter, which begins at 0 again when its process restarts."""
+    old, new = before.values.get(name, 0.0), after.values.get(name, 0.0)
+    return new - old if new >= old else new
+
+
+def is_news(known: Traffic, measured: Traffic) -> bool:
+    """Return whether a number differs by more than a tenth of it."""
+    return any(_differs(old, new) for old, new in zip(known, measured, strict=True))
+
+
+def _differs(old: int | None, new: int | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return abs(new - old) > _LEAST_CHANGE * max(old, new)

@@ -1,0 +1,173 @@
+"""The readings of the metrics of services in pods, whose traffic their status shows.
+
+The leader reads the metrics of each service's ready pods every five minutes, at a moment that is the service's own. The
+reconciler of services asks for the last result and writes it into the status; it is woken only if the result differs by
+more than a tenth. A pod that does not answer, or answers nonsense, costs one connection and no more: after 15 minutes
+without any reading the traffic is unknown again. A service whose engine counts nothing is never read.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import aiohttp
+
+from controller.reconcile.plan import Leading
+from controller.services.endpoints import Endpoint
+from controller.services.probe_policy import seconds_to_turn
+from controller.services.readiness_probe import read_token
+from controller.services.traffic import (
+    UNKNOWN_TRAFFIC,
+    Sample,
+    Traffic,
+    TrafficSeries,
+    is_news,
+    measure_traffic,
+    parse_series,
+)
+from kube.queue import WorkQueue, run_workers
+from kube.resources import INFERENCE_SERVICES, ObjectKey
+
+READ_SECONDS: Final = 300.0
+"""Pause between two readings of a service: at 1,000 services, 3.3 readings a second."""
+STALE_SECONDS: Final = 900.0
+"""Time without a reading after which the traffic is unknown."""
+TIMEOUT_SECONDS: Final = 5.0
+MOST_BYTES: Final = 1 << 20
+"""The longest answer that is read. vLLM's has about 60 KiB."""
+MOST_PODS: Final = 100
+CONNECTIONS: Final = 16
+"""Pods that are read at once: 16 MiB at the most, if all send as much as they may."""
+
+
+class TrafficTarget(NamedTuple):
+    """The pods of a service whose metrics are read."""
+
+    service_uid: str
+    endpoints: tuple[Endpoint, ...]
+    series: TrafficSeries
+
+
+@dataclass(slots=True)
+class _MeteredService:
+    """All that the meter keeps of a service."""
+
+    target: TrafficTarget
+    traffic: Traffic
+    """As the status shows it."""
+    read_at: float
+    """Time of the last reading that told something, or of the first look at the service."""
+    samples: dict[Endpoint, Sample] = field(default_factory=dict)
+    token: str = ""
+
+
+class TrafficMeter:
+    """The readings of all services, and their last results."""
+
+    def __init__(self) -> None:
+        self._services: dict[ObjectKey, _MeteredService] = {}
+        self._due: WorkQueue[ObjectKey] = WorkQueue()
+        self._slots = asyncio.Semaphore(CONNECTIONS)
+
+    def follow(self, key: ObjectKey, target: TrafficTarget | None, known: Traffic = UNKNOWN_TRAFFIC) -> Traffic:
+        """Return the traffic of a service, and read its pods from now on; without a target it is forgotten.
+
+        `known` is the traffic in its status, which stays until this leader has read the pods itself.
+        """
+        if target is None:
+            self._services.pop(key, None)
+            return UNKNOWN_TRAFFIC
+        service = self._services.get(key)
+        if service is None or service.target.service_uid != target.service_uid:
+            now = asyncio.get_running_loop().time()
+            self._services[key] = service = _MeteredService(target, known, now)
+            self._read_later(key, target)
+        service.target = target
+        return service.traffic
+
+    async def run(self, leading: Leading) -> None:
+        """Read for ever."""
+        for key, service in self._services.items():
+            self._read_later(key, service.target)
+        # A connection is of no use five minutes later.
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=False, auto_decompress=False
+        ) as session:
+
+            async def read(key: ObjectKey) -> None:
+                await self._read(session, leading, key)
+
+            await run_workers(self._due, read, CONNECTIONS, READ_SECONDS)
+
+    def _read_later(self, key: ObjectKey, target: TrafficTarget, least_seconds: float = 0.0) -> None:
+        now = asyncio.get_running_loop().time()
+        seconds = seconds_to_turn(target.service_uid, now + least_seconds, READ_SECONDS)
+        self._due.add_after(key, least_seconds + seconds)
+
+    async def _read(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> None:
+        service = self._services.get(key)
+        if service is None:
+            return
+        target = service.target
+        # A timer may fire a moment early: that moment is not the next turn.
+        self._read_later(key, target, READ_SECONDS / 2)
+        samples = await self._read_pods(session, leading, key, service)
+        if self._services.get(key) is not service:
+            return
+        now = asyncio.get_running_loop().time()
+        measured = measure_traffic(service.samples, samples, target.series)
+        service.samples = samples
+        if measured == UNKNOWN_TRAFFIC and now - service.read_at < STALE_SECONDS:
+            return
+        if measured != UNKNOWN_TRAFFIC:
+            service.read_at = now
+        if is_news(service.traffic, measured):
+            service.traffic = measured
+            leading.enqueue(INFERENCE_SERVICES, key)
+
+    async def _read_pods(
+        self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
+    ) -> dict[Endpoint, Sample]:
+        """Return a sample of each pod that answers with the series."""
+        target = service.target
+        if target.series.needs_key and not service.token:
+            token = await read_token(leading.client, key, target.service_uid)
+            if not isinstance(token, str):
+                return {}
+            service.token = token
+        pods = target.endpoints[:MOST_PODS]
+        found = await asyncio.gather(*(self._read_pod(session, each, target.series, service.token) for each in pods))
+        if None in found:
+            # The token may have been replaced.
+            service.token = ""
+        return {pod: sample for pod, sample in zip(pods, found, strict=True) if sample is not None}
+
+    async def _read_pod(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, series: TrafficSeries, token: str
+    ) -> Sample | None:
+        async with self._slots:
+            text = await _read_metrics(session, endpoint, series, token)
+        values = parse_series(text, series.names) if text is not None else {}
+        return Sample(asyncio.get_running_loop().time(), values) if series.requests in values else None
+
+
+async def _read_metrics(
+    session: aiohttp.ClientSession, endpoint: Endpoint, series: TrafficSeries, token: str
+) -> bytes | None:
+    """Return the text at the path of the metrics, or None if the pod does not answer with one."""
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if series.needs_key else {})
+    try:
+        async with session.get(f"{endpoint.url}{series.path}", headers=headers, allow_redirects=False) as response:
+            if response.status != HTTPStatus.OK:
+                return None
+            text = bytearray()
+            async for chunk in response.content.iter_any():
+                text += chunk
+                if len(text) > MOST_BYTES:
+                    return None
+            return bytes(text)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None

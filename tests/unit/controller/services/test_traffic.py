@@ -1,0 +1,102 @@
+"""The traffic of a service by the metrics of its pods."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.services.endpoints import Endpoint
+from controller.services.traffic import (
+    UNKNOWN_TRAFFIC,
+    Sample,
+    Traffic,
+    TrafficSeries,
+    find_series,
+    is_news,
+    measure_traffic,
+    parse_series,
+)
+from gateway.proxy.metrics import ProxyMetrics
+from runtimes.registry import RUNTIMES
+
+ONE, TWO = Endpoint("10.0.0.1", 8080), Endpoint("10.0.0.2", 8080)
+SERIES = TrafficSeries("/metrics", needs_key=False, requests="requests", seconds="seconds")
+NAMES = ("requests", "seconds_count", "seconds_sum")
+LABELS = st.text(st.characters(exclude_characters='\n"\\'), max_size=20)
+
+
+def sample(at: float, requests: float, seconds: float = 0.0) -> Sample:
+    return Sample(at, {"requests": requests, "seconds_count": requests, "seconds_sum": seconds})
+
+
+def find_series_of(engine: str) -> TrafficSeries | None:
+    pod = RUNTIMES[engine].pod
+    assert pod is not None
+    return find_series(pod)
+
+
+def test_proxy_counts_for_an_engine_behind_it() -> None:
+    metrics = ProxyMetrics(list)
+    for seconds in (0.5, 1.5):
+        metrics.for_service("team/chat").request_seconds.observe(seconds)
+    for engine in ("vllm", "sglang", "tgi", "ollama", "generic"):
+        series = find_series_of(engine)
+        assert series is not None
+        assert series.needs_key
+        assert parse_series(metrics.text(), series.names) == dict(zip(series.names, (2.0, 2.0), strict=True))
+
+
+def test_engine_that_counts_no_requests_is_not_read() -> None:
+    assert find_series_of("llama.cpp") is None
+
+
+@given(st.lists(st.tuples(LABELS, st.integers(0, 2**40))), st.lists(st.tuples(LABELS, st.integers(0, 2**40))))
+def test_series_are_summed_over_their_labels(requests: list[tuple[str, int]], others: list[tuple[str, int]]) -> None:
+    lines = ["# TYPE requests counter", "requests_total 7", "requestsandmore{} 7", "requests NaN", "requests -1"]
+    lines += [f'requests{{model="{label}",le="0.5"}} {number} 1700000000000' for label, number in requests]
+    lines += [f'seconds_sum{{model="{label}"}} {number}' for label, number in others]
+    found = parse_series("\n".join(lines).encode("utf-8", "surrogatepass"), NAMES)
+    assert found.get("requests", 0) == sum(number for _, number in requests)
+    assert found.get("seconds_sum", 0) == sum(number for _, number in others)
+    assert set(found) <= {"requests", "seconds_sum"}
+
+
+@given(st.lists(st.one_of(st.binary(), st.sampled_from([b"requests", b"{", b"} ", b" 1e308\n", b" inf\n", b"\n"]))))
+def test_text_of_any_bytes_gives_counts_or_nothing(parts: list[bytes]) -> None:
+    found = parse_series(b"".join(parts), NAMES)
+    assert all(0 <= value < float("inf") for value in found.values())
+    measured = measure_traffic({ONE: sample(0.0, 0)}, {ONE: Sample(300.0, found)}, SERIES)
+    assert all(number is None or 0 <= number < 2**31 for number in measured)
+
+
+def test_traffic_is_the_sum_of_all_pods() -> None:
+    before = {ONE: sample(0.0, 100, 10.0), TWO: sample(0.0, 0)}
+    after = {ONE: sample(300.0, 200, 60.0), TWO: sample(300.0, 300, 30.0)}
+    assert measure_traffic(before, after, SERIES) == Traffic(80, 200)
+
+
+def test_counter_that_fell_began_at_zero_again() -> None:
+    assert measure_traffic({ONE: sample(0.0, 1000, 500.0)}, {ONE: sample(60.0, 10, 5.0)}, SERIES) == Traffic(10, 500)
+
+
+def test_pod_counts_from_its_second_reading_on() -> None:
+    assert measure_traffic({}, {ONE: sample(0.0, 1000)}, SERIES) == UNKNOWN_TRAFFIC
+    both = {ONE: sample(60.0, 60, 6.0), TWO: sample(60.0, 1000, 1000.0)}
+    assert measure_traffic({ONE: sample(0.0, 0)}, both, SERIES) == Traffic(60, 100)
+
+
+def test_probes_of_the_controller_tell_no_latency() -> None:
+    assert measure_traffic({ONE: sample(0.0, 0)}, {ONE: sample(300.0, 1, 3.0)}, SERIES) == Traffic(0, None)
+
+
+def test_number_of_requests_without_a_histogram_is_enough() -> None:
+    series = SERIES._replace(seconds=None)
+    assert series.names == ("requests",)
+    assert measure_traffic({ONE: sample(0.0, 0)}, {ONE: sample(60.0, 5)}, series) == Traffic(5, None)
+
+
+def test_change_of_less_than_a_tenth_is_no_news() -> None:
+    assert not is_news(Traffic(100, 1000), Traffic(109, 901))
+    assert is_news(Traffic(100, 1000), Traffic(112, 1000))
+    assert is_news(Traffic(100, 1000), Traffic(100, 800))
+    assert is_news(UNKNOWN_TRAFFIC, Traffic(0, None))
+    assert is_news(Traffic(1, 1), UNKNOWN_TRAFFIC)
+    assert not is_news(Traffic(0, None), Traffic(0, None))

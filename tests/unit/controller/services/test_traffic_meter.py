@@ -1,0 +1,172 @@
+"""The meter with a real HTTP server, and its schedule in virtual time; only the source of the Secret is a stand-in."""
+
+import asyncio
+import base64
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from controller.reconcile.plan import Leading
+from controller.services import traffic_meter
+from controller.services.endpoints import Endpoint
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, TrafficSeries
+from controller.services.traffic_meter import TrafficMeter, TrafficTarget
+from kube.client import Client, Obj
+from kube.resources import ObjectKey, Resource
+from kube.store import Store
+from tests.support import virtual_time
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+KEY = ObjectKey("team", "chat")
+SERIES = TrafficSeries("/metrics", needs_key=True, requests="seconds_count", seconds="seconds")
+
+
+class Secrets(Client):
+    """An API that has only the token Secret, and counts its reads."""
+
+    def __init__(self) -> None:
+        self.token = "first"
+        self.reads = 0
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+        assert (resource.plural, name, namespace) == ("secrets", "chat-token", "team")
+        self.reads += 1
+        owners = [{"uid": "uid-chat", "controller": True}]
+        data = {"token": base64.b64encode(self.token.encode()).decode()}
+        return {"metadata": {"name": name, "ownerReferences": owners}, "data": data}
+
+
+class Pod:
+    """A pod that counts one request, of half a second, at each reading."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self.secrets = secrets
+        self.readings = 0
+        self.nonsense: bytes | None = None
+        self.endpoint = Endpoint("127.0.0.1", 0)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {self.secrets.token}":
+            return web.Response(status=401)
+        self.readings += 1
+        if self.nonsense is not None:
+            return web.Response(body=self.nonsense)
+        return web.Response(text=f"seconds_count {self.readings}\nseconds_sum {self.readings / 2}\n")
+
+
+@pytest_asyncio.fixture
+async def pod() -> AsyncIterator[Pod]:
+    served = Pod(Secrets())
+    app = web.Application()
+    app.router.add_get("/metrics", served.metrics)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    served.endpoint = Endpoint("127.0.0.1", runner.addresses[0][1])
+    yield served
+    await runner.cleanup()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_meter, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(traffic_meter, "STALE_SECONDS", 0.3)
+
+
+def leading(client: Client, enqueued: list[ObjectKey]) -> Leading:
+    recorder: Any = None
+    return Leading(client, Store(), recorder, lambda _resource, key: enqueued.append(key))
+
+
+def target(*endpoints: Endpoint) -> TrafficTarget:
+    return TrafficTarget("uid-chat", endpoints, SERIES)
+
+
+@pytest.mark.usefixtures("often")
+async def test_service_is_enqueued_when_its_traffic_is_known(pod: Pod) -> None:
+    meter, enqueued = TrafficMeter(), list[ObjectKey]()
+    async with running(meter.run(leading(pod.secrets, enqueued))):
+        assert meter.follow(KEY, target(pod.endpoint)) == UNKNOWN_TRAFFIC
+        await eventually(lambda: enqueued)
+        traffic = meter.follow(KEY, target(pod.endpoint))
+    assert traffic.average_ms == 500
+    # One request in 0.05 s.
+    assert traffic.requests_per_minute is not None
+    assert 0 < traffic.requests_per_minute <= 1300
+    assert pod.secrets.reads == 1
+
+
+@pytest.mark.usefixtures("often")
+async def test_replaced_token_is_read_again(pod: Pod) -> None:
+    meter = TrafficMeter()
+    async with running(meter.run(leading(pod.secrets, []))):
+        meter.follow(KEY, target(pod.endpoint))
+        await eventually(lambda: pod.readings)
+        pod.secrets.token = "second"
+        readings = pod.readings
+        await eventually(lambda: pod.readings > readings)
+    assert pod.secrets.reads == 2
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"", b"<html>seconds_count</html>", b"seconds_count nan\n", b"x" * ((1 << 20) + 1) + b"\nseconds_count 5\n"],
+    ids=["empty", "HTML", "no number", "too long"],
+)
+async def test_traffic_of_pods_that_send_nonsense_is_unknown_after_a_time(pod: Pod, nonsense: bytes) -> None:
+    meter, enqueued = TrafficMeter(), list[ObjectKey]()
+    pod.nonsense = nonsense
+    known = Traffic(7, 700)
+    async with running(meter.run(leading(pod.secrets, enqueued))):
+        assert meter.follow(KEY, target(pod.endpoint), known) == known
+        await eventually(lambda: pod.readings >= 2)
+        await eventually(lambda: enqueued)
+        assert meter.follow(KEY, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
+
+
+@pytest.mark.usefixtures("often")
+async def test_pod_that_is_gone_hides_no_other(pod: Pod) -> None:
+    meter, enqueued = TrafficMeter(), list[ObjectKey]()
+    async with running(meter.run(leading(pod.secrets, enqueued))):
+        meter.follow(KEY, target(Endpoint("127.0.0.1", 1), pod.endpoint))
+        await eventually(lambda: enqueued)
+        assert meter.follow(KEY, target(pod.endpoint)) != UNKNOWN_TRAFFIC
+
+
+async def test_traffic_in_the_status_stays_for_a_new_leader() -> None:
+    meter, known = TrafficMeter(), Traffic(7, 700)
+    assert meter.follow(KEY, target(Endpoint("127.0.0.1", 1)), known) == known
+    assert meter.follow(KEY, None) == UNKNOWN_TRAFFIC
+
+
+def test_services_are_read_once_in_five_minutes_and_at_different_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_at: dict[str, list[float]] = {}
+
+    async def read(_session: object, endpoint: Endpoint, _series: TrafficSeries, _token: str) -> bytes:
+        times = read_at.setdefault(endpoint.address, [])
+        times.append(asyncio.get_running_loop().time())
+        return f"seconds_count {100 * len(times)}\nseconds_sum {50 * len(times)}\n".encode()
+
+    async def main() -> None:
+        meter, enqueued = TrafficMeter(), list[ObjectKey]()
+        series = SERIES._replace(needs_key=False)
+        for number in range(100):
+            pods = (Endpoint(f"10.0.0.{number}", 8080),)
+            meter.follow(ObjectKey("team", f"s{number}"), TrafficTarget(f"uid-{number}", pods, series))
+        async with running(meter.run(leading(Secrets(), enqueued))):
+            await asyncio.sleep(3600)
+        assert len(enqueued) == 100, "the traffic is the same at each reading"
+        assert meter.follow(ObjectKey("team", "s0"), target(Endpoint("10.0.0.0", 8080))) == UNKNOWN_TRAFFIC
+
+    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
+    virtual_time.run(main())
+    assert {len(times) for times in read_at.values()} == {12}
+    for times in read_at.values():
+        assert all(round(later - earlier) == 300 for earlier, later in itertools.pairwise(times))
+    assert len({round(times[0]) for times in read_at.values()}) > 50
