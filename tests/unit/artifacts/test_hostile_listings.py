@@ -9,16 +9,17 @@ import pytest
 
 from artifacts import file_set
 from artifacts.errors import ArtifactError
+from artifacts.file_choice import choose_files
 from artifacts.file_set import FileSet
-from artifacts.gguf import GGUFHeader
+from artifacts.gguf import GGUFHeader, Value
 from artifacts.gguf_split import MOST_TENSORS, keep_part, merge_headers
-from artifacts.repository import SourceAccess
-from artifacts.source import parse
+from artifacts.repository import Listing, RepositoryFile, SourceAccess
+from artifacts.source import Source, parse
 
 
 def part(number: int, count: int, tensors: int = 1) -> GGUFHeader:
-    metadata = {"split.no": number, "split.count": count, "general.name": "x" * 4096}
-    shapes = {f"t{number}.{each}": (1,) for each in range(tensors)}
+    metadata: dict[str, Value] = {"split.no": number, "split.count": count, "general.name": "x" * 4096}
+    shapes: dict[str, tuple[int, ...]] = {f"t{number}.{each}": (1,) for each in range(tensors)}
     return GGUFHeader(3, metadata, tensors, 4 * tensors, {"F32": 4 * tensors}, shapes, 0, tensors)
 
 
@@ -40,11 +41,10 @@ def test_parts_with_more_tensors_than_any_model_are_refused_before_the_others_ar
 
 async def test_event_loop_goes_on_while_patterns_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     went_on = threading.Event()
-    choose = file_set.choose_files
 
-    def choose_slowly(*arguments: object) -> object:
+    def choose_slowly(source: Source, listing: Listing) -> list[RepositoryFile]:
         assert went_on.wait(10)
-        return choose(*arguments)  # type: ignore[arg-type]
+        return choose_files(source, listing)
 
     monkeypatch.setattr(file_set, "choose_files", choose_slowly)
     (tmp_path / "tiny.gguf").touch()
