@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -44,6 +45,8 @@ _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
 _MARK: Final = "pomona-"
 """Beginning of the namespace of every agent's models."""
+_REFUSAL: Final = re.compile(r"\b([45]\d\d): .*", re.ASCII | re.DOTALL)
+"""A status and a body, as Ollama repeats them."""
 _STAY: Final = -1
 _LEAVE: Final = 0
 
@@ -312,7 +315,8 @@ def _weights(name: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    """Return the text of an error without the body of a registry's refusal, which a redirect may take from anywhere."""
+    return _REFUSAL.sub(r"HTTP \1", str(error)) or type(error).__name__
 
 
 def _reason(status: int | None) -> str:

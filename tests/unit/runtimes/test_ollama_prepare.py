@@ -99,6 +99,14 @@ async def test_pull_that_fails_is_tried_again_and_then_ends(unused_tcp_port: int
         assert len(preparation.failures) == 4
 
 
+async def test_answer_of_another_server_is_not_repeated(unused_tcp_port: int) -> None:
+    async with OllamaStandIn(unused_tcp_port) as daemon:
+        daemon.pull_error = 'pull model manifest: 403: {"message": "secret of a server inside"}\nmore of it'
+        with pytest.raises(DaemonError, match="pull model manifest: HTTP 403$") as caught:
+            await Preparation(daemon.port, "ollama://registry.example/acme/tiny:1b").run()
+        assert "secret" not in str(caught.value)
+
+
 async def test_pull_goes_on_after_a_failure(unused_tcp_port: int) -> None:
     async with OllamaStandIn(unused_tcp_port) as daemon:
         daemon.registry["tiny:1b"] = b"weights"
