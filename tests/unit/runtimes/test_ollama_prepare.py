@@ -102,7 +102,7 @@ async def test_pull_that_fails_is_tried_again_and_then_ends(unused_tcp_port: int
 async def test_answer_of_another_server_is_not_repeated(unused_tcp_port: int) -> None:
     async with OllamaStandIn(unused_tcp_port) as daemon:
         daemon.pull_error = 'pull model manifest: 403: {"message": "secret of a server inside"}\nmore of it'
-        with pytest.raises(DaemonError, match="pull model manifest: HTTP 403$") as caught:
+        with pytest.raises(DaemonError, match=r"pull model manifest: HTTP 403$") as caught:
             await Preparation(daemon.port, "ollama://registry.example/acme/tiny:1b").run()
         assert "secret" not in str(caught.value)
 
