@@ -75,7 +75,7 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     def after_inspection(self, found: "ModelFacts") -> "ModelFacts":
         """Return the facts of an earlier release with those of another inspection, if that is of the same revision.
 
-        Size and layout stay: processes state the one, and reserve memory by the other. Others would replace what serves.
+        Size and layout stay: processes state the one, and reserve memory by the other, and others would replace them.
         """
         if found.revision != self.revision:
             return msgspec.structs.replace(self, inspection=found.inspection)

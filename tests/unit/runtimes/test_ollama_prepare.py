@@ -5,11 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from runtimes import ollama_prepare
 from runtimes.daemon import SILENT, DaemonError
 from runtimes.ollama_prepare import PodModel, is_permanent, prepare_model
-from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.daemons.ollama import Handler, OllamaStandIn
 from tests.support.eventually import eventually
 
 NAME = "pomona/chat:0123456789-9876543210"
@@ -117,6 +118,48 @@ async def test_pull_goes_on_after_a_failure(unused_tcp_port: int) -> None:
         daemon.pull_error = ""
         await waiting
         assert daemon.names() == {NAME}
+
+
+class FatalCall(OllamaStandIn):
+    """An Ollama at one of whose calls the client dies; the daemon works on."""
+
+    def __init__(self, port: int, number: int) -> None:
+        super().__init__(port)
+        self.registry["tiny:1b"] = b"weights"
+        self.number = number
+        self.client: asyncio.Task[None] | None = None
+
+    def application(self) -> web.Application:
+        application = super().application()
+        application.middlewares.append(self._kill)
+        return application
+
+    @web.middleware
+    async def _kill(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if len(self.asked) == self.number and self.client is not None:
+            self.client.cancel()
+        return await handler(request)
+
+
+@pytest.mark.parametrize("of_library", [True, False], ids=["library", "volume"])
+async def test_preparation_that_dies_at_any_call_is_ended_by_the_next(
+    of_library: bool, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    """The proxy's container dies, and the next proxy finds what is there."""
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF weights")
+    source = "ollama://tiny:1b" if of_library else str(tmp_path / "tiny.gguf")
+    number, died = 0, True
+    while died:
+        number += 1
+        async with FatalCall(unused_tcp_port, number) as daemon:
+            daemon.client = asyncio.create_task(Preparation(daemon.port, source).run())
+            await asyncio.wait({daemon.client})
+            died = daemon.client.cancelled()
+            await Preparation(daemon.port, source).run()
+            (loaded,) = daemon.running.values()
+            assert (loaded.name, loaded.context_length, loaded.stays) == (NAME, 2048, True), number
+            assert len(daemon.blobs) == 1, number
+    assert number > 5, "it died at each call"
 
 
 @pytest.mark.parametrize(
