@@ -14,20 +14,26 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_UPDATE, is_desired, stamp
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
 
 _ADDED_FIELDS: Final = ("priorityClassName", "topologySpreadConstraints")
 """Fields of a pod that earlier versions did not state, and for which no pod is restarted."""
+_DEFAULTS: Final = InferenceServiceSpec(model_ref="")
+"""Values that nobody decided: a field that a later version adds has its default in all objects."""
 
 
 def digest_inputs(service: InferenceService, served: Served) -> str:
     """Return the digest of what users decided about the pods of a service; scaling replaces none."""
-    spec = msgspec.structs.replace(service.spec, replicas=1, suspend=False)
+    stated = {
+        name: value
+        for name, value in msgspec.structs.asdict(service.spec).items()
+        if value != getattr(_DEFAULTS, name) and name not in {"replicas", "suspend"}
+    }
     models = (served.model, *(each.model for each in served.companions if each.model is not None))
-    inputs = (spec, service.status.token_rotation, [_list_inputs(each) for each in models])
+    inputs = (stated, service.status.token_rotation, [_list_inputs(each) for each in models])
     return hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.stamp import stamp
+from controller.reconcile.stamp import ANNOTATION_INPUTS, stamp
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.support.api_objects import GIB, host, model
@@ -134,3 +134,16 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     assert digest(earlier["spec"]) == PODS[accelerator][case]
     (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
     assert obj["spec"]["template"] == earlier["spec"]["template"]
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [("defaults", "d869d0ab1cb20cf2"), ("defaults stated", "d869d0ab1cb20cf2"), ("all", "6430b7a4da472f1f")],
+)
+def test_digest_of_inputs_is_that_of_earlier_versions(name: str, digest: str) -> None:
+    """If it changes, an update counts as an edit of each service, and all pods are replaced at once.
+
+    Then rename the annotation: what is not known is no edit.
+    """
+    there = chat_deployment(chat_service(**SERVICES[name]), *models())
+    assert there["metadata"]["annotations"][ANNOTATION_INPUTS] == digest
