@@ -25,6 +25,7 @@ import aiohttp
 import msgspec
 
 from artifacts.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
+from artifacts.gguf_split import name_parts
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
@@ -47,6 +48,10 @@ _MARK: Final = "pomona-"
 """Beginning of the namespace of every agent's models."""
 _REFUSAL: Final = re.compile(r"\b([45]\d\d): .*", re.ASCII | re.DOTALL)
 """A status and a body, as Ollama repeats them."""
+_NO_SPLIT: Final = (
+    "runtime ollama cannot serve a GGUF model in several files: set runtime to llama.cpp, or give the Model one file, "
+    "which `llama-gguf-split --merge` makes of them"
+)
 _STAY: Final = -1
 _LEAVE: Final = 0
 
@@ -118,6 +123,8 @@ class Ollama:
             if full_name(name) in known:
                 return
             if base is None:
+                if name_parts(Path(serving.model).name)[1:]:
+                    raise DaemonError("SplitUnsupported", _NO_SPLIT)
                 files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
                 await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
@@ -341,8 +348,10 @@ def _installed(environment: Mapping[str, str] = os.environ) -> bool:
     return "OLLAMA_HOST" in environment or find_program("ollama", environment) is not None or _APP.exists()
 
 
-def _refuse_parallel(demand: RuntimeDemand) -> str | None:
-    """Refuse what only the owner of a host can set, by OLLAMA_NUM_PARALLEL."""
+def _refuse_demand(demand: RuntimeDemand) -> str | None:
+    """Refuse split models, and what only the owner of a host can set, by OLLAMA_NUM_PARALLEL."""
+    if demand.is_split:
+        return _NO_SPLIT
     if demand.in_pods or demand.options.parallel == 1:
         return None
     return "runtime ollama cannot do parallel on a host, where its owner sets it: remove it, or serve it in pods"
@@ -356,5 +365,5 @@ RUNTIME: Final = Runtime(
     installed=_installed,
     install_hint="install Ollama from ollama.com and start it",
     pod=POD,
-    refusal=_refuse_parallel,
+    refusal=_refuse_demand,
 )

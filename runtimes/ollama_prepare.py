@@ -22,7 +22,7 @@ _ATTEMPTS: Final = 5
 """Failures after which the preparation ends, so that the pod shows the last one; the kubelet then starts it again."""
 _FIRST_PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
-_PERMANENT_REASONS: Final = frozenset({"SourceForbidden", "WeightsMissing"})
+_PERMANENT_REASONS: Final = frozenset({"SourceForbidden", "SplitUnsupported", "WeightsMissing"})
 _PERMANENT_TEXTS: Final = ("file does not exist", "no space left on device", "invalid model name")
 """Errors of Ollama that another try does not cure; all have one status, so only the text tells them apart."""
 

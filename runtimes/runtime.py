@@ -32,6 +32,8 @@ class RuntimeDemand(NamedTuple):
     """The vendor's entry, for a service in pods."""
     has_image: bool = False
     """True if the service states the container image."""
+    is_split: bool = False
+    """True if the weights are known to be a GGUF model in several files."""
     container: ContainerOptions | None = None
     """The container that the service states, for an engine that Pomona does not know."""
 

@@ -3,6 +3,7 @@
 A companion is inspected, verified and cached like any other Model, so a service only names it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -79,6 +80,20 @@ def _format_of_source(text: str, files: tuple[str, ...]) -> Format:
         return "gguf"
     # Whether MLX wrote a folder is seen in its files only; on hosts, the engines of both are the same.
     return "ollama" if source.is_library else "gguf" if source.is_gguf else "safetensors"
+
+
+def is_split(model: Model) -> bool:
+    """Return whether the weights are a GGUF model in several files, as inspected or as the source shows."""
+    return _is_split(model.spec.source, model.status.file)
+
+
+@functools.lru_cache(maxsize=_SOURCES_KEPT)
+def _is_split(text: str, file: str) -> bool:
+    try:
+        source = parse(text)
+    except SourceError:
+        return False
+    return source.is_split or dataclasses.replace(source, file=file).is_split
 
 
 def is_artifact(model: Model) -> bool:

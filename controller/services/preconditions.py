@@ -6,7 +6,7 @@ Each message names the field, the value and the way out, because a person reads 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-from controller.models.served import Companion, Served, accelerator_of, format_of, runtime_of
+from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
 from controller.services.devices import NO_DEVICES, find_hardware_problem, request_devices
@@ -162,6 +162,7 @@ def _inability(service: InferenceService, model: Model, companions: Sequence[Com
         vendor=vendor,
         has_image=spec.image is not None,
         container=spec.container,
+        is_split=is_split(model),
         options=spec,
         draft="draft" in roles,
         projector="projector" in roles,

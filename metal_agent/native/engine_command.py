@@ -69,6 +69,7 @@ def find_obstacle(spec: MetalProcessSpec) -> str | None:
         format="mlx" if source.is_folder and not source.is_gguf else "gguf",
         accelerator="metal",
         in_pods=False,
+        is_split=source.is_split,
         options=spec,
         draft=any(each.role == "draft" for each in further),
         projector=any(each.role == "projector" for each in further),

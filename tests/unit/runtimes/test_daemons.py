@@ -146,6 +146,15 @@ def test_settings_that_only_the_owner_of_ollama_decides_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("in_pods", [False, True])
+def test_split_model_is_refused_for_ollama_with_the_way_out(in_pods: bool) -> None:
+    asked = RuntimeDemand(format="gguf", accelerator="cpu" if in_pods else "metal", in_pods=in_pods, is_split=True)
+    problem = refuse_demand(RUNTIMES["ollama"], asked)
+    assert problem
+    assert "set runtime to llama.cpp" in problem
+    assert refuse_demand(RUNTIMES["llama.cpp"], asked) is None
+
+
 async def test_daemon_that_is_not_installed_is_not_contacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

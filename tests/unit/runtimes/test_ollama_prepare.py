@@ -12,6 +12,7 @@ from runtimes.daemon import SILENT, DaemonError
 from runtimes.ollama_prepare import PodModel, is_permanent, prepare_model
 from tests.support.daemons.ollama import Handler, OllamaStandIn
 from tests.support.eventually import eventually
+from tests.support.tiny_models import tiny_split
 
 NAME = "pomona/chat:0123456789-9876543210"
 
@@ -54,6 +55,16 @@ async def test_model_is_created_from_the_file_on_the_volume(tmp_path: Path, unus
         await Preparation(daemon.port, str(tmp_path / "tiny.gguf")).run()
         assert daemon.names() == {NAME}
         assert list(daemon.blobs.values()) == [b"GGUF weights"]
+
+
+async def test_split_model_reaches_no_ollama(tmp_path: Path, unused_tcp_port: int) -> None:
+    """Patterns may choose one that nobody inspected before a host fetched it."""
+    first = tiny_split.write(tmp_path)[0]
+    async with OllamaStandIn(unused_tcp_port) as daemon:
+        with pytest.raises(DaemonError, match=r"set runtime to llama\.cpp") as caught:
+            await Preparation(daemon.port, str(first)).run()
+        assert is_permanent(caught.value)
+        assert not daemon.blobs
 
 
 async def test_restarted_daemon_loads_what_it_has_and_pulls_nothing(unused_tcp_port: int) -> None:

@@ -92,3 +92,29 @@ def test_what_does_not_exist_is_refused_with_what_does(spec: Obj, says: str) -> 
     plan = decide_chat(chat_service(**spec), (MODELS, known))
     assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
     assert says in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "source", "status"),
+    [
+        ("ollama", "hf://acme/tiny/tiny-00001-of-00002.gguf", {"file": "tiny-00001-of-00002.gguf"}),
+        ("ollama", "hf://acme/tiny", {"file": "tiny-00001-of-00002.gguf"}),
+        ("ollama", "https://models.example/tiny-00001-of-00002.gguf", {"file": ""}),
+        ("omlx", "hf://acme/tiny", {"file": "tiny.gguf"}),
+    ],
+)
+@pytest.mark.parametrize("place", [METAL, {"hardware": {"accelerator": "cpu"}}], ids=["host", "pod"])
+def test_gguf_files_that_a_daemon_cannot_load_are_refused(runtime: str, source: str, status: Obj, place: Obj) -> None:
+    files = [] if source.endswith(".gguf") else ["*.gguf"]
+    known = model(status={"format": "gguf", **status}, source=source, files=files, memoryBytes=2 << 30)
+    plan = decide_chat(chat_service(runtime=runtime, **place), (MODELS, known))
+    assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
+    message = planned_condition(plan, "Ready")["message"]
+    assert f"runtime {runtime} cannot serve a GGUF " in message
+    assert "set runtime to llama.cpp" in message
+
+
+def test_ollama_serves_the_one_file_that_patterns_choose() -> None:
+    known = model(status={"format": "gguf", "file": "tiny.gguf"}, source="hf://acme/tiny", files=["*Q4_K_M*.gguf"])
+    plan = decide_chat(chat_service(runtime="ollama", hardware={"accelerator": "cpu"}), (MODELS, known))
+    assert ready_outcome(plan)[2] != "InvalidSpec"

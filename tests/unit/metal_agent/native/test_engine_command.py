@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from crds.metalprocess import Artifact
 from metal_agent.assignments import Assignment
 from metal_agent.native import engine_command
 from metal_agent.native.engine_keys import EngineKeys
@@ -38,3 +40,19 @@ async def test_text_of_a_model_does_not_change_the_engine_url(
         await process.end(grace_seconds=5)
     assert "listening on http://10.9.9.9:80" in log.read_text(errors="replace")
     assert process.url() is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "artifact"),
+    [
+        ("ollama", Artifact(source="file:///models/tiny-00001-of-00002.gguf")),
+        ("omlx", Artifact(source="hf://acme/tiny", files=["*.gguf"])),
+    ],
+)
+def test_gguf_files_that_a_daemon_cannot_load_are_an_obstacle(
+    runtime: str, artifact: Artifact, assignment: Callable[..., Assignment]
+) -> None:
+    """A host may have to decide alone, for a Model that nobody in the cluster inspects."""
+    spec = assignment(runtime=runtime, artifact=artifact, extra_args=[]).spec
+    assert spec
+    assert "set runtime to llama.cpp" in (engine_command.find_obstacle(spec) or "")
