@@ -65,7 +65,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     supplemental_groups: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Groups that own the device files, for containers without root."""
     shared_memory_mib: Annotated[int, Meta(ge=64)] = 8192
-    """Limit of /dev/shm for each device, for engines whose processes exchange tensors there."""
+    """Limit of /dev/shm for each device, or for the processor, for engines whose processes exchange tensors there."""
     hugepages_mib: Annotated[int, Meta(ge=0)] = 0
     """Memory in pages of 2 MiB that each device needs."""
     images: dict[str, _Image] = {}
@@ -95,7 +95,7 @@ def _tolerate(key: str) -> tuple[Toleration, ...]:
     return (Toleration(key=key, operator="Exists", effect="NoSchedule"),)
 
 
-CPU: Final = Vendor()
+CPU: Final = Vendor(shared_memory_mib=4096)
 
 VENDORS: Final[Vendors] = MappingProxyType(
     {

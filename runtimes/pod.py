@@ -5,7 +5,7 @@ A pod is made of three things that do not know each other: the vendor's entry (`
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -20,6 +20,8 @@ on loopback. A key is never an argument, because everyone who may read pods read
 
 SERVICE_PORT: Final = 8080
 """Port of every pod that serves: of the engine that checks the key, or of the proxy."""
+LABEL_ARCHITECTURE: Final = "kubernetes.io/arch"
+"""Label of each node with its processor."""
 _DEVICE_VARIABLES: Final = frozenset(
     {
         *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
@@ -70,6 +72,8 @@ class EnginePod:
     """Name of its container."""
     images: Mapping[str, str]
     """Container image by vendor. A vendor's own entry may name another one, or one that is missing here."""
+    architectures: Mapping[str, str] = field(default_factory=lambda: NO_VARIABLES)
+    """Processor, as kubernetes.io/arch names it, of each of these images that is built for one only."""
     arguments: Callable[[PodServing], list[str]]
     """Render the container's arguments. They contain no secret."""
     environment: Callable[[PodServing], Mapping[str, str]] = lambda _pod: NO_VARIABLES
@@ -105,6 +109,11 @@ class EnginePod:
     def image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
         """Return the default image for a vendor, or None if there is none."""
         return vendor.images.get(engine) or self.images.get(vendor_name)
+
+    def select_nodes(self, image: str | None) -> dict[str, str]:
+        """Return the labels of the nodes whose processor can run an image; none if it runs on any."""
+        architecture = self.architectures.get(image or "")
+        return {LABEL_ARCHITECTURE: architecture} if architecture else {}
 
 
 def refuse_device_variables(field: str, variables: Iterable[Variable]) -> str | None:

@@ -64,6 +64,8 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="vllm",
         images=_IMAGES,
+        # There is another one for arm64, under a name of its own.
+        architectures={_IMAGES["cpu"]: "amd64"},
         # Images of some vendors start a shell.
         command=("vllm", "serve"),
         arguments=arguments,

@@ -24,7 +24,15 @@ from controller.models.observation import (
     models_served_beside,
     observe_model,
 )
-from controller.models.served import METAL, accelerator_of, image_of, is_mounted_image, own_claim, weights_path
+from controller.models.served import (
+    METAL,
+    accelerator_of,
+    image_of,
+    is_mounted_image,
+    own_claim,
+    select_nodes,
+    weights_path,
+)
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
@@ -457,7 +465,8 @@ def _placement(model: Model, consumer: InferenceService | None, settings: PodSet
     spec = consumer.spec
     allowed = allowed_tolerations(spec.tolerations, settings.limits)
     tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
-    return Placement(spec.node_selector, tuple(msgspec.to_builtins(each) for each in tolerations))
+    selected = select_nodes(consumer, model, settings.vendors)
+    return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 
 def _explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:

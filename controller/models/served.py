@@ -13,7 +13,9 @@ from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.serving import Role, RuntimeName
+from devices.vendors import Vendors
 from kube.resources import ObjectKey
+from runtimes.registry import RUNTIMES
 from runtimes.runtime import default_runtime
 from runtimes.serving import Format
 
@@ -117,6 +119,16 @@ def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
 def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
     """Return the accelerator that the service states, else that of its Model."""
     return service.spec.hardware.accelerator or model.spec.hardware.accelerator
+
+
+def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> dict[str, str]:
+    """Return the labels of the nodes that can run the pods of a service: those that it states, and the processor."""
+    accelerator, name = accelerator_of(service, model), runtime_of(service, model)
+    engine = RUNTIMES[name].pod if name in RUNTIMES else None
+    if engine is None or accelerator not in vendors:
+        return service.spec.node_selector
+    image = service.spec.image or engine.image(accelerator, vendors[accelerator], name)
+    return engine.select_nodes(image) | service.spec.node_selector
 
 
 def own_claim(model: Model) -> str | None:

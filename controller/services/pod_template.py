@@ -126,8 +126,8 @@ def build_pod(
     tolerations: list[Any] = [msgspec.to_builtins(each) for each in (*vendor.tolerations, *spec.tolerations)]
     if tolerations:
         pod["tolerations"] = tolerations
-    if spec.node_selector:
-        pod["nodeSelector"] = spec.node_selector
+    if selected := choice.pod.select_nodes(_image(replica)) | spec.node_selector:
+        pod["nodeSelector"] = selected
     pod = add_options(pod, service, vendor)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
@@ -172,9 +172,10 @@ def _store_bytes(replica: _Replica) -> int | None:
 
 def _shared_memory(replica: _Replica) -> str | None:
     """Return the limit of /dev/shm, or None if the container's own 64 MiB are enough."""
-    if not (replica.choice.pod.shared_memory and replica.devices.number):
+    if not replica.choice.pod.shared_memory:
         return None
-    return f"{replica.choice.vendor.shared_memory_mib * replica.devices.number}Mi"
+    # On the processor it is used, too: vLLM's guide gives its container 4 GiB there.
+    return f"{replica.choice.vendor.shared_memory_mib * max(1, replica.devices.number)}Mi"
 
 
 def _serving(replica: _Replica) -> Serving:
@@ -196,12 +197,12 @@ def _serving(replica: _Replica) -> Serving:
 
 
 def _container(replica: _Replica) -> Obj:
-    service, choice, engine = replica.service, replica.choice, replica.choice.pod
+    choice, engine = replica.choice, replica.choice.pod
     serving = PodServing(_serving(replica), _listen(engine), choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _environment(replica, serving)
     return {
         "name": engine.container,
-        "image": service.spec.image or engine.image(choice.accelerator, choice.vendor, choice.runtime),
+        "image": _image(replica),
         **({"command": list(engine.command)} if engine.command else {}),
         # Only a container that the service states may refer to variables, which are its own.
         "args": engine.arguments(serving) if engine.of_container else keep_literal(engine.arguments(serving)),
@@ -217,6 +218,11 @@ def _container(replica: _Replica) -> Obj:
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
         "volumeMounts": _volume_mounts(replica),
     }
+
+
+def _image(replica: _Replica) -> str | None:
+    choice = replica.choice
+    return replica.service.spec.image or choice.pod.image(choice.accelerator, choice.vendor, choice.runtime)
 
 
 def _listen(engine: EnginePod) -> Listen:

@@ -21,6 +21,7 @@ from crds.size import size_text
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT
 from runtimes.probe import ProbeResult, build_success
+from runtimes.registry import RUNTIMES
 
 _MOST_NAMED: Final = 3
 _MOST_NODES: Final = 20
@@ -380,4 +381,7 @@ def _model_condition(view: ServiceView) -> Obj:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
     names = [view.service.spec.model_ref, *(each.name for each in list_companions(view.service.spec))]
     message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
+    engine = RUNTIMES[view.runtime].pod if view.runtime in RUNTIMES else None
+    if engine is not None and engine.warning and view.blocker is None:
+        message += f"; {engine.warning}"
     return condition(MODEL_READY, true=True, reason="ModelUsable", message=message, generation=generation)

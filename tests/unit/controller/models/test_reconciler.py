@@ -88,6 +88,18 @@ def test_fetch_runs_at_the_node_of_the_first_consumer_and_writes_the_path_of_pod
     assert simulated.model.status.phase == "Downloading"
 
 
+def test_fetch_runs_at_a_node_whose_processor_can_run_the_image() -> None:
+    for spec, selected in (
+        ({"runtime": "vllm"}, {"kubernetes.io/arch": "amd64"}),
+        ({"runtime": "vllm", "image": "registry.example/vllm:arm64"}, {}),
+        ({}, {}),
+    ):
+        simulated = make_inspected(sha256=SHA)
+        simulated.add_consumer(**spec)
+        simulated.settle()
+        assert simulated.job("fetch")["spec"]["template"]["spec"]["nodeSelector"] == selected
+
+
 def test_jobs_get_the_mirrors_and_run_again_when_these_are_edited() -> None:
     mirror = "http://mirror.example/copy.gguf"
     simulated = SimulatedModel(sha256=SHA)

@@ -1,0 +1,61 @@
+"""Pods of vLLM, which has an image for each processor, and of an engine with a remark for its users."""
+
+from typing import Any
+
+import pytest
+
+from crds.meta import Accelerator
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, MODELS
+from tests.support.api_objects import model
+from tests.support.service_decisions import chat_service, decide_chat, list_applied, planned_condition
+
+MEMORY = {"resources": {"memory": "4Gi"}}
+
+
+def weights() -> Obj:
+    """Return a Model of a folder of safetensors, whose weights are on its volume."""
+    found = model(source="hf://acme/weights")
+    found["status"]["format"] = "safetensors"
+    return found
+
+
+def pod_of(accelerator: Accelerator, **spec: Any) -> Obj:
+    """Return the pod of `chat`, whose engine is vLLM."""
+    chat = chat_service(hardware={"accelerator": accelerator}, runtime="vllm", **MEMORY, **spec)
+    (made,) = list_applied(decide_chat(chat, (MODELS, weights())), DEPLOYMENTS)
+    found: Obj = made["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "selected"),
+    [
+        ({}, {"kubernetes.io/arch": "amd64"}),
+        ({"nodeSelector": {"disk": "fast"}}, {"kubernetes.io/arch": "amd64", "disk": "fast"}),
+        ({"nodeSelector": {"kubernetes.io/arch": "arm64"}}, {"kubernetes.io/arch": "arm64"}),
+        ({"image": "vllm/vllm-openai-cpu:v0.33.0-arm64"}, None),
+    ],
+    ids=["default", "with labels of the service", "stated by the service", "image of the service"],
+)
+def test_pod_on_the_processor_runs_where_its_image_does(spec: Obj, selected: Obj | None) -> None:
+    assert pod_of("cpu", **spec).get("nodeSelector") == selected
+
+
+def test_pod_with_a_device_runs_on_any_processor() -> None:
+    assert "nodeSelector" not in pod_of("nvidia")
+
+
+@pytest.mark.parametrize(("accelerator", "size"), [("cpu", "4096Mi"), ("nvidia", "8192Mi")])
+def test_processes_of_the_engine_share_more_memory_than_64_mib(accelerator: Accelerator, size: str) -> None:
+    (volume,) = (each for each in pod_of(accelerator)["volumes"] if each["name"] == "shm")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+
+
+def test_remark_about_an_engine_is_in_a_condition() -> None:
+    for engine, is_remarked in (("tgi", True), ("vllm", False)):
+        chat = chat_service(hardware={"accelerator": "nvidia"}, runtime=engine, **MEMORY)
+        plan = decide_chat(chat, (MODELS, weights()))
+        found = planned_condition(plan, "ModelReady")
+        assert (found["status"], found["reason"]) == ("True", "ModelUsable")
+        assert ("TGI is maintained no more" in found["message"]) == is_remarked
