@@ -73,8 +73,10 @@ def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
         if container.get("started") and "running" in container.get("state", {}) and not container.get("ready"):
             message = f"pod {name}: {container['name']} has started, but its readiness probe fails"
             if container["name"] == PROXY_CONTAINER:
+                # It is not ready as long as the engine loads the model, which is no trouble.
                 logs = f"kubectl logs {name} -c {PROXY_CONTAINER}"
                 message = f"pod {name}: the engine does not serve yet: see its progress by `{logs}`"
+                return ServiceProblem("Starting", message, "Progressing")
             return ServiceProblem("NotAnswering", message, "Progressing")
     return None
 

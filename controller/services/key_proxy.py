@@ -3,7 +3,8 @@
 The proxy is the pod's main container, and the engine a sidecar of it: Kubernetes stops sidecars after the main
 containers, so the requests in flight end before their engine does. The engine listens on loopback, and does not get the
 token, so that nothing in the cluster gets round the proxy. It has no probes, because the kubelet asks at the pod's
-address: the readiness of the proxy is that of its engine.
+address: the readiness of the proxy is that of its engine. So an engine that hangs gets no requests, but is restarted by
+nobody: the service is not ready then, and deleting the pod is the way out. One that ends is restarted by the kubelet.
 """
 
 from collections.abc import Mapping

@@ -185,6 +185,8 @@ def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:
     plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
     message = planned_condition(plan, "Ready")["message"]
     assert message.endswith("the engine does not serve yet: see its progress by `kubectl logs chat-1 -c key-proxy`")
+    assert ready_outcome(plan) == ("Progressing", "False", "Starting")
+    assert plan.events == (), "a slow load is no trouble"
 
 
 def test_memory_of_a_container_of_the_user_must_be_stated() -> None:

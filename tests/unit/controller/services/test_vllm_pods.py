@@ -7,8 +7,8 @@ import pytest
 from crds.meta import Accelerator
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS
-from tests.support.api_objects import model
-from tests.support.service_decisions import chat_service, decide_chat, list_applied, planned_condition
+from tests.support.api_objects import model, planned_condition
+from tests.support.service_decisions import chat_service, decide_chat, list_applied
 
 MEMORY = {"resources": {"memory": "4Gi"}}
 
