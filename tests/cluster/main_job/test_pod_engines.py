@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
+from controller.services.traffic import find_series, parse_series
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes.registry import RUNTIMES
@@ -71,11 +73,30 @@ async def check_answers(cluster: Cluster, service: str) -> None:
     assert (await cluster.ask(service, token="")).status == 401
 
 
+async def check_traffic_is_counted(cluster: Cluster, service: str) -> None:
+    """Check that a pod of the service tells its requests to the holder of the token, as the controller reads them."""
+    pod = RUNTIMES["vllm"].pod
+    assert pod is not None
+    series = find_series(pod)
+    assert series is not None
+    (url,), token = await cluster.urls(service), await cluster.token(service)
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{url}{series.path}") as refused:
+            assert refused.status == 401
+        async with session.get(f"{url}{series.path}", headers={"Authorization": f"Bearer {token}"}) as response:
+            found = parse_series(await response.read(), series.names)
+    assert set(found) == set(series.names)
+    # That of the prober, and that of the test.
+    assert found[series.requests] >= 2
+
+
 async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors: Obj) -> None:
     await cluster.apply(tensors, cluster.service("chat", "cpu", **TENSORS))
     await cluster.ready("chat")
     await check_answers(cluster, "chat")
     assert (await cluster.ask("chat", token="wrong")).status == 401
+
+    await check_traffic_is_counted(cluster, "chat")
 
     status = (await cluster.get("chat")).status
     assert (status.accelerator, status.runtime, status.nodes) == ("cpu", "vllm", ["cpu-1"])
