@@ -75,6 +75,29 @@ async def live_in_pods(world: CrashWorld) -> None:
     await world.checkpoint("deleted", is_collected)
 
 
+def _has_one_claim(state: State, *, deployments: int) -> bool:
+    """Decide whether the earlier volume is deleted."""
+    return list(state["persistentvolumeclaims"]) != ["tiny-cache"] and (
+        len(state["persistentvolumeclaims"]) == 1 and len(state["deployments"]) == deployments
+    )
+
+
+async def replace_a_volume(world: CrashWorld) -> None:
+    """An engine behind the key proxy serves from a volume that another one replaces, and is suspended."""
+    await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB)
+    engine = {"runtime": "generic", "image": "registry.example/engine:1", "container": {}, "hardware": POD}
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", resources={"memory": "1Gi"}, **engine)
+    await world.checkpoint("created", partial(ready, deployments=1))
+    await world.edit("tiny", MODELS, cache={"accessMode": "ReadWriteOnce", "storageClassName": "fast"})
+    await world.checkpoint(
+        "replaced", lambda state: _has_one_claim(state, deployments=1) and ready(state, deployments=1)
+    )
+    await world.edit(suspend=True)
+    await world.checkpoint("suspended", partial(_has_one_claim, deployments=0))
+    await remove_service(world)
+    await world.checkpoint("deleted", is_collected)
+
+
 async def live_on_hosts(world: CrashWorld) -> None:
     """A service on hosts is created, edited, scaled, and deleted; its token is replaced meanwhile.
 
@@ -156,5 +179,6 @@ def _is_pending(state: State, name: str) -> bool:
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
-    each.__name__: each for each in (live_in_pods, live_on_hosts, move_from_pods_to_hosts, lose_a_host, wait_for_room)
+    each.__name__: each
+    for each in (live_in_pods, replace_a_volume, live_on_hosts, move_from_pods_to_hosts, lose_a_host, wait_for_room)
 }

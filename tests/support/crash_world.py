@@ -137,10 +137,10 @@ class CrashWorld:
         """Create an object."""
         await self.client.create(resource, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
 
-    async def edit(self, name: str = "chat", **spec: Any) -> None:
-        """Edit the spec of a service."""
+    async def edit(self, name: str = "chat", resource: Resource = INFERENCE_SERVICES, **spec: Any) -> None:
+        """Edit the spec of a service, or of another object."""
         operations = [{"op": "add", "path": f"/spec/{field}", "value": value} for field, value in spec.items()]
-        await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, operations)
+        await self.client.patch_json(resource, name, self.namespace, operations)
 
     async def replace_token(self, name: str = "chat") -> None:
         """Ask for another bearer token of a service, by its annotation."""
