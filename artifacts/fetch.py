@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from artifacts import local_files
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.partial_download import (
     DownloadRecord,
@@ -27,7 +26,6 @@ from artifacts.partial_download import (
 from artifacts.repositories import open_repository
 from artifacts.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.source import Source, refuse_library
 from crds.size import size_text
 
@@ -58,17 +56,12 @@ class FetchedArtifact:
 async def fetch(
     source: Source,
     destination_dir: Path,
+    access: SourceAccess,
     *,
     sha256: str | None,
     size_bytes: int | None = None,
-    token: str | None,
-    endpoint: str,
-    file_root: Path | None,
     revision: str | None,
     on_progress: ReportProgress,
-    patience: Patience = DEFAULT_PATIENCE,
-    allowed_networks: Networks = (),
-    s3: S3Access = ANONYMOUS_S3,
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
     """Download the file `source` to `destination_dir` and return it; a file:// source is not copied.
@@ -76,16 +69,11 @@ async def fetch(
     Args:
         source: the file.
         destination_dir: folder, made if absent.
+        access: settings to read the source.
         sha256: expected digest; None takes the digest that the hub states, if any.
         size_bytes: size that the inspection found; a file of another size is refused before it is fetched.
-        token: bearer token for the source's origin.
-        endpoint: hub of hf:// sources.
-        file_root: folder of file:// sources; None refuses them.
         revision: resolved revision to fetch; None is the current one.
         on_progress: called often, in the event loop.
-        patience: time-outs and attempts.
-        allowed_networks: private networks that may be reached.
-        s3: service and keys of s3:// sources.
         make_room: called with the missing bytes.
 
     Raises:
@@ -93,15 +81,7 @@ async def fetch(
     """
     refuse_library(source)
     if source.scheme == "file":
-        return await verify_local(source, file_root, sha256, on_progress)
-    access = SourceAccess(
-        token=token,
-        endpoint=endpoint,
-        file_root=None,
-        allowed_networks=allowed_networks,
-        patience=patience,
-        s3=s3,
-    )
+        return await verify_local(source, access.file_root, sha256, on_progress)
     return await fetch_file(
         open_repository(source, access),
         source.path,
@@ -111,7 +91,7 @@ async def fetch(
         revision=revision,
         on_progress=on_progress,
         make_room=make_room,
-        patience=patience,
+        patience=access.patience,
     )
 
 

@@ -35,16 +35,11 @@ async def fetch_source(
         return await fetch(
             source,
             destination_dir,
+            access,
             sha256=sha256,
             size_bytes=size_bytes,
-            token=access.token,
-            endpoint=access.endpoint,
-            file_root=access.file_root,
             revision=revision,
             on_progress=on_progress,
-            patience=access.patience,
-            allowed_networks=access.allowed_networks,
-            s3=access.s3,
         )
     files = FileSet(source, access)
     listing = await files.list_chosen(revision)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from artifacts import folder_config, gguf, local_files
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.file_choice import ADAPTER_CONFIG
 from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest
@@ -18,8 +17,7 @@ from artifacts.partial_download import storage_faults
 from artifacts.registry_repository import RegistryRepository
 from artifacts.repositories import open_repository
 from artifacts.repository import GGUF_WEIGHTS, SourceAccess
-from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
-from artifacts.s3_access import ANONYMOUS_S3, S3Access
+from artifacts.retry import Backoff
 from artifacts.safetensors_header import SafetensorsHeader
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout, WeightsFormat
@@ -145,44 +143,22 @@ async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None,
 
 
 async def inspect(
-    source: Source,
-    *,
-    token: str | None,
-    endpoint: str,
-    file_root: Path | None,
-    sha256: str | None,
-    patience: Patience = DEFAULT_PATIENCE,
-    allowed_networks: Networks = (),
-    is_mounted: bool = False,
-    s3: S3Access = ANONYMOUS_S3,
+    source: Source, access: SourceAccess, *, sha256: str | None = None, is_mounted: bool = False
 ) -> Inspection:
     """Read the headers of `source` and a folder's config.json: at most 64 MiB of each file, in at most 5 minutes.
 
     Args:
         source: the file or folder to inspect.
-        token: bearer token for the source's origin.
-        endpoint: hub of hf:// sources.
-        file_root: folder that file:// sources have to be in; None refuses them.
+        access: settings to read the source.
         sha256: expected digest; compared with the hub's digest if the hub states one.
-        patience: time-outs and attempts.
-        allowed_networks: private networks that the source may lead to.
         is_mounted: True if nodes mount the oci:// source as an image.
-        s3: service and keys of s3:// sources.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
 
     """
     refuse_library(source)
-    source = local_files.locate_mounted(source, file_root)
-    access = SourceAccess(
-        token=token,
-        endpoint=endpoint,
-        file_root=file_root,
-        allowed_networks=allowed_networks,
-        patience=patience,
-        s3=s3,
-    )
+    source = local_files.locate_mounted(source, access.file_root)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
             return await _inspect_any(source, access, sha256, is_mounted=is_mounted)

@@ -14,7 +14,7 @@ from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.s3_access import ANONYMOUS_S3, S3Access
-from artifacts.source import MAX_NAME_BYTES, Source
+from artifacts.source import DEFAULT_ENDPOINT, MAX_NAME_BYTES, Source
 
 WEIGHTS: Final = ".safetensors"
 GGUF_WEIGHTS: Final = ".gguf"
@@ -44,9 +44,9 @@ class SourceAccess:
 
     """
 
-    token: str | None
-    endpoint: str
-    file_root: Path | None
+    token: str | None = None
+    endpoint: str = DEFAULT_ENDPOINT
+    file_root: Path | None = None
     allowed_networks: Networks = ()
     patience: Patience = DEFAULT_PATIENCE
     s3: S3Access = ANONYMOUS_S3

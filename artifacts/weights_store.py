@@ -9,6 +9,7 @@ unlocked objects are deleted, least recently used first.
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import secrets
@@ -119,10 +120,9 @@ class WeightsStore:
         self._names = folder / "names"
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
-        self._endpoint = endpoint
-        self._file_root = file_root
-        self._allowed_networks = allowed_networks
-        self._patience = patience
+        self._settings = SourceAccess(
+            endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
+        )
         self._reserved_bytes: dict[Path, int] = {}
         """Bytes on disk that the folder of each running download may reach."""
 
@@ -199,7 +199,7 @@ class WeightsStore:
         manifest = durable.read(self._object_path(digest) / _MANIFEST, Manifest)
         try:
             is_let_in = manifest is not None and await ask_for_access(
-                wanted.source, self._build_access(wanted.token), wanted.revision
+                wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.revision
             )
         except ArtifactError as error:
             # Who fetched what an earlier version stored is not known: while the server is away, it serves as before.
@@ -288,8 +288,8 @@ class WeightsStore:
     async def _hold_local_file(self, source: Source, sha256: str | None, on_progress: ReportProgress) -> HeldWeights:
         """Return the owner's own file or folder; verify a file once, and again after a change."""
         if source.files:
-            source = await FileSet(source, self._build_access(None)).find_local_file()
-        path = await asyncio.to_thread(local_files.locate, source, self._file_root)
+            source = await FileSet(source, self._settings).find_local_file()
+        path = await asyncio.to_thread(local_files.locate, source, self._settings.file_root)
         if not sha256:
             return HeldWeights(path, "")
         record = self._local / f"{cache_key(source.text, '')}.json"
@@ -297,7 +297,7 @@ class WeightsStore:
             known = await asyncio.to_thread(durable.read, record, StoredFile)
             if known is None or known.sha256 != sha256 or not known.is_at(path):
                 before = StoredFile.of(path, sha256)  # taken before hashing, so that a change meanwhile is detected
-                await verify_local(source, self._file_root, sha256, on_progress)
+                await verify_local(source, self._settings.file_root, sha256, on_progress)
                 await in_thread(durable.write, record, before)
         return HeldWeights(path, sha256)
 
@@ -329,14 +329,15 @@ class WeightsStore:
             asked = wanted if server is wanted.source else wanted._replace(source=server, token=None, revision=None)
             return await self._download(asked, incoming, on_progress, patience)
 
-        (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._patience)
+        (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._settings.patience)
         return files, revision if server is wanted.source else wanted.revision or ""
 
     async def _download(
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress, patience: Patience
     ) -> tuple[list[FetchedArtifact], str]:
         """Fetch the file or files of one server to `incoming`; return them and their revision."""
-        source, token, revision = wanted.source, wanted.token, wanted.revision
+        source, revision = wanted.source, wanted.revision
+        access = dataclasses.replace(self._settings, token=wanted.token, patience=patience)
 
         async def make_room(needed_bytes: int) -> None:
             await in_thread(self.make_room, needed_bytes, incoming)
@@ -345,19 +346,15 @@ class WeightsStore:
             one = await fetch(
                 source,
                 incoming,
+                access,
                 sha256=wanted.sha256,
                 size_bytes=wanted.size_bytes,
-                token=token,
-                endpoint=self._endpoint,
-                file_root=None,
                 revision=revision,
                 on_progress=on_progress,
-                patience=patience,
-                allowed_networks=self._allowed_networks,
                 make_room=make_room,
             )
             return [one], one.revision
-        files = FileSet(source, self._build_access(token, patience))
+        files = FileSet(source, access)
         listing = await files.list_chosen(revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
@@ -365,15 +362,6 @@ class WeightsStore:
             listing, incoming, sha256=wanted.sha256, on_progress=on_progress, make_room=make_room
         )
         return several, listing.revision
-
-    def _build_access(self, token: str | None, patience: Patience | None = None) -> SourceAccess:
-        return SourceAccess(
-            token=token,
-            endpoint=self._endpoint,
-            file_root=self._file_root,
-            allowed_networks=self._allowed_networks,
-            patience=patience or self._patience,
-        )
 
     def _add_object(
         self, wanted: _Wanted, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]

@@ -127,7 +127,6 @@ async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     from artifacts.fetch_source import fetch_source  # noqa: PLC0415
     from artifacts.inspect import check_stored  # noqa: PLC0415
     from artifacts.mirrors import parse_mirrors, read_from_any  # noqa: PLC0415
-    from artifacts.repository import SourceAccess  # noqa: PLC0415
     from artifacts.retry import Patience  # noqa: PLC0415
     from artifacts.source import Source, parse  # noqa: PLC0415
 
@@ -138,14 +137,7 @@ async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     with _show_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
-            access = SourceAccess(
-                token=outcome.token(source) if server is source else None,
-                endpoint=outcome.endpoint(),
-                file_root=wanted.file_root,
-                allowed_networks=wanted.allowed_networks,
-                patience=patience,
-                s3=outcome.s3_access(server),
-            )
+            access = outcome.source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
             return await fetch_source(
                 server,
                 wanted.folder or Path(),

@@ -106,17 +106,8 @@ async def _inspect(
     source = parse(text, files)
 
     async def read(server: Source, patience: Patience) -> Inspection:
-        return await inspect(
-            server,
-            token=outcome.token(source) if server is source else None,
-            endpoint=outcome.endpoint(),
-            file_root=file_root,
-            sha256=sha256,
-            allowed_networks=allowed_networks,
-            patience=patience,
-            is_mounted=is_mounted,
-            s3=outcome.s3_access(server),
-        )
+        access = outcome.source_access(server, source, file_root, allowed_networks, patience)
+        return await inspect(server, access, sha256=sha256, is_mounted=is_mounted)
 
     found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
     return {

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 import msgspec
 
+from artifacts.address_policy import Networks
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
 from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
 
 if TYPE_CHECKING:
     from artifacts.inspect import HeaderFacts  # it imports aiohttp
-    from artifacts.s3_access import S3Access
+    from artifacts.repository import SourceAccess
+    from artifacts.retry import Patience
 
 T = TypeVar("T")
 
@@ -43,11 +45,24 @@ def token(source: Source) -> str | None:
     return hub_token() if is_of_hub(source, endpoint()) else None
 
 
-def s3_access(source: Source) -> "S3Access":
-    """Return service and keys for an s3:// source from the environment; for others, none. Raises ArtifactError."""
+def source_access(
+    server: Source, source: Source, file_root: Path | None, allowed_networks: Networks, patience: "Patience"
+) -> "SourceAccess":
+    """Return the settings to read `server`, which is the source or a mirror of it, with the environment's credentials.
+
+    A mirror gets no token. Raises ArtifactError.
+    """
+    from artifacts.repository import SourceAccess  # noqa: PLC0415  it imports aiohttp
     from artifacts.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
 
-    return S3Access.read_environment(os.environ) if source.scheme == "s3" else ANONYMOUS_S3
+    return SourceAccess(
+        token=token(source) if server is source else None,
+        endpoint=endpoint(),
+        file_root=file_root,
+        allowed_networks=allowed_networks,
+        patience=patience,
+        s3=S3Access.read_environment(os.environ) if server.scheme == "s3" else ANONYMOUS_S3,
+    )
 
 
 def hub_token() -> str | None:

@@ -10,6 +10,7 @@ import structlog
 from artifacts import inspect
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
+from artifacts.repository import SourceAccess
 from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.metalprocess import Artifact, MetalProcessSpec
@@ -63,10 +64,8 @@ class HostWeights:
 
     def __init__(self, folder: Path, file_root: Path | None, allowed_networks: Networks = ()) -> None:
         self._file_root = file_root
-        self._endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        self.store = WeightsStore(
-            folder, endpoint=self._endpoint, file_root=file_root, allowed_networks=allowed_networks
-        )
+        endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        self.store = WeightsStore(folder, endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks)
 
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
         """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.
@@ -128,9 +127,8 @@ class HostWeights:
         source = parse(artifact.source, artifact.files)
         if source.scheme != "file":
             return None
-        found = await inspect.inspect(
-            source, token=None, endpoint=self._endpoint, file_root=self._file_root, sha256=artifact.sha256 or None
-        )
+        access = SourceAccess(file_root=self._file_root)
+        found = await inspect.inspect(source, access, sha256=artifact.sha256 or None)
         return found.layout
 
 

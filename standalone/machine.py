@@ -16,6 +16,7 @@ import structlog
 from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Model
 from devices import limits
@@ -282,14 +283,13 @@ class Machine:
 
     async def _read_header(self, model: Model) -> Inspection:
         token = self._options.token if model.spec.source_secret_ref else None
-        return await inspect(
-            parse(model.spec.source, model.spec.files),
+        access = SourceAccess(
             token=token,
             endpoint=self._options.endpoint,
             file_root=FILE_ROOT,
-            sha256=model.spec.sha256,
             allowed_networks=self._options.allowed_networks,
         )
+        return await inspect(parse(model.spec.source, model.spec.files), access, sha256=model.spec.sha256)
 
     async def _configure_proxy(self) -> None:
         """Configure the proxy after each change, until cancelled."""

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from artifacts.inspect import inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from controller.models.served import Served
 from controller.services import replica_memory
@@ -48,9 +49,8 @@ def _locate_source(text: str) -> str:
 
 async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
     """Return the Model with the memory that its file needs, which the user states for a cluster."""
-    found = await inspect(
-        parse(model.spec.source), token=None, endpoint=options.endpoint, file_root=FILE_ROOT, sha256=None
-    )
+    access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
+    found = await inspect(parse(model.spec.source), access)
     needed = replica_memory.memory_bytes(service, Served(desired.with_inspection(model, found)))
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"

@@ -24,6 +24,7 @@ from artifacts.source import parse
 from tests.controlplane.process import CHECKOUT
 from tests.support.file_server import ALLOWED_NETWORKS
 from tests.support.servers.s3 import OWNER, REGION, STRANGER, S3Server, run_s3_server
+from tests.support.source_access import take_access
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 
 BUCKET = "models"
@@ -42,15 +43,13 @@ class Bucket(NamedTuple):
         return hashlib.sha256((self.folder / key).read_bytes()).hexdigest()
 
     async def inspect(self, source: str, s3: S3Access | None = None, **options: Any) -> Inspection:
-        defaults = {"token": None, "endpoint": "", "file_root": None, "sha256": None, "patience": PATIENCE}
-        s3 = s3 or self.server.access()
-        return await inspect(parse(source), s3=s3, allowed_networks=ALLOWED_NETWORKS, **{**defaults, **options})
+        access = take_access(options, patience=PATIENCE, s3=s3 or self.server.access())
+        return await inspect(parse(source), access, **options)
 
     async def fetch(self, source: str, to: Path, s3: S3Access | None = None, **options: Any) -> FetchedArtifact:
-        defaults: dict[str, Any] = {"token": None, "endpoint": "", "file_root": None, "revision": None, "sha256": None}
-        defaults |= {"on_progress": lambda _done, _total: None, "patience": PATIENCE}
-        s3 = s3 or self.server.access()
-        return await fetch(parse(source), to, s3=s3, allowed_networks=ALLOWED_NETWORKS, **{**defaults, **options})
+        defaults: dict[str, Any] = {"revision": None, "sha256": None, "on_progress": lambda _done, _total: None}
+        access = take_access(options, patience=PATIENCE, s3=s3 or self.server.access())
+        return await fetch(parse(source), to, access, **(defaults | options))
 
     async def refuse(self, source: str, s3: S3Access) -> ArtifactError:
         with pytest.raises(ArtifactError) as caught:
@@ -92,9 +91,7 @@ async def test_folder_is_listed_and_inspected(bucket: Bucket) -> None:
     found = await bucket.inspect("s3://models/mlx/")
     assert found.gguf.architecture == "llama"
     assert found.size_bytes == sum(path.stat().st_size for path in (bucket.folder / "mlx").iterdir())
-    access = SourceAccess(
-        token=None, endpoint="", file_root=None, allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access()
-    )
+    access = SourceAccess(allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access())
     repository = open_repository(parse("s3://models/mlx/"), access)
     assert (await repository.list_files(found.revision)).revision == found.revision
 
@@ -107,9 +104,7 @@ async def test_folder_is_listed_and_inspected(bucket: Bucket) -> None:
 async def test_more_objects_than_a_page_are_listed(bucket: Bucket) -> None:
     wanted = [f"many/{number:04}.json" for number in range(1001)]
     await asyncio.gather(*(bucket.server.put(BUCKET, key, b"{}") for key in wanted))
-    access = SourceAccess(
-        token=None, endpoint="", file_root=None, allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access()
-    )
+    access = SourceAccess(allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access())
     listing = await open_repository(parse("s3://models/many/"), access).list_files(None)
     assert [f"many/{file.path}" for file in listing.files] == wanted
 

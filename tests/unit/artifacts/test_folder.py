@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from artifacts import folder_config
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Layers
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
@@ -43,14 +44,8 @@ def write(folder: Path, settings: dict[str, Any]) -> Path:
 async def look(
     source: str, *, server: FileServer, file_root: Path | None = None, sha256: str | None = None
 ) -> Inspection:
-    return await inspect(
-        parse(source),
-        token=None,
-        endpoint=server.url,
-        file_root=file_root,
-        sha256=sha256,
-        allowed_networks=ALLOWED_NETWORKS,
-    )
+    access = SourceAccess(endpoint=server.url, file_root=file_root, allowed_networks=ALLOWED_NETWORKS)
+    return await inspect(parse(source), access, sha256=sha256)
 
 
 async def test_a_repository_is_inspected_without_its_weights(server: FileServer) -> None:

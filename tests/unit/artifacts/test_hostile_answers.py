@@ -7,15 +7,15 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from artifacts.errors import ArtifactError
-from artifacts.fetch import fetch
 from artifacts.inspect import inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS
+from tests.unit.artifacts.fetch_call import FetchCall
 from tests.unit.artifacts.stored_weights import HURRIED
 
 SECRET = b"s3cret-of-another-server"
@@ -99,13 +99,12 @@ async def serve(blocks: Iterable[bytes]) -> AsyncIterator[str]:
 
 
 async def _read(verb: str, url: str, folder: Path) -> None:
-    common: dict[str, Any] = {"token": None, "endpoint": "https://hub.example", "file_root": None, "sha256": None}
-    common |= {"patience": ONCE, "allowed_networks": ALLOWED_NETWORKS}
+    access = SourceAccess(patience=ONCE, allowed_networks=ALLOWED_NETWORKS)
     async with asyncio.timeout(20):
         if verb == "inspect":
-            await inspect(parse(url), **common)
+            await inspect(parse(url), access)
         else:
-            await fetch(parse(url), folder, **common, revision=None, on_progress=lambda _done, _total: None)
+            await FetchCall(folder, "https://hub.example")(url, patience=ONCE)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

@@ -13,18 +13,16 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.retry import Patience
 from artifacts.source import parse
-from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer, TransferFault
+from tests.support.file_server import COMMIT, FileServer, TransferFault
+from tests.support.source_access import take_access
 from tests.support.tiny_models import tiny_gguf
 
 HURRIED = Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01, silence_seconds=10, connect_seconds=10)
 
 
 async def _inspect(server: FileServer, source: str, **options: Any) -> Inspection:
-    defaults: dict[str, Any] = {"token": None, "file_root": None, "sha256": None}
-    return await inspect(
-        parse(source),
-        **{"endpoint": server.url, "patience": HURRIED, "allowed_networks": ALLOWED_NETWORKS, **defaults, **options},
-    )
+    access = take_access(options, endpoint=server.url, patience=HURRIED)
+    return await inspect(parse(source), access, **options)
 
 
 async def _refused(server: FileServer, source: str, **options: Any) -> ArtifactError:

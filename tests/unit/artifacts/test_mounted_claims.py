@@ -7,12 +7,13 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 
 
 async def _inspect(source: str, file_root: Path | None, **options: Any) -> Inspection:
-    return await inspect(parse(source), token=None, endpoint="", file_root=file_root, sha256=None, **options)
+    return await inspect(parse(source), SourceAccess(file_root=file_root), **options)
 
 
 @pytest.fixture

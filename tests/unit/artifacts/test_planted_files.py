@@ -7,26 +7,14 @@ import pytest
 
 from artifacts import local_files
 from artifacts.errors import ArtifactError
-from artifacts.fetch import fetch
 from artifacts.source import parse
-from tests.support.file_server import ALLOWED_NETWORKS, FileServer
-from tests.unit.artifacts.stored_weights import HURRIED
+from tests.support.file_server import FileServer
+from tests.unit.artifacts.fetch_call import FetchCall
 
 
 async def _refuse(to: Path, server: FileServer) -> ArtifactError:
     with pytest.raises(ArtifactError) as caught:
-        await fetch(
-            parse(f"{server.url}/weights.gguf"),
-            to,
-            sha256=None,
-            token=None,
-            endpoint=server.url,
-            file_root=None,
-            revision=None,
-            on_progress=lambda _done, _total: None,
-            patience=HURRIED,
-            allowed_networks=ALLOWED_NETWORKS,
-        )
+        await FetchCall(to, server.url)(f"{server.url}/weights.gguf")
     return caught.value
 
 

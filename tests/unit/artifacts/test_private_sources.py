@@ -9,10 +9,12 @@ import pytest
 
 from artifacts.address_policy import Networks, is_allowed, parse_network
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, fetch
+from artifacts.fetch import FetchedArtifact
 from artifacts.inspect import inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
+from tests.unit.artifacts.fetch_call import FetchCall
 from tests.unit.artifacts.stored_weights import HURRIED
 
 SECOND_ADDRESS = "127.0.0.2"
@@ -29,9 +31,7 @@ PUBLIC = ("8.8.8.8", "1.1.1.1", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8
 
 
 async def _fetch(source: str, to: Path, *, networks: Networks = ALLOWED_NETWORKS, **options: Any) -> FetchedArtifact:
-    defaults: dict[str, Any] = {"sha256": None, "token": None, "file_root": None, "revision": None}
-    defaults |= {"endpoint": "https://hub.example", "on_progress": lambda _done, _total: None, "patience": HURRIED}
-    return await fetch(parse(source), to, **{**defaults, "allowed_networks": networks, **options})
+    return await FetchCall(to, "https://hub.example")(source, allowed_networks=networks, **options)
 
 
 async def _refuse(source: str, to: Path, **options: Any) -> ArtifactError:
@@ -71,7 +71,7 @@ async def test_source_in_a_private_network_is_not_requested(
     assert "--allow-private-sources CIDR" in error.message
     assert server.requests == []
     with pytest.raises(ArtifactError) as caught:
-        await inspect(parse(source), token=None, endpoint="https://hub.example", file_root=None, sha256=None)
+        await inspect(parse(source), SourceAccess(endpoint="https://hub.example"))
     assert caught.value.reason == "SourceForbidden"
     assert server.requests == []
 
@@ -235,16 +235,9 @@ async def test_error_tells_nothing_of_the_bytes_that_were_found(server: FileServ
     (server.root / "secret.gguf").write_bytes(b"KEY=topsecret")
     source = f"{server.url}/secret.gguf"
 
+    access = SourceAccess(allowed_networks=ALLOWED_NETWORKS, patience=dataclasses.replace(HURRIED, attempts=1))
     with pytest.raises(ArtifactError) as caught:
-        await inspect(
-            parse(source),
-            token=None,
-            endpoint=server.url,
-            file_root=None,
-            sha256=None,
-            allowed_networks=ALLOWED_NETWORKS,
-            patience=dataclasses.replace(HURRIED, attempts=1),
-        )
+        await inspect(parse(source), access)
     assert "KEY" not in caught.value.message
 
     error = await _refuse(source, tmp_path / "to", sha256="0" * 64)

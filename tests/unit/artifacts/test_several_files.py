@@ -17,10 +17,10 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact
 from artifacts.fetch_source import fetch_source
 from artifacts.inspect import Inspection, check_stored, inspect
-from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from artifacts.weights_store import WeightsStore
-from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer, TransferFault
+from tests.support.file_server import COMMIT, FileServer, TransferFault
+from tests.support.source_access import take_access
 from tests.support.tiny_models import tiny_gguf, tiny_mlx, tiny_split
 from tests.unit.artifacts.stored_weights import HURRIED, obtain
 
@@ -28,19 +28,12 @@ INDEX = "model.safetensors.index.json"
 
 
 async def look(server: FileServer, source: str, *files: str, **options: Any) -> Inspection:
-    defaults: dict[str, Any] = {"token": None, "endpoint": server.url, "file_root": None, "sha256": None}
-    networks = {"allowed_networks": ALLOWED_NETWORKS, "patience": HURRIED}
-    return await inspect(parse(source, files), **(defaults | networks | options))
+    access = take_access(options, endpoint=server.url, patience=HURRIED)
+    return await inspect(parse(source, files), access, **options)
 
 
 async def bring(server: FileServer, to: Path, source: str, *files: str, **options: Any) -> FetchedArtifact:
-    access = SourceAccess(
-        token=options.pop("token", None),
-        endpoint=server.url,
-        file_root=options.pop("file_root", None),
-        allowed_networks=ALLOWED_NETWORKS,
-        patience=HURRIED,
-    )
+    access = take_access(options, endpoint=server.url, patience=HURRIED)
     defaults: dict[str, Any] = {"sha256": None, "size_bytes": None, "revision": None}
     defaults["on_progress"] = lambda _done, _total: None
     return await fetch_source(parse(source, files), to, access, **(defaults | options))

@@ -10,6 +10,7 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
+from artifacts.repository import SourceAccess
 from artifacts.source import parse
 from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent.weights import HostWeights, PinnedWeights
@@ -61,14 +62,8 @@ async def _refuse(weights: HostWeights, artifact: Artifact) -> ArtifactError:
 
 
 async def _inspect(source: str, endpoint: str, file_root: Path | None = None) -> Inspection:
-    return await inspect(
-        parse(source),
-        token=None,
-        endpoint=endpoint,
-        file_root=file_root,
-        sha256=None,
-        allowed_networks=ALLOWED_NETWORKS,
-    )
+    access = SourceAccess(endpoint=endpoint, file_root=file_root, allowed_networks=ALLOWED_NETWORKS)
+    return await inspect(parse(source), access)
 
 
 @pytest.fixture
