@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from artifacts import local_files
 from artifacts.errors import ArtifactError
 from artifacts.partial_download import (
     DownloadRecord,
@@ -23,8 +22,9 @@ from artifacts.partial_download import (
     storage_faults,
     write_download_record,
 )
-from artifacts.repositories import open_repository
-from artifacts.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
+from artifacts.repositories import local_files
+from artifacts.repositories.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
+from artifacts.repositories.schemes import open_repository
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
 from artifacts.source import Source, refuse_library
 from crds.size import size_text

@@ -8,7 +8,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.partial_download import storage_faults
-from artifacts.repository import GGUF_WEIGHTS, Listing, SourceAccess
+from artifacts.repositories.repository import GGUF_WEIGHTS, Listing, SourceAccess
 from artifacts.source import Source
 from crds.size import size_text
 

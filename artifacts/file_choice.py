@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.folder_config import CONFIG
-from artifacts.gguf_split import name_parts
-from artifacts.repository import GGUF_WEIGHTS, WEIGHTS, Listing, RepositoryFile, is_safe_path
+from artifacts.formats.folder_config import CONFIG
+from artifacts.formats.gguf_split import name_parts
+from artifacts.repositories.repository import GGUF_WEIGHTS, WEIGHTS, Listing, RepositoryFile, is_safe_path
 from artifacts.source import Source
 
 ADAPTER_CONFIG: Final = "adapter_config.json"

@@ -9,17 +9,26 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from artifacts import gguf, local_files, safetensors_header
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
 from artifacts.file_choice import INDEX, choose_files, choose_indexed
-from artifacts.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
-from artifacts.gguf_reader import FoundHeader, read_header
-from artifacts.gguf_split import keep_part
-from artifacts.repositories import open_repository
-from artifacts.repository import GGUF_WEIGHTS, WEIGHTS, Listing, ReadableFile, RepositoryFile, SourceAccess, read_start
+from artifacts.formats import gguf, safetensors_header
+from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
+from artifacts.formats.gguf_reader import FoundHeader, read_header
+from artifacts.formats.gguf_split import keep_part
+from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
+from artifacts.repositories import local_files
+from artifacts.repositories.repository import (
+    GGUF_WEIGHTS,
+    WEIGHTS,
+    Listing,
+    ReadableFile,
+    RepositoryFile,
+    SourceAccess,
+    read_start,
+)
+from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Backoff
-from artifacts.safetensors_header import LENGTH_BYTES, SafetensorsHeader
 from artifacts.source import Source
 from crds.size import size_text
 

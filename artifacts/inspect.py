@@ -5,20 +5,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from artifacts import folder_config, gguf, local_files
 from artifacts.errors import ArtifactError
 from artifacts.file_choice import ADAPTER_CONFIG
 from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest
-from artifacts.folder_config import CONFIG
-from artifacts.gguf_facts import count_active, layout_of, summarize
-from artifacts.gguf_reader import read_header, read_stored_header
-from artifacts.gguf_split import keep_part, merge_headers, name_parts
+from artifacts.formats import folder_config, gguf
+from artifacts.formats.folder_config import CONFIG
+from artifacts.formats.gguf_facts import count_active, layout_of, summarize
+from artifacts.formats.gguf_reader import read_header, read_stored_header
+from artifacts.formats.gguf_split import keep_part, merge_headers, name_parts
+from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.partial_download import storage_faults
-from artifacts.registry_repository import RegistryRepository
-from artifacts.repositories import open_repository
-from artifacts.repository import GGUF_WEIGHTS, SourceAccess
+from artifacts.repositories import local_files
+from artifacts.repositories.registry_repository import RegistryRepository
+from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
+from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Backoff
-from artifacts.safetensors_header import SafetensorsHeader
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout, WeightsFormat
 

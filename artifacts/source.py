@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf_split import name_parts
+from artifacts.formats.gguf_split import name_parts
 
 Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
 

@@ -12,8 +12,8 @@ import msgspec
 
 from artifacts import durable
 from artifacts.file_set import FileSet
-from artifacts.repositories import open_repository
-from artifacts.repository import RangeRefused, SourceAccess
+from artifacts.repositories.repository import RangeRefused, SourceAccess
+from artifacts.repositories.schemes import open_repository
 from artifacts.source import Source
 
 _MOST_KEYS: Final = 1000

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import structlog
 
-from artifacts import durable, local_files
-from artifacts.address_policy import Networks
+from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch, verify_local
 from artifacts.file_set import FileSet, refuse_digest
@@ -29,7 +28,9 @@ from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_fol
 from artifacts.manifest import Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, storage_faults
-from artifacts.repository import GGUF_WEIGHTS, SourceAccess
+from artifacts.repositories import local_files
+from artifacts.repositories.address_policy import Networks
+from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access

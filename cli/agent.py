@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from cli import log
 from cli.lazy import LazyGroup
 from cli.options import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from artifacts.address_policy import NETWORKS_VARIABLE, Networks, networks_text
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
 from cli.options import allow_private_sources
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from cli import outcome
 from cli.options import allow_private_sources, choose_files
 from cli.options import mirrors as mirrors_option

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from artifacts.address_policy import NETWORKS_VARIABLE, Network, parse_network
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
 
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"

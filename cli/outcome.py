@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from artifacts.address_policy import Networks
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
+from artifacts.repositories.address_policy import Networks
 from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
 
 if TYPE_CHECKING:
     from artifacts.inspect import HeaderFacts  # it imports aiohttp
-    from artifacts.repository import SourceAccess
+    from artifacts.repositories.repository import SourceAccess
     from artifacts.retry import Patience
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def token(source: Source) -> str | None:
     cannot be read.
     """
     if source.is_artifact:
-        from artifacts.registry_login import read_environment  # noqa: PLC0415  only registries need it
+        from artifacts.repositories.registry_login import read_environment  # noqa: PLC0415  only registries need it
 
         return read_environment(source.repo, os.environ)
     if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
@@ -52,8 +52,8 @@ def source_access(
 
     A mirror gets no token. Raises ArtifactError.
     """
-    from artifacts.repository import SourceAccess  # noqa: PLC0415  it imports aiohttp
-    from artifacts.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
+    from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415  it imports aiohttp
+    from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
 
     return SourceAccess(
         token=token(source) if server is source else None,

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import uvloop
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from cli.options import allow_private_sources
 from gateway.event_log import log, log_libraries
 from gateway.proxy.pod import PodProxyError, PodProxyOptions, run_pod_proxy

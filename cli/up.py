@@ -12,8 +12,8 @@ import aiohttp
 import click
 from rich.console import Console
 
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
+from artifacts.repositories.address_policy import Networks
 from artifacts.source import SourceError
 from cli import log, outcome
 from cli.options import STATE_FOLDER_TEXT, Size, allow_private_sources, default_state_folder

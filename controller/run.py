@@ -34,11 +34,11 @@ from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
+from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
-from controller.services.update_pacer import UpdatePacer
 from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj

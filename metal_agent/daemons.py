@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 from yarl import URL
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds

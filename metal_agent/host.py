@@ -12,7 +12,7 @@ from typing import Protocol
 
 import aiohttp
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons

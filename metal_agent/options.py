@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from gateway.proxy.config import Tls
 
 

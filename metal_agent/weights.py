@@ -8,9 +8,9 @@ from pathlib import Path
 import structlog
 
 from artifacts import inspect
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.repository import SourceAccess
+from artifacts.repositories.address_policy import Networks
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.metalprocess import Artifact, MetalProcessSpec

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from artifacts.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
-from artifacts.gguf_split import name_parts
+from artifacts.formats.gguf_split import name_parts
+from artifacts.repositories.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from artifacts.address_policy import Networks
+from artifacts.repositories.address_policy import Networks
 from crds.serving import ServingOptions
 from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds

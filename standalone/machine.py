@@ -13,10 +13,10 @@ from typing import Final
 import aiohttp
 import structlog
 
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.address_policy import Networks
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Model
 from devices import limits

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from artifacts.inspect import inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from controller.models.served import Served
 from controller.services import replica_memory

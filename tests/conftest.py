@@ -5,7 +5,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from artifacts.address_policy import NETWORKS_VARIABLE, networks_text
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from tests.support.file_server import ALLOWED_NETWORKS
 
 settings.register_profile("pomona", deadline=None, suppress_health_check=[HealthCheck.too_slow])

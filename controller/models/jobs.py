@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
-from artifacts.registry_login import SECRET_KEYS, SECRET_VARIABLE
+from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta

@@ -8,8 +8,8 @@ label it as well.
 
 from typing import Final, NamedTuple
 
-from artifacts.registry_login import DOCKER_CONFIG_KEY, PASSWORD_KEY, TOKEN_KEY, USERNAME_KEY
-from artifacts.s3_access import REQUIRED_VARIABLES
+from artifacts.repositories.registry_login import DOCKER_CONFIG_KEY, PASSWORD_KEY, TOKEN_KEY, USERNAME_KEY
+from artifacts.repositories.s3_access import REQUIRED_VARIABLES
 from controller.models.served import is_artifact, is_in_bucket
 from controller.reconcile.conditions import condition, find
 from crds.meta import GROUP

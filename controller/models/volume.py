@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
+from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
 from controller.models.jobs import JobResult, Placement, SecretVariable, Work
 from controller.models.served import (

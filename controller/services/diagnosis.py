@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
-from controller.services.key_proxy import PROXY_CONTAINER
+from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import Advice
 from controller.services.rollout import SortedProcesses

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from controller.services.key_proxy import PORT_NAME
+from controller.services.pods.key_proxy import PORT_NAME
 from crds.meta import HTTPS, split_slice_name
 from kube.client import Obj
 

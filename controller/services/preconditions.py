@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
-from controller.services.devices import NO_DEVICES, find_hardware_problem, request_devices
+from controller.services.pods.devices import NO_DEVICES, find_hardware_problem, request_devices
 from controller.services.replica_memory import (
     ModelMemory,
     describe_workload,

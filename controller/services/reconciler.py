@@ -26,12 +26,13 @@ from controller.reconcile.triggers import (
     steady_facts,
 )
 from controller.services import preconditions, replica_memory
-from controller.services.deployment import find_pod_problem, network_service, observe_pods
-from controller.services.disruption import disruption_budget
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
-from controller.services.network_policy import network_policy
-from controller.services.pod_monitor import pod_monitor
+from controller.services.pods.deployment import find_pod_problem, network_service, observe_pods
+from controller.services.pods.disruption import disruption_budget
+from controller.services.pods.network_policy import network_policy
+from controller.services.pods.pod_monitor import pod_monitor
+from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.readiness_probe import Prober
@@ -40,7 +41,6 @@ from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator

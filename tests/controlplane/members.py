@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from artifacts.address_policy import NETWORKS_VARIABLE, networks_text
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS
 from tests.controlplane.network import Host, Network

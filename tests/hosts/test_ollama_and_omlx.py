@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from artifacts.address_policy import parse_network
+from artifacts.repositories.address_policy import parse_network
 from crds.metalprocess import Artifact
 from runtimes.ollama import Ollama
 from tests.support.api_objects import GIB

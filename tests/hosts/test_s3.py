@@ -16,10 +16,10 @@ import pytest
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, fetch
 from artifacts.inspect import Inspection, inspect
-from artifacts.repositories import open_repository
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
+from artifacts.repositories.s3_access import S3Access
+from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience
-from artifacts.s3_access import S3Access
 from artifacts.source import parse
 from tests.controlplane.process import CHECKOUT
 from tests.support.file_server import ALLOWED_NETWORKS

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from artifacts.address_policy import parse_network
+from artifacts.repositories.address_policy import parse_network
 
 ALLOWED_NETWORKS: Final = tuple(map(parse_network, ("127.0.0.0/8", "10.77.0.0/16")))
 """Networks of the servers of tests: loopback, and the bridge of the sandbox. Sources may not lead there by default."""

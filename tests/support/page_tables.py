@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from controller.services.devices import ACCEPTED_SHARE
+from controller.services.pods.devices import ACCEPTED_SHARE
 from devices.products import PRODUCTS
 from devices.vendors import MIB, VENDORS, Exporter, Vendor
 from runtimes.pod import EngineMetrics, EnginePod

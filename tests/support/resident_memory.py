@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from artifacts.gguf import parse
-from artifacts.gguf_facts import layout_of
+from artifacts.formats.gguf import parse
+from artifacts.formats.gguf_facts import layout_of
 from crds.serving import ServingOptions
 from devices.footprint import footprint_bytes
 from fitness.memory import Estimate, Workload, estimate

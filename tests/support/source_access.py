@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from tests.support.file_server import ALLOWED_NETWORKS
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from artifacts.folder_config import layout_of
+from artifacts.formats.folder_config import layout_of
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.memory import Workload, estimate

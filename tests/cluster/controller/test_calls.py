@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.address_policy import NETWORKS_VARIABLE
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
 from controller.run import Controller, ControllerOptions

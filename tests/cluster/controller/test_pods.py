@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from controller.pod_settings import PodSettings
-from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
+from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from devices.vendors import VENDORS
 from kube.client import Client, Obj
 from kube.errors import NotFound

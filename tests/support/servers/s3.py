@@ -14,7 +14,7 @@ import aiohttp
 from awscrt import auth, http
 from yarl import URL
 
-from artifacts.s3_access import S3Access
+from artifacts.repositories.s3_access import S3Access
 from tests.support.servers.programs import ensure_programs, find_free_port, run_server
 
 REGION = "eu-central-1"

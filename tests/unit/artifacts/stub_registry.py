@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from artifacts.registry_repository import RegistryRepository
-from artifacts.repository import SourceAccess
+from artifacts.repositories.registry_repository import RegistryRepository
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS
 from tests.support.registry_artifacts import Artifact

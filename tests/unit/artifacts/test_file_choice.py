@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
 from artifacts.file_choice import choose_files, choose_indexed
-from artifacts.repository import Listing, RepositoryFile, is_wanted
+from artifacts.repositories.repository import Listing, RepositoryFile, is_wanted
 from artifacts.source import SourceError, parse
 
 COMMON = ("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja")

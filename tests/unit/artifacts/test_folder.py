@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from artifacts import folder_config
 from artifacts.errors import ArtifactError
+from artifacts.formats import folder_config
 from artifacts.inspect import Inspection, inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Layers
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
@@ -105,7 +105,7 @@ async def test_an_unreadable_file_is_named(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     gone = tmp_path / "gone.gguf"
-    monkeypatch.setattr("artifacts.local_files.locate", lambda _source, _root: gone)
+    monkeypatch.setattr("artifacts.repositories.local_files.locate", lambda _source, _root: gone)
     with pytest.raises(ArtifactError, match=f"{gone}: No such file") as caught:
         await look(f"file://{gone}{end}", server=server, file_root=tmp_path)
     assert caught.value.reason == "StorageFailed"

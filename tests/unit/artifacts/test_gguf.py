@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf import MAX_HEADER_BYTES, TENSOR_TYPES, GGUFHeader, HeaderTruncated, parse
-from artifacts.gguf_facts import FILE_TYPES, summarize
+from artifacts.formats.gguf import MAX_HEADER_BYTES, TENSOR_TYPES, GGUFHeader, HeaderTruncated, parse
+from artifacts.formats.gguf_facts import FILE_TYPES, summarize
 from tests.support.tiny_models import tiny_gguf
 
 

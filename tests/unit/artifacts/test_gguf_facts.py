@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from artifacts.gguf import GGUFHeader, Value, parse
-from artifacts.gguf_facts import layout_of
+from artifacts.formats.gguf import GGUFHeader, Value, parse
+from artifacts.formats.gguf_facts import layout_of
 from crds.model import Layers
 from tests.support.tiny_models import hollow_gguf, tiny_gguf
 from tests.support.tiny_models.hollow_gguf import Shape

@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS
 from tests.unit.artifacts.fetch_call import FetchCall

@@ -11,9 +11,9 @@ from artifacts import file_set
 from artifacts.errors import ArtifactError
 from artifacts.file_choice import choose_files
 from artifacts.file_set import FileSet
-from artifacts.gguf import GGUFHeader, Value
-from artifacts.gguf_split import MOST_TENSORS, keep_part, merge_headers
-from artifacts.repository import Listing, RepositoryFile, SourceAccess
+from artifacts.formats.gguf import GGUFHeader, Value
+from artifacts.formats.gguf_split import MOST_TENSORS, keep_part, merge_headers
+from artifacts.repositories.repository import Listing, RepositoryFile, SourceAccess
 from artifacts.source import Source, parse
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 

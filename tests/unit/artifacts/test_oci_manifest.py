@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.oci_manifest import ArtifactManifest, LayerFile, parse_manifest, require_files
+from artifacts.repositories.oci_manifest import ArtifactManifest, LayerFile, parse_manifest, require_files
 from tests.support.registry_artifacts import MANIFEST, TITLE, describe, digest_of, encode_index, encode_manifest
 
 NAME = "oci://r.example/acme/tiny:v1"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import local_files
 from artifacts.errors import ArtifactError
+from artifacts.repositories import local_files
 from artifacts.source import parse
 from tests.support.file_server import FileServer
 from tests.unit.artifacts.fetch_call import FetchCall

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from artifacts.address_policy import Networks, is_allowed, parse_network
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact
 from artifacts.inspect import inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.address_policy import Networks, is_allowed, parse_network
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.unit.artifacts.fetch_call import FetchCall

@@ -7,7 +7,7 @@ import pytest
 from yarl import URL
 
 from artifacts.errors import ArtifactError
-from artifacts.registry_login import (
+from artifacts.repositories.registry_login import (
     RegistryLogin,
     api_host,
     find_login,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.address_policy import parse_network
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, fetch_file
-from artifacts.registry_repository import RegistryRepository, is_plain_http
-from artifacts.repository import SourceAccess
+from artifacts.repositories.address_policy import parse_network
+from artifacts.repositories.registry_repository import RegistryRepository, is_plain_http
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from tests.support.registry_artifacts import build_artifact, describe, encode_index, encode_manifest
 from tests.unit.artifacts.stored_weights import HURRIED

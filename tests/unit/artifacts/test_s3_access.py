@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from artifacts.errors import ArtifactError
-from artifacts.s3_access import ANONYMOUS_S3, S3Access
+from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "hunter2"}
 

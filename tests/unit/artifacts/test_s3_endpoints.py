@@ -5,11 +5,11 @@ from urllib.parse import quote
 
 import pytest
 
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
-from artifacts.repository import Listing, SourceAccess
-from artifacts.s3_access import S3Access
-from artifacts.s3_repository import S3Repository
+from artifacts.repositories.address_policy import Networks
+from artifacts.repositories.repository import Listing, SourceAccess
+from artifacts.repositories.s3_access import S3Access
+from artifacts.repositories.s3_repository import S3Repository
 from artifacts.source import parse
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer, TransferFault
 from tests.unit.artifacts.fetch_call import FetchCall

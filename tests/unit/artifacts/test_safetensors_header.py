@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from artifacts import safetensors_header
 from artifacts.errors import ArtifactError
 from artifacts.file_set import read_stored_weights
-from artifacts.safetensors_header import MAX_HEADER_BYTES, SafetensorsHeader
+from artifacts.formats import safetensors_header
+from artifacts.formats.safetensors_header import MAX_HEADER_BYTES, SafetensorsHeader
 
 NAME = "model.safetensors"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controller.models.served import format_of, runtime_of
-from controller.services.devices import find_hardware_problem
+from controller.services.pods.devices import find_hardware_problem
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from devices.vendors import VENDORS

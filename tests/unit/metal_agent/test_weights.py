@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
-from artifacts.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent.weights import HostWeights, PinnedWeights

@@ -11,7 +11,7 @@ from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
-from controller.services.deployment import network_service
+from controller.services.pods.deployment import network_service
 from controller.services.reconciler import ServiceInputs, decide_service
 from devices.vendors import VENDORS
 from kube.client import Obj

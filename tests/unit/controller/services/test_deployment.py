@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from controller.services.deployment import deployment, network_service
-from controller.services.pod_template import EngineChoice, MountedWeights
+from controller.services.pods.deployment import deployment, network_service
+from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.tokens import token_secret
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
 from devices.vendors import VENDORS

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.services.devices import build_node_affinity, find_hardware_problem, request_devices
+from controller.services.pods.devices import build_node_affinity, find_hardware_problem, request_devices
 from devices.vendors import VENDORS, Vendor
 from tests.support.api_objects import as_service, service
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from controller.pod_settings import PodSettings
-from controller.services.deployment import deployment
-from controller.services.pod_template import EngineChoice, MountedWeights
+from controller.services.pods.deployment import deployment
+from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from crds.meta import Accelerator
 from crds.serving import RuntimeName
 from devices.vendors import VENDORS

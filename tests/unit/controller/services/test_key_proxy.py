@@ -5,12 +5,12 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from artifacts.address_policy import NETWORKS_VARIABLE
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from cli.main import main
 from controller.pod_settings import PodSettings
 from controller.reconcile.stamp import is_desired, stamp
-from controller.services.deployment import deployment
-from controller.services.pod_template import EngineChoice, MountedWeights
+from controller.services.pods.deployment import deployment
+from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from crds.pods import ContainerOptions
 from devices.vendors import VENDORS
 from kube.client import Obj

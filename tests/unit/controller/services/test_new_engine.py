@@ -4,7 +4,8 @@ from types import MappingProxyType
 
 import pytest
 
-from controller.services import pod_template, preconditions
+from controller.services import preconditions
+from controller.services.pods import pod_template
 from crds import validation
 from devices.vendors import VENDORS
 from kube.client import Obj

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from controller.services.pod_options import find_option_problem
-from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
+from controller.services.pods.pod_options import find_option_problem
+from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from crds.meta import Accelerator
 from devices.vendors import VENDORS
 from kube.client import Obj

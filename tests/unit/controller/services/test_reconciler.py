@@ -9,12 +9,12 @@ from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.diagnosis import diagnose_pod
+from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
 from controller.services.traffic_meter import TrafficMeter
-from controller.services.update_pacer import UpdatePacer
 from controller.tenant_limits import TenantLimits
 from crds.model import Layout
 from crds.serving import ServingOptions

@@ -16,7 +16,7 @@ from controller.reconcile.stamp import (
     needs_apply,
     stamp,
 )
-from controller.services.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
+from controller.services.pods.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, ObjectKey

@@ -9,11 +9,11 @@ import pytest
 from controller.pod_settings import DEFAULT_SETTINGS
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
+from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
 from controller.services.traffic_meter import TrafficMeter
-from controller.services.update_pacer import UpdatePacer
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound, Unreachable

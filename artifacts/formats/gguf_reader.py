@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf import MAX_HEADER_BYTES, GGUFHeader, HeaderTruncated, parse
-from artifacts.repository import RangeRefused, ReadableFile, SourceResponse
+from artifacts.formats.gguf import MAX_HEADER_BYTES, GGUFHeader, HeaderTruncated, parse
+from artifacts.repositories.repository import RangeRefused, ReadableFile, SourceResponse
 
 _FIRST_BYTES: Final = 256 << 10
 _GROWTH: Final = 4

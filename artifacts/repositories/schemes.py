@@ -1,13 +1,13 @@
 """The repository of any source, by its scheme."""
 
 from artifacts.errors import ArtifactError
-from artifacts.hub_repository import HubRepository
-from artifacts.local_repository import LocalRepository
-from artifacts.registry_repository import RegistryRepository
-from artifacts.repository import Repository, SourceAccess
-from artifacts.s3_repository import S3Repository
+from artifacts.repositories.hub_repository import HubRepository
+from artifacts.repositories.local_repository import LocalRepository
+from artifacts.repositories.registry_repository import RegistryRepository
+from artifacts.repositories.repository import Repository, SourceAccess
+from artifacts.repositories.s3_repository import S3Repository
+from artifacts.repositories.web_repository import WebRepository
 from artifacts.source import Source
-from artifacts.web_repository import WebRepository
 
 
 def open_repository(source: Source, access: SourceAccess) -> Repository:

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.http_source import connect
-from artifacts.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
+from artifacts.repositories.http_source import connect
+from artifacts.repositories.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
 from artifacts.retry import Backoff
 from artifacts.source import Source, is_digest
 

@@ -13,7 +13,7 @@ import structlog
 
 from controller.reconcile.plan import Leading
 from controller.reconcile.stamp import ANNOTATION_STAMP, ANNOTATION_UPDATE
-from controller.services.template_rollout import is_rolled_out
+from controller.services.pods.template_rollout import is_rolled_out
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
 from kube.store import Store

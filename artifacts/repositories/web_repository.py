@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf_split import name_parts
-from artifacts.http_source import connect
-from artifacts.repository import Listing, RangeRefused, ReadableFile, RepositoryFile, SourceAccess
+from artifacts.formats.gguf_split import name_parts
+from artifacts.repositories.http_source import connect
+from artifacts.repositories.repository import Listing, RangeRefused, ReadableFile, RepositoryFile, SourceAccess
 from artifacts.retry import Backoff
 from artifacts.source import Source
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from artifacts import local_files
 from artifacts.partial_download import storage_faults
-from artifacts.repository import (
+from artifacts.repositories import local_files
+from artifacts.repositories.repository import (
     Listing,
     RangeRefused,
     ReadableFile,

@@ -10,7 +10,7 @@ nobody: the service is not ready then, and deleting the pod is the way out. One 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from artifacts.address_policy import NETWORKS_VARIABLE
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import ObjectMeta

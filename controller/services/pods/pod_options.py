@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controller.services.devices import build_node_affinity
+from controller.services.pods.devices import build_node_affinity
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE
 from crds.pods import PodOptions, PodVolume, PodVolumeMount, SpreadConstraint

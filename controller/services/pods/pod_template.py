@@ -13,9 +13,9 @@ from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY, keep_litera
 from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.services.devices import DeviceRequest, request_devices
-from controller.services.key_proxy import PORT_NAME, TOKEN_DIRECTORY, KeyProxy
-from controller.services.pod_options import add_options
+from controller.services.pods.devices import DeviceRequest, request_devices
+from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, KeyProxy
+from controller.services.pods.pod_options import add_options
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator

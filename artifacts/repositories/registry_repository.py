@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 from yarl import URL
 
-from artifacts.address_policy import find_stated_address
 from artifacts.errors import ArtifactError
-from artifacts.http_source import FixedAuthorization, Origin, connect
-from artifacts.oci_manifest import (
+from artifacts.repositories.address_policy import find_stated_address
+from artifacts.repositories.http_source import FixedAuthorization, Origin, connect
+from artifacts.repositories.oci_manifest import (
     INDEX_TYPES,
     MANIFEST_TYPES,
     MAX_MANIFEST_BYTES,
@@ -28,7 +28,7 @@ from artifacts.oci_manifest import (
     parse_manifest,
     require_files,
 )
-from artifacts.registry_login import (
+from artifacts.repositories.registry_login import (
     RegistryLogin,
     TokenChallenge,
     api_host,
@@ -37,7 +37,14 @@ from artifacts.registry_login import (
     read_token,
     wants_basic,
 )
-from artifacts.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, SourceResponse, is_wanted
+from artifacts.repositories.repository import (
+    Listing,
+    ReadableFile,
+    RepositoryFile,
+    SourceAccess,
+    SourceResponse,
+    is_wanted,
+)
 from artifacts.retry import Backoff
 from artifacts.source import Source
 

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 from artifacts.errors import ArtifactError, Reason
-from artifacts.s3_access import ENDPOINT_VARIABLE, KEY_ID_VARIABLE, REGION_VARIABLE, SECRET_KEY_VARIABLE
-from artifacts.s3_access import SESSION_TOKEN_VARIABLE as SESSION_TOKEN
+from artifacts.repositories.s3_access import ENDPOINT_VARIABLE, KEY_ID_VARIABLE, REGION_VARIABLE, SECRET_KEY_VARIABLE
+from artifacts.repositories.s3_access import SESSION_TOKEN_VARIABLE as SESSION_TOKEN
 
 PAGE_BYTES: Final = 4 << 20
 """Limit of a page: 1,000 keys of 1,024 bytes, each of which may be quoted."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf_facts import count_active_parameters, count_of, text_of
+from artifacts.formats.gguf_facts import count_active_parameters, count_of, text_of
 from crds.model import GGUF, Layers, Layout
 
 CONFIG: Final = "config.json"

@@ -6,7 +6,7 @@ Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
 """
 
 from controller.reconcile.plan import child
-from controller.services.key_proxy import PORT_NAME
+from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE

@@ -16,7 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from artifacts.address_policy import (
+from artifacts.errors import ArtifactError
+from artifacts.repositories.address_policy import (
     IN_PRIVATE_NETWORK,
     Networks,
     PrivateAddressError,
@@ -24,9 +25,8 @@ from artifacts.address_policy import (
     is_allowed,
     open_socket,
 )
-from artifacts.errors import ArtifactError
-from artifacts.repository import RangeRefused, SourceAccess, SourceResponse
-from artifacts.s3_answers import read_digest
+from artifacts.repositories.repository import RangeRefused, SourceAccess, SourceResponse
+from artifacts.repositories.s3_answers import read_digest
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)

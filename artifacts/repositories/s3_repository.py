@@ -15,9 +15,9 @@ from urllib.parse import quote
 from yarl import URL
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf_split import name_parts
-from artifacts.http_source import Origin, connect
-from artifacts.repository import (
+from artifacts.formats.gguf_split import name_parts
+from artifacts.repositories.http_source import Origin, connect
+from artifacts.repositories.repository import (
     Listing,
     ReadableFile,
     RepositoryFile,
@@ -25,8 +25,8 @@ from artifacts.repository import (
     SourceResponse,
     is_wanted,
 )
+from artifacts.repositories.s3_answers import PAGE_BYTES, ListedObject, ListingPage, explain_refusal, parse_page
 from artifacts.retry import Backoff
-from artifacts.s3_answers import PAGE_BYTES, ListedObject, ListingPage, explain_refusal, parse_page
 from artifacts.source import Source
 
 _PAGE_KEYS: Final = 1000

@@ -13,13 +13,13 @@ from controller.reconcile.plan import Patch, Snapshot, child, ref
 from controller.reconcile.stamp import is_desired
 from controller.reconcile.triggers import is_scheduled
 from controller.services import diagnosis, replica_memory
-from controller.services.devices import request_devices
-from controller.services.key_proxy import PORT_NAME
-from controller.services.pod_options import find_option_problem
-from controller.services.pod_template import EngineChoice, MountedWeights, build_pod
+from controller.services.pods.devices import request_devices
+from controller.services.pods.key_proxy import PORT_NAME
+from controller.services.pods.pod_options import find_option_problem
+from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
+from controller.services.pods.template_rollout import annotate, decide_rollout, digest_inputs
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
-from controller.services.template_rollout import annotate, decide_rollout, digest_inputs
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
 from crds.model import Model

@@ -10,10 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
-from artifacts.address_policy import Networks
 from artifacts.errors import ArtifactError
+from artifacts.repositories.address_policy import Networks
+from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.retry import DEFAULT_PATIENCE, Patience
-from artifacts.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.source import DEFAULT_ENDPOINT, MAX_NAME_BYTES, Source
 
 WEIGHTS: Final = ".safetensors"

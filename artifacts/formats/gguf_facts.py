@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from artifacts.gguf import GGUFHeader, Value
+from artifacts.formats.gguf import GGUFHeader, Value
 from crds.model import GGUF, Layers, Layout
 
 _MAX_INT64: Final = (1 << 63) - 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from artifacts.errors import ArtifactError
-from artifacts.gguf import GGUFHeader
+from artifacts.formats.gguf import GGUFHeader
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _MOST_PARTS: Final = 500

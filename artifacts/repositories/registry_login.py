@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import msgspec
 from yarl import URL
 
-from artifacts.address_policy import find_stated_address
 from artifacts.errors import ArtifactError
+from artifacts.repositories.address_policy import find_stated_address
 from artifacts.source import TOKEN_VARIABLE
 
 SECRET_VARIABLE: Final = "POMONA_SOURCE_SECRET"  # noqa: S105 - a name
