@@ -41,7 +41,8 @@ async def test_new_service_costs_six_calls_and_no_read(
     options = ControllerOptions(PodSettings(image, networks), elects=False)
     controller = Controller(Client(transport), lambda: login, options)
     cluster = ServiceNamespace(client, namespace)
-    gpu = {"hardware": {"accelerator": "nvidia"}}
+    # No node of this session has such a device; other tests leave one with those of NVIDIA.
+    gpu = {"hardware": {"accelerator": "intel"}}
     async with running(controller.run()), FileServer(tmp_path, address=ADDRESS) as files:
         await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
         await cluster.make_service("first", **gpu)

@@ -146,7 +146,11 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
     ("short", "columns", "more"),
     [
         ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE PARAMETERS QUANTIZATION"),
-        ("isvc", "PHASE MODEL VENDOR ENGINE READY REPLICAS REASON ENDPOINT AGE", "CONTEXT MEMORY MESSAGE"),
+        (
+            "isvc",
+            "PHASE MODEL VENDOR ENGINE READY REPLICAS REASON ENDPOINT AGE",
+            "CONTEXT MEMORY REQUESTS/MIN LATENCY MS MESSAGE",
+        ),
         ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
     ],
 )

@@ -99,13 +99,15 @@ async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors
     await check_traffic_is_counted(cluster, "chat")
 
     status = (await cluster.get("chat")).status
-    assert (status.accelerator, status.runtime, status.nodes) == ("cpu", "vllm", ["cpu-1"])
+    assert (status.accelerator, status.runtime) == ("cpu", "vllm")
     assert status.memory.endswith(" GiB")
     rows = await cluster.kubectl("get", "isvc", "chat", "--output=wide")
     heading, row = rows.splitlines()
     for column, value in (("VENDOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
         assert row[heading.index(column) :].startswith(value), rows
     pod = await pod_of(cluster, "chat")
+    # Any node has a processor.
+    assert status.nodes == [pod["nodeName"]]
     (engine,) = pod["initContainers"]
     assert engine["image"] == CPU_IMAGE
     assert not any("token" in str(each) for each in (engine["args"], engine.get("env"), engine["volumeMounts"]))
