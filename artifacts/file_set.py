@@ -28,7 +28,7 @@ from artifacts.repositories.repository import (
     read_start,
 )
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source
 from crds.size import size_text
 
@@ -154,15 +154,13 @@ class FileSet:
 
     async def _open(self, listing: Listing, file: RepositoryFile, read: Callable[[_OpenedFile], Awaitable[T]]) -> T:
         """Open a file and return what `read` returns; repeat it as patience allows."""
-        backoff = Backoff(self._access.patience)
         name = self._repository.file_source(file.path, listing.revision).display
-        while True:
-            try:
-                async with self._repository.open_file(file.path, listing.revision) as opened:
-                    return await read(_OpenedFile(opened, file, name))
-            except ArtifactError as error:
-                pause = backoff.pause_seconds(error)
-            await asyncio.sleep(pause)
+
+        async def read_once() -> T:
+            async with self._repository.open_file(file.path, listing.revision) as opened:
+                return await read(_OpenedFile(opened, file, name))
+
+        return await retry_read(read_once, self._access.patience)
 
     async def fetch(
         self,

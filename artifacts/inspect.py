@@ -11,7 +11,7 @@ from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, layout_of, summarize
-from artifacts.formats.gguf_reader import read_header, read_stored_header
+from artifacts.formats.gguf_reader import FoundHeader, read_header, read_stored_header
 from artifacts.formats.gguf_split import keep_part, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.partial_download import storage_faults
@@ -19,7 +19,7 @@ from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
 from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout, WeightsFormat
 
@@ -107,15 +107,11 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
-    backoff = Backoff(access.patience)
-    while True:
-        try:
-            async with open_repository(source, access).open_file(source.path, None) as opened:
-                found = await read_header(source.display, opened)
-            break
-        except ArtifactError as error:
-            pause = backoff.pause_seconds(error)
-        await asyncio.sleep(pause)
+    async def read() -> FoundHeader:
+        async with open_repository(source, access).open_file(source.path, None) as opened:
+            return await read_header(source.display, opened)
+
+    found = await retry_read(read, access.patience)
     facts = _describe_gguf(merge_headers([found.header], [source.file]))
     _refuse_other_digest(source, sha256, found.sha256)
     return _with_facts(facts, found.size_bytes, found.revision, source.file, sha256 or found.sha256)

@@ -1,9 +1,14 @@
-"""Patience of a download: its time-outs and its number of attempts."""
+"""Patience of a download: its time-outs, its number of attempts, and their repetition."""
 
+import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from artifacts.errors import ArtifactError, Reason
 from kube.backoff import BELOW, backoff_seconds
+
+T = TypeVar("T")
 
 _WORTH_ANOTHER_TRY: frozenset[Reason] = frozenset({"SourceUnreachable", "SourceChanged", "ChecksumMismatch"})
 
@@ -66,3 +71,18 @@ class Backoff:
             most=self._patience.longest_pause_seconds,
             jitter=BELOW,
         )
+
+
+async def retry_read(read: Callable[[], Awaitable[T]], patience: Patience) -> T:
+    """Return the result of `read`, which is repeated after failures that may pass, as often as `patience` allows.
+
+    Raises:
+        ArtifactError: that of the last attempt.
+    """
+    backoff = Backoff(patience)
+    while True:
+        try:
+            return await read()
+        except ArtifactError as error:
+            pause = backoff.pause_seconds(error)
+        await asyncio.sleep(pause)

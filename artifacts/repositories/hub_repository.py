@@ -1,6 +1,5 @@
 """Repositories of a hub: `hf://ORG/REPO`. The commit of the listing pins every file, even if the branch moves."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ import msgspec
 from artifacts.errors import ArtifactError
 from artifacts.repositories.http_source import connect
 from artifacts.repositories.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source, is_digest
 
 _COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -47,14 +46,12 @@ class HubRepository:
         """Ask the hub for the files of a revision. Raises ArtifactError."""
         at = quote(revision or self._source.revision, safe="")
         url = f"{self._access.endpoint.rstrip('/')}/api/models/{self._source.repo}/revision/{at}?blobs=true"
-        backoff = Backoff(self._access.patience)
-        while True:
-            try:
-                async with connect(self._source, self._access, url=url) as origin:
-                    return _parse_listing(self._source, await origin.read_whole(_LISTING_BYTES))
-            except ArtifactError as error:
-                pause = backoff.pause_seconds(error)
-            await asyncio.sleep(pause)
+
+        async def read() -> Listing:
+            async with connect(self._source, self._access, url=url) as origin:
+                return _parse_listing(self._source, await origin.read_whole(_LISTING_BYTES))
+
+        return await retry_read(read, self._access.patience)
 
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the hf:// source of a file at a resolved revision."""

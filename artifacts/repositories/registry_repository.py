@@ -4,7 +4,6 @@ A tag is resolved once to the digest of a manifest, which is the revision; from 
 is verified. Registries issue tokens for minutes, so a download may have to obtain another one in its middle.
 """
 
-import asyncio
 import dataclasses
 import hashlib
 import ipaddress
@@ -45,7 +44,7 @@ from artifacts.repositories.repository import (
     SourceResponse,
     is_wanted,
 )
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source
 
 PLAIN_HTTP_VARIABLE: Final = "POMONA_PLAIN_HTTP_REGISTRIES"
@@ -135,16 +134,15 @@ class RegistryRepository:
         return digest, parse_manifest(self._source.display, text)
 
     async def _read_document(self, url: URL) -> bytes:
-        backoff, accept = Backoff(self._access.patience), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
-        while True:
-            try:
-                async with connect(
-                    self._source, self._access, url=str(url), authorizer=self._authorizer, accept=accept
-                ) as origin:
-                    return await origin.read_whole(MAX_MANIFEST_BYTES)
-            except ArtifactError as error:
-                pause = backoff.pause_seconds(error)
-            await asyncio.sleep(pause)
+        accept = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+
+        async def read() -> bytes:
+            async with connect(
+                self._source, self._access, url=str(url), authorizer=self._authorizer, accept=accept
+            ) as origin:
+                return await origin.read_whole(MAX_MANIFEST_BYTES)
+
+        return await retry_read(read, self._access.patience)
 
     def _refusal(self, problem: str) -> ArtifactError:
         return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")

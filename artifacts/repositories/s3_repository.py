@@ -4,7 +4,6 @@ The entity tag is the revision of an object; that of a prefix is a digest over a
 commits that would pin them.
 """
 
-import asyncio
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Mapping
@@ -26,7 +25,7 @@ from artifacts.repositories.repository import (
     is_wanted,
 )
 from artifacts.repositories.s3_answers import PAGE_BYTES, ListedObject, ListingPage, explain_refusal, parse_page
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source
 
 _PAGE_KEYS: Final = 1000
@@ -92,17 +91,16 @@ class S3Repository:
         if token:
             query["continuation-token"] = token
         url = self._service.url(self._source.repo, query=query)
-        backoff = Backoff(self._access.patience)
-        while True:
+
+        async def read() -> ListingPage:
             try:
                 async with self._connect(self._source, url) as origin:
                     return parse_page(await origin.read_whole(PAGE_BYTES))
             except ValueError as error:
                 problem = f"the service's list of objects cannot be used: {error}"
                 raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}") from error
-            except ArtifactError as error:
-                pause = backoff.pause_seconds(error)
-            await asyncio.sleep(pause)
+
+        return await retry_read(read, self._access.patience)
 
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the s3:// source of an object below the root."""

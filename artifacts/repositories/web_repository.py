@@ -1,6 +1,5 @@
 """Files of plain web servers: `http(s)://`. They list nothing; a split file names its other parts by itself."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from artifacts.errors import ArtifactError
 from artifacts.formats.gguf_split import name_parts
 from artifacts.repositories.http_source import connect
 from artifacts.repositories.repository import Listing, RangeRefused, ReadableFile, RepositoryFile, SourceAccess
-from artifacts.retry import Backoff
+from artifacts.retry import retry_read
 from artifacts.source import Source
 
 
@@ -36,16 +35,14 @@ class WebRepository:
         return Listing(found, files)
 
     async def _describe(self, name: str) -> RepositoryFile:
-        backoff = Backoff(self._access.patience)
-        while True:
+        async def read() -> RepositoryFile:
             try:
                 async with self.open_file(name, None) as opened, opened.read(0, 0) as response:
                     return RepositoryFile(name, response.size_bytes, response.sha256, response.revision)
             except RangeRefused:
                 raise ArtifactError("HeaderInvalid", f"{name}: the file is empty") from None
-            except ArtifactError as error:
-                pause = backoff.pause_seconds(error)
-            await asyncio.sleep(pause)
+
+        return await retry_read(read, self._access.patience)
 
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the source of a part: the same URL with another name at the end."""
