@@ -27,6 +27,7 @@ _NOT_FOUND: Final = 404
 _MOVED: Final = 301
 
 _OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+"""Codes of refusals by which a service says that the bucket is in another region."""
 _KEYS: Final = f"{KEY_ID_VARIABLE} and {SECRET_KEY_VARIABLE} of spec.sourceSecretRef, or of the environment"
 _REFUSALS: Final[Mapping[str, tuple[Reason, str]]] = {
     "NoSuchBucket": (
@@ -116,11 +117,7 @@ def explain_refusal(
         fields = {}  # many services and proxies before them refuse without a body
     code = fields.get("Code", "")
     region = fields.get("Region") or headers.get("x-amz-bucket-region", "")
-    if status == _MOVED or code in (
-        "AuthorizationHeaderMalformed",
-        "PermanentRedirect",
-        "IllegalLocationConstraintException",
-    ):
+    if status == _MOVED or code in _OTHER_REGION:
         where = f"is in region {region}" if _REGION.fullmatch(region) else "is in another region"
         way_out = f"set {REGION_VARIABLE} to it, in spec.sourceSecretRef or in the environment"
         return ArtifactError("SourceRefused", f"{place}: the bucket {where}: {way_out}")
