@@ -13,10 +13,10 @@ from crds.pods import ContainerOptions, Variable
 from devices.vendors import Vendor
 from runtimes.serving import Listen, Serving
 
-KeyDelivery = Literal["file", "environment", "proxy"]
-"""The way in which an engine gets the service's bearer token: a file that an argument names, an environment variable
-from the Secret, or not at all: then Pomona's proxy runs beside it in the pod, checks the token, and the engine listens
-on loopback. A key is never an argument, because everyone who may read pods reads those."""
+KeyDelivery = Literal["file", "proxy"]
+"""The way in which an engine gets the service's bearer token: a file that an argument names, or not at all: then
+Pomona's proxy runs beside it in the pod, checks the token, and the engine listens on loopback. A key is never an
+argument, because everyone who may read pods reads those."""
 
 SERVICE_PORT: Final = 8080
 """Port of every pod that serves: of the engine that checks the key, or of the proxy."""
@@ -96,8 +96,6 @@ class EnginePod:
     """Path at which it finds the volume of weights; None: the same as for every engine."""
     of_container: "Callable[[ContainerOptions], EnginePod] | None" = None
     """For an engine that Pomona does not know: make its description from the container that the service states."""
-    key_variable: str = ""
-    """Environment variable with the key, if `key` is "environment"."""
     metrics: EngineMetrics | None = None
     shared_memory: bool = False
     """True if its processes exchange tensors by /dev/shm, which is 64 MiB in a container unless it is mounted."""

@@ -19,7 +19,6 @@ BEGIN: Final = "<!-- From here on `make golden` writes: -->"
 END: Final = "<!-- Until here. -->"
 _KEYS: Final = {
     "file": "a file in the container, which an argument names",
-    "environment": "an environment variable from the Secret",
     "proxy": "Pomona's proxy in the same pod checks it; the engine listens on loopback at port {port}",
 }
 _FORMATS: Final = {

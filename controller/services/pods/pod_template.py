@@ -229,20 +229,15 @@ def _listen(engine: EnginePod) -> Listen:
     """Return the address of the engine, which only the proxy in its pod can reach if that checks the key."""
     if engine.key == "proxy":
         return Listen(LOOPBACK, engine.port, behind_proxy=True)
-    return Listen("0.0.0.0", SERVICE_PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}" if engine.key == "file" else None)
+    return Listen("0.0.0.0", SERVICE_PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}")
 
 
 def _environment(replica: _Replica, serving: PodServing) -> list[Obj]:
-    """Return the variables of the engine and of the vendor, and the key if the engine takes it from a variable."""
-    engine = replica.choice.pod
-    values = dict(engine.environment(serving))
+    """Return the variables of the engine and of the vendor."""
+    values = dict(replica.choice.pod.environment(serving))
     if replica.devices.number:
         values = {**replica.choice.vendor.environment, **values}
-    variables: list[Obj] = [{"name": name, "value": value} for name, value in sorted(values.items())]
-    if engine.key == "environment":
-        reference = {"name": token_name(replica.service.metadata.name), "key": TOKEN_KEY}
-        variables.append({"name": engine.key_variable, "valueFrom": {"secretKeyRef": reference}})
-    return variables
+    return [{"name": name, "value": value} for name, value in sorted(values.items())]
 
 
 def _volume_mounts(replica: _Replica) -> list[Obj]:
