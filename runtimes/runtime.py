@@ -11,17 +11,18 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from crds.meta import Accelerator
+from crds.model import WeightsFormat
 from crds.pods import ContainerOptions
 from crds.serving import CacheType, Mode, RuntimeName, ServingOptions
 from devices.vendors import CPU, Vendor
 from runtimes.pod import EnginePod
-from runtimes.serving import Format, Listen, Serving, Setting
+from runtimes.serving import Listen, Serving, Setting
 
 
 class RuntimeDemand(NamedTuple):
     """The abilities that a service demands of a runtime."""
 
-    format: Format
+    format: WeightsFormat
     accelerator: Accelerator
     in_pods: bool
     options: ServingOptions = ServingOptions()
@@ -58,7 +59,7 @@ class Runtime:
     """One engine: its abilities, its installation, and its start."""
 
     name: RuntimeName
-    formats: frozenset[Format]
+    formats: frozenset[WeightsFormat]
     modes: frozenset[Mode]
     settings: frozenset[Setting] = frozenset()
     cache_types: frozenset[CacheType] = frozenset({"f16"})
@@ -93,7 +94,7 @@ _FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
         "parallel": "parallel",
     }
 )
-_FORMAT_NAMES: Final[Mapping[Format, str]] = MappingProxyType(
+_FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = MappingProxyType(
     {
         "gguf": "a GGUF file",
         "safetensors": "a folder of safetensors weights",
@@ -101,14 +102,14 @@ _FORMAT_NAMES: Final[Mapping[Format, str]] = MappingProxyType(
         "ollama": "a model of Ollama's library",
     }
 )
-_DEFAULTS: Final[Mapping[Format, RuntimeName]] = MappingProxyType(
+_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType(
     {"gguf": "llama.cpp", "safetensors": "vllm", "mlx": "mlx-lm", "ollama": "ollama"}
 )
-_HOST_DEFAULTS: Final[Mapping[Format, RuntimeName]] = MappingProxyType({"safetensors": "mlx-lm"})
+_HOST_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType({"safetensors": "mlx-lm"})
 """Where the default on hosts is another one."""
 
 
-def default_runtime(artifact_format: Format, *, in_pods: bool) -> RuntimeName:
+def default_runtime(artifact_format: WeightsFormat, *, in_pods: bool) -> RuntimeName:
     """Return the runtime of a service that names none."""
     host_default = None if in_pods else _HOST_DEFAULTS.get(artifact_format)
     return host_default or _DEFAULTS[artifact_format]

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from crds.model import WeightsFormat
 from crds.serving import Role, ServingOptions
 
-Format = WeightsFormat
-"""Format of an artifact: GGUF, a folder of safetensors, one that mlx-lm wrote, a model that Ollama pulls."""
 Setting = Literal["draft", "projector", "adapters", "chat template", "parallel"]
 """A setting that not every runtime supports; cache types are listed by each runtime."""
 
@@ -84,4 +81,4 @@ class Listen(NamedTuple):
     api_key_file: str | None = None
     """Path of a file with the bearer token that the engine requires; None: it requires none."""
     behind_proxy: bool = False
-    """True if only the proxy of this host, and the agent, send requests to it."""
+    """True if only the proxy of this host or pod, and the agent, send requests to it."""

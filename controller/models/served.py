@@ -11,13 +11,12 @@ from typing import Final, NamedTuple
 from artifacts.source import SourceError, cache_key, parse
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Accelerator
-from crds.model import Model
+from crds.model import Model, WeightsFormat
 from crds.serving import Role, RuntimeName
 from devices.vendors import Vendors
 from kube.resources import ObjectKey
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import default_runtime
-from runtimes.serving import Format
 
 AUTO: Final = "auto"
 """Value of spec.runtime that leaves the choice to Pomona, as its absence does."""
@@ -66,7 +65,7 @@ def read_companions(find: Callable[[ObjectKey], Model | None], service: Inferenc
     )
 
 
-def format_of(model: Model) -> Format:
+def format_of(model: Model) -> WeightsFormat:
     """Return the format of a Model's weights: as inspected, else as its source shows.
 
     It is gguf if the source cannot be parsed, which the Model reports.
@@ -75,7 +74,7 @@ def format_of(model: Model) -> Format:
 
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
-def _format_of_source(text: str, files: tuple[str, ...]) -> Format:
+def _format_of_source(text: str, files: tuple[str, ...]) -> WeightsFormat:
     try:
         source = parse(text, files)
     except SourceError:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from crds.model import WeightsFormat
 from crds.serving import ServingOptions
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand, default_runtime, refuse_demand
-from runtimes.serving import Format
 
 LLAMA = RuntimeDemand("gguf", "metal", in_pods=False)
 MLX = RuntimeDemand("mlx", "metal", in_pods=False)
@@ -69,6 +69,6 @@ def test_unsupported_demand_is_refused_with_the_way_out(runtime: str, change: di
 
 
 def test_default_runtime_serves_its_format() -> None:
-    formats: tuple[Format, ...] = ("gguf", "mlx", "ollama")
+    formats: tuple[WeightsFormat, ...] = ("gguf", "mlx", "ollama")
     for artifact_format, in_pods in itertools.product(formats, (True, False)):
         assert artifact_format in RUNTIMES[default_runtime(artifact_format, in_pods=in_pods)].formats
