@@ -151,17 +151,17 @@ class ModelSpec(ApiStruct, frozen=True):
         Literal["IfNotPresent", "OnChange"],
         described(
             "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, a file of "
-            "http(s)://, a tag of oci://, or a file or folder of s3:// is looked at every spec.refreshIntervalSeconds. "
+            "http(s)://, a tag of oci://, or a file or folder of s3:// is checked every spec.refreshIntervalSeconds. "
             "When its revision has changed, the new weights are fetched beside the old ones, and services move to them "
-            "once they are verified. A commit of hf:// and a digest of oci:// never change, so they are not looked at."
+            "once they are verified. A commit of hf:// and a digest of oci:// never change, so they are not checked."
         ),
     ] = "IfNotPresent"
     refresh_interval_seconds: Annotated[
         int,
         Meta(ge=300, le=31_536_000),
         described(
-            "Seconds between two looks at the source with spec.refreshPolicy OnChange; up to a tenth more, so that not "
-            "all Models look at once. Default: 3600, an hour.",
+            "Seconds between two checks of the source with spec.refreshPolicy OnChange; up to a tenth more, so that "
+            "not all sources are checked at once. Default: 3600, an hour.",
             format="int64",
         ),
     ] = 3600
@@ -363,7 +363,7 @@ class ModelStatus(ApiStruct, frozen=True):
     ] = ""
     last_checked: Annotated[
         str,
-        described("When the source was last looked at with spec.refreshPolicy OnChange.", format="date-time"),
+        described("When the source was last checked with spec.refreshPolicy OnChange.", format="date-time"),
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
     file: Annotated[str, described("Name of the file, or of the first part of a split model. Absent for a folder.")] = (

@@ -112,9 +112,9 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
 
 def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
     """Decide about a Model: its Jobs, its volume and its status."""
-    verdict = _decide(model, observed, settings, now)
-    conditions = [*verdict.conditions, *source_secret.list_conditions(model, observed.secret)]
-    return _plan(model, observed, msgspec.structs.replace(verdict, conditions=conditions))
+    decision = _decide(model, observed, settings, now)
+    conditions = [*decision.conditions, *source_secret.list_conditions(model, observed.secret)]
+    return _plan(model, observed, msgspec.structs.replace(decision, conditions=conditions))
 
 
 def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
@@ -142,15 +142,15 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         facts, inspected = _inspected_facts(model, observed, settings, now)
         if refused or not refresh.is_watched(model):
             return _decide_weights(model, observed, settings, now, known=(facts, inspected))
-        look = refresh.look_at_source(
+        check = refresh.check_source(
             model, facts, observed_jobs=observed.jobs, pods=observed.pods, settings=settings, now=now
         )
-        made = _decide_weights(model, observed, settings, now, known=(look.facts, inspected))
+        made = _decide_weights(model, observed, settings, now, known=(check.facts, inspected))
         return msgspec.structs.replace(
             made,
-            conditions=[*made.conditions, *look.conditions],
-            works=[*made.works, look.progress],
-            last_checked=look.last_checked,
+            conditions=[*made.conditions, *check.conditions],
+            works=[*made.works, check.progress],
+            last_checked=check.last_checked,
         )
     work = volume.inspection(model, settings)
     progress = jobs.proceed(work, observed.jobs, observed.pods, now)
@@ -409,38 +409,38 @@ def _is_for_pods(model: Model, facts: ModelFacts) -> bool:
     return source.is_gguf if facts.format is None else facts.format != "mlx"
 
 
-def _plan(model: Model, observed: ObservedModel, verdict: ModelDecision) -> Plan:
+def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Plan:
     """Return the plan: create the Jobs that are needed, delete the others, and write the status."""
-    kept = {work.job for work in verdict.works} | {job["metadata"]["name"] for job in verdict.undecided}
+    kept = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
     past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
     status: Obj = {
         "observedGeneration": model.metadata.generation,
-        "phase": verdict.phase,
-        "conditions": list(verdict.conditions),
+        "phase": decision.phase,
+        "conditions": list(decision.conditions),
     }
-    if verdict.cached is not None:
-        status["cached"] = msgspec.to_builtins(verdict.cached)
-    if verdict.facts is not None:
-        status |= msgspec.to_builtins(verdict.facts)
-        if verdict.facts.size_bytes is not None:
-            status["size"] = size_text(verdict.facts.size_bytes)
-    if verdict.last_checked:
-        status["lastChecked"] = verdict.last_checked
+    if decision.cached is not None:
+        status["cached"] = msgspec.to_builtins(decision.cached)
+    if decision.facts is not None:
+        status |= msgspec.to_builtins(decision.facts)
+        if decision.facts.size_bytes is not None:
+            status["size"] = size_text(decision.facts.size_bytes)
+    if decision.last_checked:
+        status["lastChecked"] = decision.last_checked
     if parameters := describe_parameters(model.spec, status.get("totalParameters"), status.get("activeParameters")):
         status["parameters"] = parameters
-    waits = [work.again_seconds for work in verdict.works if work.again_seconds is not None]
-    if verdict.again_seconds is not None:
-        waits.append(verdict.again_seconds)
+    waits = [work.again_seconds for work in decision.works if work.again_seconds is not None]
+    if decision.again_seconds is not None:
+        waits.append(decision.again_seconds)
     if _refused_secret(observed):
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
-        create=(*verdict.create, *((JOBS, work.create) for work in verdict.works if work.create is not None)),
-        patch=verdict.patch,
-        delete=(*prune(past, ()), *verdict.delete),
+        create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create is not None)),
+        patch=decision.patch,
+        delete=(*prune(past, ()), *decision.delete),
         status=status,
         labels=label_model(model, status),
         events=transitions(
-            model.status.conditions, verdict.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
+            model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),
         again_seconds=min(waits, default=None),
     )

@@ -1,6 +1,6 @@
-"""`refreshPolicy: OnChange`: look at a moving source again at an interval, and find out that its revision changed.
+"""`refreshPolicy: OnChange`: check a moving source at an interval, and find out that its revision changed.
 
-A look is another inspection, one Job at a time. Its facts become those of the Model at once; pods serve the earlier
+A check is another inspection, one Job at a time. Its facts become those of the Model at once; pods serve the earlier
 revision until the new one is verified on a volume of its own.
 """
 
@@ -20,27 +20,27 @@ from kube.client import Obj
 from kube.time import rfc3339
 
 REFRESHED: Final = "Refreshed"
-"""Condition of a Model with refreshPolicy OnChange: the result of the last look at its source."""
+"""Condition of a Model with refreshPolicy OnChange: the result of the last check of its source."""
 UP_TO_DATE: Final = "UpToDate"
 _JITTER_SHARE: Final = 10
-"""Models that were created together look up to a tenth of the interval later, each by its uid."""
+"""Sources of Models that were created together are checked up to a tenth of the interval later, each by its uid."""
 _MOVING_SCHEMES: Final = frozenset({"hf", "http", "https", "oci", "s3"})
-"""Schemes whose sources can change, unless they are pinned, and that a Job can look at."""
+"""Schemes whose sources can change, unless they are pinned, and that a Job can check."""
 
 
-class Look(NamedTuple):
-    """The state of the looks at a source."""
+class SourceCheck(NamedTuple):
+    """The result of the last check of a source, and the check that is under way or due."""
 
     facts: ModelFacts
     """The facts of the latest revision that is known."""
     progress: JobProgress
-    """The Job of a look that is under way, or the wait until the next look."""
+    """The Job of a check that is under way, or the wait until the next one."""
     last_checked: str = ""
     conditions: Sequence[Obj] = ()
 
 
 def is_watched(model: Model) -> bool:
-    """Return whether the source is looked at again: it is asked for, and the revision can change."""
+    """Return whether the source is checked again: it is asked for, and the revision can change."""
     if model.spec.refresh_policy != "OnChange":
         return False
     source = parse(model.spec.source, model.spec.files)
@@ -48,7 +48,7 @@ def is_watched(model: Model) -> bool:
 
 
 def is_due(model: Model, now: datetime) -> bool:
-    """Return whether the next decision looks at the source of an inspected Model."""
+    """Return whether the next decision checks the source of an inspected Model."""
     try:
         return is_watched(model) and bool(model.status.last_checked) and not wait_seconds(model, now)
     except SourceError:
@@ -56,7 +56,7 @@ def is_due(model: Model, now: datetime) -> bool:
 
 
 def wait_seconds(model: Model, now: datetime) -> float:
-    """Return the seconds until the next look at a source that is watched; 0 if it is due or has no time yet."""
+    """Return the seconds until the next check of a source that is watched; 0 if it is due or has no time yet."""
     if not model.status.last_checked:
         return 0.0
     interval = model.spec.refresh_interval_seconds
@@ -67,7 +67,7 @@ def wait_seconds(model: Model, now: datetime) -> float:
     return min(max(0.0, (due - now).total_seconds()), float(interval))
 
 
-def look_at_source(
+def check_source(
     model: Model,
     facts: ModelFacts,
     *,
@@ -75,18 +75,20 @@ def look_at_source(
     pods: Mapping[str, Sequence[Obj]],
     settings: PodSettings,
     now: datetime,
-) -> Look:
-    """Decide about the next look at a source that is watched; `facts` are those of the last one."""
+) -> SourceCheck:
+    """Decide about the next check of a source that is watched; `facts` are those of the last one."""
     known = find(model.status.conditions, REFRESHED)
     last = _condition(model, true=known.status == "True", reason=known.reason, message=known.message) if known else None
     waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=model.spec.refresh_interval_seconds)
     if not model.status.last_checked:
         message = f"the source has revision {facts.revision}"
-        return Look(facts, waits, rfc3339(now), [_condition(model, true=True, reason=UP_TO_DATE, message=message)])
+        return SourceCheck(
+            facts, waits, rfc3339(now), [_condition(model, true=True, reason=UP_TO_DATE, message=message)]
+        )
     if seconds := wait_seconds(model, now):
         waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
-        return Look(facts, waits, model.status.last_checked, [last] if last else [])
-    work = volume.inspection(model, settings, look=model.status.last_checked)
+        return SourceCheck(facts, waits, model.status.last_checked, [last] if last else [])
+    work = volume.inspection(model, settings, last_checked=model.status.last_checked)
     progress = jobs.proceed(work, observed_jobs, pods, now)
     outcome = progress.outcome
     if outcome.state == "Succeeded":
@@ -95,14 +97,14 @@ def look_at_source(
         if found.revision != facts.revision:
             reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
             facts = found
-        return Look(facts, waits, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
+        return SourceCheck(facts, waits, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
     if outcome.state == "Going":
-        return Look(facts, progress, model.status.last_checked, [last] if last else [])
-    way_out = "the last revision stays in use, and the source is looked at again"
+        return SourceCheck(facts, progress, model.status.last_checked, [last] if last else [])
+    way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
     if outcome.state == "Failed":
-        return Look(facts, waits, rfc3339(now), [failed])
-    return Look(facts, progress, model.status.last_checked, [failed])
+        return SourceCheck(facts, waits, rfc3339(now), [failed])
+    return SourceCheck(facts, progress, model.status.last_checked, [failed])
 
 
 def _condition(model: Model, *, true: bool, reason: str, message: str) -> Obj:

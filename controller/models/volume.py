@@ -125,10 +125,10 @@ def is_outdated(model: Model) -> bool:
     return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
 
 
-def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None, *, look: str = "") -> Work:
+def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None, *, last_checked: str = "") -> Work:
     """Return the work that reads the artifact's header, at the revision in `known` if there is one.
 
-    `look` distinguishes later looks at a moving source: the time of the one before.
+    `last_checked` distinguishes later checks of a moving source: the time of the one before.
     """
     spec, secret = model.spec, _secret(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
@@ -140,7 +140,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         identity=(
             *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
             *spec.files,
-            *([f"look={look}"] if look else []),
+            *([f"look={last_checked}"] if last_checked else []),
             *_mirrors(model),
         ),
         arguments=(_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted, "--json"),
@@ -233,11 +233,6 @@ def _mirrors(model: Model) -> tuple[str, ...]:
 
 def _secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
-
-
-def _has_login(model: Model) -> bool:
-    """Return whether the Secret has more than one token, so that its keys are mounted."""
-    return is_artifact(model) or is_in_bucket(model)
 
 
 def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:

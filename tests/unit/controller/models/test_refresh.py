@@ -1,4 +1,4 @@
-"""Decisions about moving sources: when they are looked at again, and what follows when their revision has changed."""
+"""Decisions about moving sources: when they are checked again, and what follows when their revision has changed."""
 
 from datetime import timedelta
 from typing import Any
@@ -160,7 +160,7 @@ def test_failed_look_leaves_the_last_revision_in_use(exit_code: int, looks: int)
     simulated.settle()
     refreshed = simulated.condition("Refreshed")
     assert (refreshed.status, refreshed.reason) == ("False", "SourceUnauthorized")
-    assert refreshed.message == "no access; the last revision stays in use, and the source is looked at again"
+    assert refreshed.message == "no access; the last revision stays in use, and the source is checked again"
     assert (simulated.model.status.phase, simulated.model.status.revision) == ("Ready", '"etag-1"')
     simulated.now += timedelta(minutes=10)
     simulated.settle()
