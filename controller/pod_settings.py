@@ -15,7 +15,7 @@ class PodSettings(msgspec.Struct, frozen=True):
     image: str = ""
     """Image with `pomona` as its entry point."""
     environment: Mapping[str, str] = {}
-    """Variables of the Jobs."""
+    """Variables of the Jobs; the proxy of a pod gets the one with the private networks that sources may lead to."""
     limits: TenantLimits = UNLIMITED
     vendors: Vendors = VENDORS
     network_policies: bool = False

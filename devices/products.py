@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-_GIB: Final = 1024
-"""MiB."""
+_MIB_PER_GIB: Final = 1024
 
 
 class Product(NamedTuple):
@@ -67,26 +66,26 @@ PRODUCTS: Final[Mapping[str, tuple[Product, ...]]] = MappingProxyType(
         ),
         # Ids as AMD's GPU operator and metrics exporter map them; one of the two chips of an MI250X is one device.
         "amd": (
-            Product("MI100", "cdna1", "gfx908", 32 * _GIB, ("738c", "738e")),
-            Product("MI210", "cdna2", "gfx90a", 64 * _GIB, ("740f", "7410")),
-            Product("MI250", "cdna2", "gfx90a", 64 * _GIB),
-            Product("MI250X", "cdna2", "gfx90a", 64 * _GIB, ("7408", "740c")),
-            Product("MI300A", "cdna3", "gfx942", 128 * _GIB, ("74a0",)),
-            Product("MI300X", "cdna3", "gfx942", 192 * _GIB, ("74a1", "74a9", "74b5", "74bd")),
-            Product("MI308X", "cdna3", "gfx942", 192 * _GIB, ("74a2", "74a8", "74b6", "74bc")),
-            Product("MI325X", "cdna3", "gfx942", 256 * _GIB, ("74a5", "74b9")),
-            Product("MI350X", "cdna4", "gfx950", 288 * _GIB, ("75a0", "75b0")),
-            Product("MI355X", "cdna4", "gfx950", 288 * _GIB, ("75a3", "75b3")),
-            Product("V620", "rdna2", "gfx1030", 32 * _GIB, ("73a1", "73ae")),
-            Product("W6800", "rdna2", "gfx1030", 32 * _GIB, ("73a3",)),
-            Product("W7900", "rdna3", "gfx1100", 48 * _GIB, ("7448", "744a")),
+            Product("MI100", "cdna1", "gfx908", 32 * _MIB_PER_GIB, ("738c", "738e")),
+            Product("MI210", "cdna2", "gfx90a", 64 * _MIB_PER_GIB, ("740f", "7410")),
+            Product("MI250", "cdna2", "gfx90a", 64 * _MIB_PER_GIB),
+            Product("MI250X", "cdna2", "gfx90a", 64 * _MIB_PER_GIB, ("7408", "740c")),
+            Product("MI300A", "cdna3", "gfx942", 128 * _MIB_PER_GIB, ("74a0",)),
+            Product("MI300X", "cdna3", "gfx942", 192 * _MIB_PER_GIB, ("74a1", "74a9", "74b5", "74bd")),
+            Product("MI308X", "cdna3", "gfx942", 192 * _MIB_PER_GIB, ("74a2", "74a8", "74b6", "74bc")),
+            Product("MI325X", "cdna3", "gfx942", 256 * _MIB_PER_GIB, ("74a5", "74b9")),
+            Product("MI350X", "cdna4", "gfx950", 288 * _MIB_PER_GIB, ("75a0", "75b0")),
+            Product("MI355X", "cdna4", "gfx950", 288 * _MIB_PER_GIB, ("75a3", "75b3")),
+            Product("V620", "rdna2", "gfx1030", 32 * _MIB_PER_GIB, ("73a1", "73ae")),
+            Product("W6800", "rdna2", "gfx1030", 32 * _MIB_PER_GIB, ("73a3",)),
+            Product("W7900", "rdna3", "gfx1100", 48 * _MIB_PER_GIB, ("7448", "744a")),
             Product("RX-7900", "rdna3", "gfx1100", None, ("744c",)),
-            Product("RX-9070", "rdna4", "gfx1201", 16 * _GIB, ("7550",)),
+            Product("RX-9070", "rdna4", "gfx1201", 16 * _MIB_PER_GIB, ("7550",)),
         ),
         # Memory as hl-smi states it.
         "intel-gaudi": (
-            Product("Gaudi2", "gaudi2", "", 96 * _GIB),
-            Product("Gaudi3", "gaudi3", "", 128 * _GIB),
+            Product("Gaudi2", "gaudi2", "", 96 * _MIB_PER_GIB),
+            Product("Gaudi3", "gaudi3", "", 128 * _MIB_PER_GIB),
         ),
     }
 )
