@@ -63,7 +63,6 @@ QUANTIZATIONS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingPro
                 "quark": "ada+",
                 "torchao": "ampere+",
                 "bitsandbytes": "turing+",
-                "gguf": "turing+",
             },
             "amd": {
                 _PLAIN: "*",
