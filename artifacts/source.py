@@ -19,7 +19,7 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 HUB_TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - a name
 """Environment variable with the token for the hub, which no other server gets."""
 TOKEN_VARIABLE = "POMONA_SOURCE_TOKEN"  # noqa: S105 - a name
-"""Environment variable with the token for an http(s):// source."""
+"""Environment variable with the token for an http(s):// source, or the login for an oci:// source."""
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)

@@ -74,7 +74,7 @@ class UpdatePacer:
             self._wake.clear()
             while self._waiting:
                 if (key := self.give_turn(leading.store, loop.time())) is not None:
-                    log.info("update_rolled_out_next", service=str(key), waiting=len(self._waiting))
+                    log.info("update_turn_given", service=str(key), waiting=len(self._waiting))
                     leading.enqueue(INFERENCE_SERVICES, key)
                 await asyncio.sleep(LOOK_SECONDS)
 
