@@ -29,6 +29,7 @@ from controller.services import preconditions, replica_memory
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.deployment import find_pod_problem, network_service, observe_pods
+from controller.services.pods.devices import request_devices
 from controller.services.pods.disruption import disruption_budget
 from controller.services.pods.network_policy import network_policy
 from controller.services.pods.pod_monitor import pod_monitor
@@ -216,7 +217,9 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     """Return the discovery labels of a service that serves; None leaves those that it has."""
     if view.served is None or view.accelerator is None:
         return None
-    return label_service(view.service, view.served.model, view.accelerator, view.memory_bytes)
+    # The tiers of memory count what devices have, too.
+    memory_bytes = _replica_memory(view.service, view.served, 0)
+    return label_service(view.service, view.served.model, view.accelerator, memory_bytes)
 
 
 def _list_beside_pods(
@@ -273,11 +276,13 @@ def build_view(
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
+    vendor = settings.vendors.get(accelerator or "")
+    devices = request_devices(service, vendor).number if vendor is not None and vendor.in_pods else 0
     return ServiceView(
         service=service,
         accelerator=accelerator,
         runtime=runtime_of(service, model) if model is not None else "",
-        memory_bytes=_replica_memory(service, checked.served),
+        memory_bytes=_replica_memory(service, checked.served, devices),
         served=checked.served,
         model_problem=checked.model_problem,
         blocker=checked.problem,
@@ -290,11 +295,12 @@ def build_view(
     )
 
 
-def _replica_memory(service: InferenceService, served: Served | None) -> int | None:
+def _replica_memory(service: InferenceService, served: Served | None, devices: int) -> int | None:
+    """Return the memory of its node or host that one replica takes; without devices, that is all of its memory."""
     stated = service.spec.resources.memory
     if stated is not None:
         return quantity_bytes(stated)
-    return replica_memory.memory_bytes(service, served) if served is not None else None
+    return replica_memory.container_bytes(service, served, devices) if served is not None else None
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:

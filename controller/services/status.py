@@ -49,7 +49,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = ""
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
     memory_bytes: int | None = None
-    """Memory of one replica; None: unknown."""
+    """Memory of its node or host that one replica takes; None: unknown."""
     served: Served | None = None
     """The Models to serve; None if `blocker` prevents it."""
     model_problem: ServiceProblem | None

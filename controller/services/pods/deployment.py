@@ -82,7 +82,7 @@ def observe_pods(
         total=sum(is_scheduled(pod) and pod["status"].get("phase") not in _ENDED for pod in pods),
         ready=tuple(ready[-current:] if current else ()),
         nodes=frozenset(node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))),
-        problem=_explain_memory(snapshot, service, served, diagnosis.most_severe(problems))
+        problem=_explain_memory(snapshot, service, served, choice, diagnosis.most_severe(problems))
         if desired or waits
         else None,
         apply=desired,
@@ -154,29 +154,29 @@ def _scale(observed: Obj, wanted: int, *, may_grow: bool) -> tuple[Patch, ...]:
 
 
 def _explain_memory(
-    snapshot: Snapshot, service: InferenceService, served: Served | None, problem: ServiceProblem | None
+    snapshot: Snapshot,
+    service: InferenceService,
+    served: Served | None,
+    choice: EngineChoice | None,
+    problem: ServiceProblem | None,
 ) -> ServiceProblem | None:
     """Add to the scheduler's words that a replica requests more memory than any node has, with what would fit."""
-    if problem is None or problem.reason != "Unschedulable" or served is None:
+    if problem is None or problem.reason != "Unschedulable" or served is None or choice is None:
         return problem
-    needed, largest = _requested_bytes(service, served), find_largest_memory(snapshot.store)
-    if needed is None or largest is None or needed < largest + (1 << 30):
+    needed, largest = quantity_bytes(choice.memory), find_largest_memory(snapshot.store)
+    if largest is None or needed < largest + (1 << 30):
         return problem
-    way_out = (
-        replica_memory.memory_advice(service, served, largest).way_out
-        if service.spec.resources.memory is None
-        else "lower resources.memory"
-    )
+    if service.spec.resources.memory is not None:
+        way_out = "lower resources.memory"
+    elif request_devices(service, choice.vendor).number:
+        way_out = "lower hardware.count, or state resources.memory"  # weights and cache are in the devices
+    else:
+        way_out = replica_memory.memory_advice(service, served, largest).way_out
     message = (
         f"{problem.message}; a replica requests {size_text(needed)} of memory, and the largest node has "
         f"{size_text(largest)}: {way_out}"
     )
     return problem._replace(message=message)
-
-
-def _requested_bytes(service: InferenceService, served: Served) -> int | None:
-    stated = service.spec.resources.memory
-    return replica_memory.memory_bytes(service, served) if stated is None else quantity_bytes(stated)
 
 
 def _memory_requested(observed: Obj) -> str:

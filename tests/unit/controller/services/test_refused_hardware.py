@@ -2,6 +2,7 @@
 
 import pytest
 
+from crds.size import size_text
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, NODES, PODS, Resource
 from tests.support.api_objects import model, planned_condition
@@ -53,6 +54,27 @@ def test_memory_above_that_of_any_node_is_explained() -> None:
     message = planned_condition(decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod)), "Ready")["message"]
     assert "pod chat-1: 0/1 nodes; a replica requests " in message
     assert "the largest node has 4.0 GiB: a contextLength of " in message
+
+
+def test_memory_of_devices_is_not_requested_of_a_node() -> None:
+    """A replica with devices requests less of its node than weights and cache take, which are in the devices."""
+    known = model(source="hf://acme/weights", status={"format": "safetensors"})
+    known["status"]["layout"]["tensorBytes"] = 60 << 30
+    base = (chat_service(runtime="vllm", hardware={"accelerator": "nvidia", "count": 2}), (MODELS, known))
+    (applied,) = list_applied(decide_chat(*base), DEPLOYMENTS)
+    (engine,) = applied["spec"]["template"]["spec"]["initContainers"]
+    requested = int(engine["resources"]["requests"]["memory"])
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    there = (DEPLOYMENTS, chat_deployment(*base, ready=0)), (PODS, chat_pod(ready=False, conditions=[unscheduled]))
+    _, node = gpu_node(81_559)
+    for gib, is_explained in ((32, False), (2, True)):
+        node["status"]["allocatable"]["memory"] = f"{gib}Gi"
+        plan = decide_chat(*base, *there, (NODES, node))
+        message = planned_condition(plan, "Ready")["message"]
+        assert plan.status is not None
+        assert plan.status["memory"] == size_text(requested)
+        assert (f"a replica requests {size_text(requested)} of memory, and the largest" in message) is is_explained
+        assert ("lower hardware.count" in message) is is_explained
 
 
 @pytest.mark.parametrize(
