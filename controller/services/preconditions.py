@@ -6,7 +6,7 @@ Each message names the field, the value and the way out, because a person reads 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
+from controller.models.served import METAL, Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
 from controller.services.pods.devices import NO_DEVICES, find_hardware_problem, request_devices
@@ -24,7 +24,7 @@ from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import refuse_device_count, way_out
-from runtimes.quantization import refuse_quantization
+from runtimes.quantization import refuse_quantization, warn_quantization
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand, refuse_demand
 
@@ -185,6 +185,18 @@ def _refuse_weights(service: InferenceService, model: Model, vendor: Vendor) -> 
     products = service.spec.hardware.products or [""]
     reasons = (refuse_quantization(quantization, engine, accelerator, product) for product in products)
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def list_remarks(service: InferenceService, model: Model | None) -> tuple[str, ...]:
+    """Return what users should know of an engine and weights that are served, such as an emulated quantization."""
+    if model is None or (runtime := RUNTIMES.get(runtime_of(service, model))) is None:
+        return ()
+    quantization = model.status.gguf.quantization if model.status.gguf else ""
+    accelerator = accelerator_of(service, model)
+    products = service.spec.hardware.products
+    emulated = (warn_quantization(quantization, runtime.name, accelerator, product) for product in products)
+    of_engine = runtime.pod.warning if runtime.pod is not None and accelerator != METAL else None
+    return tuple(dict.fromkeys(remark for remark in (of_engine, *emulated) if remark))
 
 
 def _mismatch(companion: Companion, model: Model) -> str | None:

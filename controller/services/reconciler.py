@@ -282,6 +282,7 @@ def build_view(
         service=service,
         accelerator=accelerator,
         runtime=runtime_of(service, model) if model is not None else "",
+        remarks=preconditions.list_remarks(service, model),
         memory_bytes=_replica_memory(service, checked.served, devices),
         served=checked.served,
         model_problem=checked.model_problem,

@@ -21,7 +21,6 @@ from crds.size import size_text
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT
 from runtimes.probe import ProbeResult, build_success
-from runtimes.registry import RUNTIMES
 
 _MOST_NAMED: Final = 3
 _MOST_NODES: Final = 20
@@ -48,6 +47,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: Accelerator | None
     runtime: str = ""
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
+    remarks: tuple[str, ...] = ()
+    """Remarks about engine and weights that their users should read although they are served."""
     memory_bytes: int | None = None
     """Memory of its node or host that one replica takes; None: unknown."""
     served: Served | None = None
@@ -381,7 +382,6 @@ def _model_condition(view: ServiceView) -> Obj:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
     names = [view.service.spec.model_ref, *(each.name for each in list_companions(view.service.spec))]
     message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
-    engine = RUNTIMES[view.runtime].pod if view.runtime in RUNTIMES else None
-    if engine is not None and engine.warning and view.blocker is None:
-        message += f"; {engine.warning}"
+    if view.blocker is None:
+        message = "; ".join((message, *view.remarks))
     return condition(MODEL_READY, true=True, reason="ModelUsable", message=message, generation=generation)

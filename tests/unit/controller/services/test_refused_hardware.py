@@ -140,3 +140,21 @@ def test_ollama_serves_the_one_file_that_patterns_choose() -> None:
     known = model(status={"format": "gguf", "file": "tiny.gguf"}, source="hf://acme/tiny", files=["*Q4_K_M*.gguf"])
     plan = decide_chat(chat_service(runtime="ollama", hardware={"accelerator": "cpu"}), (MODELS, known))
     assert ready_outcome(plan)[2] != "InvalidSpec"
+
+
+@pytest.mark.parametrize(
+    ("products", "remarks"),
+    [
+        (["NVIDIA-H100-80GB-HBM3"], ["runtime vllm emulates nvfp4 on NVIDIA-H100-80GB-HBM3"]),
+        (["NVIDIA-B200"], []),
+        ([], []),
+    ],
+)
+def test_emulated_quantization_is_remarked(products: list[str], remarks: list[str]) -> None:
+    known = model(status={"format": "safetensors", "gguf": {"quantization": "nvfp4"}}, source="hf://acme/weights")
+    hardware = {"accelerator": "nvidia", "products": products}
+    plan = decide_chat(chat_service(runtime="vllm", hardware=hardware), (MODELS, known))
+    assert list_applied(plan, DEPLOYMENTS)
+    message = planned_condition(plan, "ModelReady")["message"]
+    assert [remark for remark in remarks if remark in message] == remarks
+    assert ("emulates" in message) == bool(remarks)
