@@ -11,7 +11,7 @@ import uvloop
 from artifacts.repositories.address_policy import Networks
 from cli.options import allow_private_sources
 from gateway.event_log import log, log_libraries
-from gateway.proxy.pod import PodProxyError, PodProxyOptions, run_pod_proxy
+from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, run_pod_proxy
 
 _PROGRESS_SECONDS: Final = 10.0
 _MESSAGE_BYTES: Final = 2048
@@ -66,6 +66,13 @@ class _UrlPath(click.ParamType[str]):
     type=click.FloatRange(0),
     help="Seconds that running and waiting requests have to end after SIGTERM.",
 )
+@click.option(
+    "--hang-seconds",
+    default=HANG_SECONDS,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds after which an engine that was healthy and is silent counts as hanging.",
+)
 @click.option("--prepare", type=click.Choice(["ollama"]), help="Engine that gets its model before the first request.")
 @click.option("--source", metavar="SOURCE", help="With --prepare: ollama://NAME:TAG, or the path of a GGUF file.")
 @click.option("--context-length", type=click.IntRange(1), help="With --prepare: tokens of context of a request.")
@@ -84,6 +91,7 @@ def command(
     engine_model: str | None,
     concurrency: int | None,
     drain_seconds: float,
+    hang_seconds: float,
     prepare: str | None,
     source: str | None,
     context_length: int | None,
@@ -92,16 +100,16 @@ def command(
 ) -> None:
     """Check the service's token for the engine of this pod, until SIGTERM.
 
-    GET /health needs no token, and answers 200 while the engine serves. GET /metrics needs the token.
+    GET /health needs no token, and answers 200 while the engine serves. GET /live/engine needs none either, and answers
+    503 while the engine hangs. GET /metrics needs the token.
 
     \b
     Example, with an engine that listens at 127.0.0.1:8000:
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
-    options = PodProxyOptions(
-        service, address, port, token_file, engine_port, health_path, engine_model, concurrency, drain_seconds
-    )
+    engine = engine_port, health_path, engine_model, concurrency
+    options = PodProxyOptions(service, address, port, token_file, *engine, drain_seconds, hang_seconds)
     preparation = None
     if prepare:
         if not (engine_model and source and context_length):

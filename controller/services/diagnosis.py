@@ -67,6 +67,7 @@ def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
         if waiting.get("reason") in _BROKEN:
             ended = _last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
+    for container in status.get("containerStatuses", []):
         if ended := _last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
     for container in status.get("containerStatuses", []):

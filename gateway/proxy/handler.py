@@ -1,6 +1,7 @@
 """The requests to a listener: authorized, and answered by their path; `inference_request` has those for inference."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,17 +18,22 @@ _JSON: Final = b"Content-Type: application/json\r\n"
 _METRICS_TYPE: Final = b"Content-Type: %b\r\n" % metrics.CONTENT_TYPE
 
 
-def handle_requests(
-    router: Router, shared: SharedResources, served_metrics: metrics.ProxyMetrics | None = None
-) -> RequestHandling:
-    """Return the work on the requests to the listener that has `router`, which may serve the proxy's metrics."""
+class PodAnswers(NamedTuple):
+    """The answers of a pod's proxy that the proxy of a host does not give."""
+
+    metrics: metrics.ProxyMetrics
+    engine_hangs: Callable[[], bool]
+
+
+def handle_requests(router: Router, shared: SharedResources, pod: PodAnswers | None = None) -> RequestHandling:
+    """Return the work on the requests to the listener that has `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | None:
         head = exchange.head
         try:
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
                 return InferenceRequest(exchange, inference, router, shared)
-            _answer_other(exchange, router, served_metrics)
+            _answer_other(exchange, router, pod)
         except RequestError as error:
             log_refusal(router, paths.route_name(head.path), error)
             exchange.respond(error.status, error.fields(), error.body)
@@ -42,17 +48,20 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router, served_metrics: metrics.ProxyMetrics | None) -> None:
+def _answer_other(exchange: Exchange, router: Router, pod: PodAnswers | None) -> None:
     """Authorize a request that is not for inference, but for the health, and answer it. Raises RequestError."""
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)
         return
+    if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
+        _report_service(exchange, serves=not pod.engine_hangs())
+        return
     authorize(exchange.head.headers, router.tokens)
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")
-    if path == paths.METRICS and method == "GET" and served_metrics:
-        exchange.respond(200, _METRICS_TYPE, served_metrics.text())
+    if path == paths.METRICS and method == "GET" and pod:
+        exchange.respond(200, _METRICS_TYPE, pod.metrics.text())
         return
     if path != paths.MODELS and not path.startswith(f"{paths.MODELS}/"):
         raise errors.unknown_url(path)
@@ -63,7 +72,11 @@ def _answer_other(exchange: Exchange, router: Router, served_metrics: metrics.Pr
 
 def _report_health(exchange: Exchange, router: Router) -> None:
     """Say whether requests are answered here; to anyone, so without a name."""
-    if any(service.has_backend for service in router.services().values()):
+    _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
+
+
+def _report_service(exchange: Exchange, *, serves: bool) -> None:
+    if serves:
         exchange.respond(200, _JSON, b'{"status":"ok"}')
     else:
         error = errors.service_unavailable("this endpoint")

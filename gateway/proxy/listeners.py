@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
-from gateway.proxy.handler import handle_requests
+from gateway.proxy.handler import PodAnswers, handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
@@ -77,7 +77,10 @@ class Listener(NamedTuple):
 
 
 class Listeners:
-    """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests."""
+    """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests.
+
+    `engine_hangs` is given by the proxy of a pod, which answers the kubelet's liveness probe of the engine by it.
+    """
 
     def __init__(
         self,
@@ -85,13 +88,13 @@ class Listeners:
         tasks: asyncio.TaskGroup,
         times: ConnectionTimes | None = None,
         *,
-        serves_metrics: bool = False,
+        engine_hangs: Callable[[], bool] | None = None,
     ) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
-        self._served_metrics = self.metrics if serves_metrics else None
+        self._pod = PodAnswers(self.metrics, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -227,7 +230,7 @@ class Listeners:
         """Return a listener for a service or the router. Raises OSError."""
         router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
         return HttpListener(
-            handle_requests(router, self._shared, self._served_metrics),
+            handle_requests(router, self._shared, self._pod),
             self._table,
             self._times,
             self._tls_context(address.tls),

@@ -5,6 +5,8 @@ from types import MappingProxyType
 from typing import Final
 
 HEALTH: Final = "/health"
+ENGINE_LIVENESS: Final = "/live/engine"
+"""Served by the proxy of a pod only, for the kubelet's liveness probe of the engine."""
 MODELS: Final = "/v1/models"
 METRICS: Final = "/metrics"
 """Served by the proxy of a pod only: that of a host has its metrics on its control socket."""

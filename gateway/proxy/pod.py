@@ -2,13 +2,15 @@
 
 The token is read from a file, because the kubelet replaces the file when the Secret changes. The engine's health is
 asked once a second, whoever asks for it how often: GET /health, which needs no token, answers by the last result. A
-request in flight is finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy.
+request in flight is finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET
+/live/engine, which needs no token either, answers 503 once the engine hangs, by which the kubelet restarts it.
 """
 
 import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +26,9 @@ Prepare = Callable[[], Awaitable[None]]
 CHECK_SECONDS: Final = 1.0
 HEALTH_SECONDS: Final = 5.0
 """The time in which the engine answers its health path."""
+HANG_SECONDS: Final = 600.0
+"""The silence after which an engine hangs. One that works on a long prompt may be silent for minutes, but most engines
+answer their health path meanwhile. A restart loads the model anew, which is worse than a late one."""
 _FAILED_CHECKS: Final = 2
 """Failures in a row after which the engine gets no requests. One may be an accident."""
 OVERLAP_SECONDS: Final = 600.0
@@ -56,6 +61,7 @@ class PodProxyOptions(NamedTuple):
     concurrency: int | None = None
     """The requests that the engine works on at once; None: no limit."""
     drain_seconds: float = 30.0
+    hang_seconds: float = HANG_SECONDS
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
@@ -66,16 +72,17 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     Raises PodProxyError.
     """
     tokens = MountedToken(options.token_file)
+    engine = EngineCheck(options.hang_seconds)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        listeners = Listeners(pool, tasks, serves_metrics=True)
+        listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs)
         await listeners.configure(_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
         problem = state.error
         log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
         error: BaseException | None = PodProxyError(f"{problem}: give a free --port") if problem else None
         if not problem:
-            following = asyncio.ensure_future(_follow(options, listeners, tokens, prepare))
+            following = asyncio.ensure_future(_follow(options, listeners, tokens, engine, prepare))
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
@@ -90,12 +97,16 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
 
 
 async def _follow(
-    options: PodProxyOptions, listeners: Listeners, tokens: "MountedToken", prepare: Prepare | None
+    options: PodProxyOptions,
+    listeners: Listeners,
+    tokens: "MountedToken",
+    engine: "EngineCheck",
+    prepare: Prepare | None,
 ) -> None:
     """Prepare the engine, and follow its health and the token, for ever. Raises PodProxyError."""
     preparing = asyncio.ensure_future(_prepare(prepare))
     try:
-        await _follow_engine(options, listeners, tokens, preparing)
+        await _follow_engine(options, listeners, tokens, engine, preparing)
     finally:
         preparing.cancel()
 
@@ -107,13 +118,17 @@ async def _prepare(prepare: Prepare | None) -> None:
 
 
 async def _follow_engine(
-    options: PodProxyOptions, listeners: Listeners, tokens: "MountedToken", preparing: asyncio.Task[None]
+    options: PodProxyOptions,
+    listeners: Listeners,
+    tokens: "MountedToken",
+    engine: "EngineCheck",
+    preparing: asyncio.Task[None],
 ) -> None:
-    engine = EngineCheck()
     applied: ProxyConfig | None = None
     while True:
         answer = await ask_health(options.engine_port, options.health_path)
-        engine.note(answer, in_flight=any(listeners.in_flight.counts().values()))
+        in_flight = any(listeners.in_flight.counts().values())
+        engine.note(answer, time.monotonic(), _count_progress(options.service, listeners), in_flight=in_flight)
         tokens.read_again()
         if preparing.done():
             preparing.result()
@@ -125,6 +140,14 @@ async def _follow_engine(
             await asyncio.sleep(CHECK_SECONDS)
         else:
             await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
+
+
+def _count_progress(service: str, listeners: Listeners) -> int:
+    """Return the number of the engine's answers and of their tokens so far, to which a broken off request adds none."""
+    (state,) = listeners.service_states()
+    requests = listeners.metrics.for_service(service).requests
+    answers = sum(count for (_, status), count in requests.items() if status == HTTPStatus.OK)
+    return answers + state.stats.tokens_in + state.stats.tokens_out
 
 
 def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
@@ -150,21 +173,40 @@ def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: boo
 class EngineCheck:
     """The health of the engine by its last answers. It is not healthy before the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_seconds: float = HANG_SECONDS) -> None:
+        self.hangs = False
+        """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`."""
         self._failures = _FAILED_CHECKS
+        self._hang_seconds = hang_seconds
+        self._alive_at: float | None = None
+        """The last sign of life; None: it has not been healthy since its start."""
+        self._progress = 0
 
     @property
     def is_healthy(self) -> bool:
         """True if it may get requests."""
         return self._failures < _FAILED_CHECKS
 
-    def note(self, answer: bool | None, *, in_flight: bool) -> None:
-        """Count an answer of `ask_health`.
+    def note(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
+        """Count an answer of `ask_health`, at a time of the monotonic clock.
 
-        One that is late while a request is in flight says nothing: many engines work on one request at a time.
+        One that is late while a request is in flight says nothing: many engines work on one request at a time. An
+        answer that is not healthy, such as a refused connection, is that of an engine which starts: it does not hang.
+
+        Args:
+            answer: healthy, not healthy, or None if there was none in time.
+            now: the time of the answer.
+            progress: the number of answers to requests and of their tokens so far; another one is a sign of life.
+            in_flight: a request is in flight.
         """
         if answer is not None or not in_flight:
             self._failures = 0 if answer else self._failures + 1
+        if answer is False:
+            self._alive_at = None
+        elif answer or (self._alive_at is not None and progress != self._progress):
+            self._alive_at = now
+        self._progress = progress
+        self.hangs = self._alive_at is not None and now - self._alive_at >= self._hang_seconds
 
 
 async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECONDS) -> bool | None:

@@ -2,9 +2,9 @@
 
 The proxy is the pod's main container, and the engine a sidecar of it: Kubernetes stops sidecars after the main
 containers, so the requests in flight end before their engine does. The engine listens on loopback, and does not get the
-token, so that nothing in the cluster gets round the proxy. It has no probes, because the kubelet asks at the pod's
-address: the readiness of the proxy is that of its engine. So an engine that hangs gets no requests, but is restarted by
-nobody: the service is not ready then, and deleting the pod is the way out. One that ends is restarted by the kubelet.
+token, so that nothing in the cluster gets round the proxy. The kubelet asks at the pod's address, so the readiness of
+the proxy is that of its engine, and the proxy answers the liveness probe of the engine, which the kubelet restarts when
+it hangs. A startup probe would keep the proxy from being started, so the liveness probe waits until that must be there.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import ObjectMeta
+from gateway.proxy.paths import ENGINE_LIVENESS
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT, EnginePod
 from runtimes.serving import Serving
@@ -26,6 +27,14 @@ _WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 _END_SECONDS: Final = 2
 """Time in which the proxy ends after its last request, and then its engine."""
+_PROXY_START_SECONDS: Final = 1800
+"""Time from the start of an engine in which the proxy's image is pulled: the sidecar is started first. Without a proxy
+after that, the engine is restarted, which disturbs nobody: only the proxy sends it requests."""
+_PROBE_SECONDS: Final = 10
+_PROXY_RESTART_SECONDS: Final = 480
+"""Time in which a proxy that ended is back: the kubelet waits at most 300 s before it starts a container again."""
+_KILL_SECONDS: Final = 10
+"""Time in which an engine that hangs may end by itself."""
 _MEMORY: Final = "96Mi"
 """An idle proxy has 30 MiB, and 70 MiB after it has brought a model into Ollama."""
 _MOST_MEMORY: Final = "512Mi"
@@ -47,6 +56,14 @@ class KeyProxy(NamedTuple):
         (engine,) = pod["containers"]
         of_kubelet = {"ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}
         sidecar = {key: value for key, value in engine.items() if key not in of_kubelet} | {"restartPolicy": "Always"}
+        sidecar["livenessProbe"] = {
+            "httpGet": {"path": ENGINE_LIVENESS, "port": SERVICE_PORT},
+            "initialDelaySeconds": _PROXY_START_SECONDS,
+            "periodSeconds": _PROBE_SECONDS,
+            "failureThreshold": _PROXY_RESTART_SECONDS // _PROBE_SECONDS,
+            "timeoutSeconds": 5,
+            "terminationGracePeriodSeconds": _KILL_SECONDS,
+        }
         sidecar["volumeMounts"] = [each for each in engine["volumeMounts"] if each["name"] != "token"]
         seconds: int = pod["terminationGracePeriodSeconds"]
         mounts = [each for each in engine["volumeMounts"] if each["name"] in {"token", "models"}]

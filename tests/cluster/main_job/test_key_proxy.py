@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from kube.client import Obj
-from kube.resources import PODS
+from kube.resources import DEPLOYMENTS, PODS
 from runtimes import llama_server, ollama_pod
-from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, Cluster, condition
+from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, Cluster, ask, condition
 from tests.support.eventually import eventually
 
 LLAMA: dict[str, Any] = {
@@ -102,6 +102,47 @@ async def test_deleted_pod_finishes_its_requests_before_its_engine_ends(cluster:
         assert done == "data: [DONE]"
         assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     await eventually(lambda: _is_gone(cluster, pod))
+
+
+async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **LLAMA))
+    await cluster.ready("chat")
+    deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    await cluster.apply(_make_impatient_pod(deployment["spec"]["template"]["spec"]))
+    url = f"http://{await eventually(lambda: _ready_address(cluster, 'impatient'))}:8080"
+    token = await cluster.token("chat")
+    (engine,) = [each for each in await cluster.engines("chat") if "4097" in each.cmdline()]
+    engine.suspend()
+    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "key-proxy": 0}))
+
+    async def answers() -> bool:
+        return (await ask(url, "chat", token)).status == 200
+
+    await eventually(answers)
+    assert not engine.is_running()
+
+
+def _make_impatient_pod(spec: Obj) -> Obj:
+    """Return the pod of a service with shorter times, and another context by which its engine is recognised."""
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    shorter = {"initialDelaySeconds": 0, "periodSeconds": 1, "failureThreshold": 20, "terminationGracePeriodSeconds": 1}
+    engine["args"] = ["4097" if each == "4096" else each for each in engine["args"]]
+    engine["livenessProbe"] |= shorter
+    proxy["args"] += ["--hang-seconds", "1"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "impatient"}, "spec": spec}
+
+
+async def _ready_address(cluster: Cluster, pod: str) -> str:
+    status = (await cluster.client.get(PODS, pod, cluster.namespace))["status"]
+    ready = {each["type"]: each["status"] for each in status.get("conditions", [])}.get("Ready")
+    address: str = status["podIP"] if ready == "True" else ""
+    return address
+
+
+async def _restarts(cluster: Cluster, pod: str, expected: dict[str, int]) -> bool:
+    status = (await cluster.client.get(PODS, pod, cluster.namespace))["status"]
+    statuses = [*status["initContainerStatuses"], *status["containerStatuses"]]
+    return {each["name"]: each["restartCount"] for each in statuses} == expected
 
 
 async def _is_gone(cluster: Cluster, pod: str) -> bool:

@@ -59,12 +59,24 @@ def test_engine_is_stopped_after_the_proxy_and_cannot_be_reached_from_outside() 
     assert (engine["name"], engine["restartPolicy"]) == ("ollama", "Always")
     assert "ports" not in engine
     # The kubelet would ask at the address of the pod.
-    assert not {"startupProbe", "readinessProbe", "livenessProbe"} & engine.keys()
+    assert not {"startupProbe", "readinessProbe"} & engine.keys()
     variables = {each["name"]: each["value"] for each in engine["env"]}
     assert variables["OLLAMA_HOST"] == "127.0.0.1:11434"
     assert (proxy["name"], proxy["image"]) == ("key-proxy", "registry.example/pomona:1")
     assert proxy["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
     assert proxy["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_engine_is_restarted_when_the_proxy_says_so_but_not_while_the_proxy_is_started() -> None:
+    for runtime in ("ollama", "generic"):
+        (engine,), (proxy,) = pod(runtime)["initContainers"], pod(runtime)["containers"]
+        probe = engine["livenessProbe"]
+        # A name would be looked up among the ports of the engine, which has none.
+        assert probe["httpGet"] == {"path": "/live/engine", "port": proxy["ports"][0]["containerPort"]}
+        # The sidecar is started before the image of the proxy is pulled.
+        assert probe["initialDelaySeconds"] >= 1800
+        # The kubelet waits at most 300 s before it starts a container again.
+        assert probe["periodSeconds"] * probe["failureThreshold"] > 300 + 60
 
 
 def test_only_the_proxy_gets_the_token() -> None:
@@ -187,6 +199,19 @@ def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:
     assert message.endswith("the engine does not serve yet: see its progress by `kubectl logs chat-1 -c key-proxy`")
     assert ready_outcome(plan) == ("Progressing", "False", "Starting")
     assert plan.events == (), "a slow load is no trouble"
+
+
+def test_end_of_the_proxy_is_the_cause_also_after_the_kubelet_has_restarted_the_engine_without_it() -> None:
+    base = (OLLAMA, (MODELS, model()))
+    engine = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    ended = {"exitCode": 1, "reason": "Error", "message": "file does not exist"}
+    proxy = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
+    statuses = [{"name": "ollama", **engine}, {"name": "key-proxy", **proxy}]
+    there = (DEPLOYMENTS, chat_deployment(*base, ready=0))
+    plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
+    assert ready_outcome(plan) == ("Failed", "False", "CrashLoopBackOff")
+    message = planned_condition(plan, "Ready")["message"]
+    assert message.endswith("key-proxy ended with exit code 1: file does not exist")
 
 
 def test_memory_of_a_container_of_the_user_must_be_stated() -> None:

@@ -21,7 +21,7 @@ from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, CHAT, TOKEN, fake
 
 
 class Engine:
-    """An engine that notes what reaches it, and answers a chat when `answering` is set."""
+    """An engine that notes what reaches it, and answers a chat when `answering`, its health when `healthy` is set."""
 
     def __init__(self) -> None:
         self.health = 200
@@ -29,9 +29,12 @@ class Engine:
         self.models: list[str] = []
         self.answering = asyncio.Event()
         self.answering.set()
+        self.healthy = asyncio.Event()
+        self.healthy.set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/healthz":
+            await self.healthy.wait()
             return web.Response(status=self.health, text="secret detail")
         self.asked.append(request.path)
         self.models.append((await request.json())["model"])
@@ -181,20 +184,117 @@ def test_engine_is_healthy_from_its_first_answer_to_two_failures_in_a_row() -> N
     engine = EngineCheck()
     seen = []
     for answer in (False, True, False, True, False, None, True):
-        engine.note(answer, in_flight=False)
+        engine.note(answer, 0, 0, in_flight=False)
         seen.append(engine.is_healthy)
     assert seen == [False, True, True, True, True, False, True]
 
 
 def test_engine_that_is_busy_with_a_request_may_answer_late() -> None:
     engine = EngineCheck()
-    engine.note(True, in_flight=False)
+    engine.note(True, 0, 0, in_flight=False)
     for _ in range(10):
-        engine.note(None, in_flight=True)
+        engine.note(None, 0, 0, in_flight=True)
     assert engine.is_healthy
     for _ in range(2):
-        engine.note(False, in_flight=True)
+        engine.note(False, 0, 0, in_flight=True)
     assert not engine.is_healthy, "a request in flight does not excuse an engine that is gone"
+
+
+class WatchedEngine:
+    """An engine that is asked for its health every six seconds of a virtual clock."""
+
+    def __init__(self) -> None:
+        self.check = EngineCheck()
+        self._seconds = 0.0
+
+    def hangs_after(
+        self, answer: bool | None, seconds: float = 0, progress: int = 0, *, in_flight: bool = True
+    ) -> bool:
+        """Give this answer for so long, at least once; return whether the engine hangs then."""
+        end = self._seconds + seconds
+        self.check.note(answer, self._seconds, progress, in_flight=in_flight)
+        while self._seconds < end:
+            self._seconds += 6
+            self.check.note(answer, self._seconds, progress, in_flight=in_flight)
+        return self.check.hangs
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_engine_that_was_healthy_hangs_after_ten_minutes_of_silence(in_flight: bool) -> None:
+    engine = WatchedEngine()
+    assert not engine.hangs_after(True, 3600, in_flight=in_flight)
+    assert not engine.hangs_after(None, 594, in_flight=in_flight)
+    assert engine.hangs_after(None, 6, in_flight=in_flight)
+    assert not engine.hangs_after(True, in_flight=in_flight), "it answers again"
+
+
+def test_engine_that_has_not_been_healthy_loads_its_model_for_as_long_as_it_takes() -> None:
+    engine = WatchedEngine()
+    assert not engine.hangs_after(None, 86_400)
+    assert not engine.hangs_after(False, 86_400)
+
+
+def test_answers_to_requests_are_a_sign_of_life() -> None:
+    engine = WatchedEngine()
+    engine.hangs_after(True)
+    for progress in range(1, 10):
+        assert not engine.hangs_after(None, 594, progress)
+    assert engine.hangs_after(None, 600, 9)
+
+
+def test_answers_before_the_first_health_do_not_begin_the_time_of_silence() -> None:
+    engine = WatchedEngine()
+    assert not engine.hangs_after(None, progress=1)
+    assert not engine.hangs_after(None, 3600, 2)
+
+
+def test_restarted_engine_is_waited_for_again() -> None:
+    engine = WatchedEngine()
+    engine.hangs_after(True)
+    assert engine.hangs_after(None, 600)
+    assert not engine.hangs_after(False), "refused connections"
+    assert not engine.hangs_after(None, 3600), "it loads its model"
+    engine.hangs_after(True)
+    assert engine.hangs_after(None, 600)
+
+
+async def test_silent_engine_hangs_until_it_answers_a_request(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--hang-seconds=3")
+        await proxy.until_health(200)
+        engine.healthy.clear()
+        engine.answering.clear()
+        async with asyncio.TaskGroup() as tasks:
+            request = tasks.create_task(_post(http, proxy.url))
+            await eventually(lambda: _answers(proxy, "/live/engine", 503))
+            engine.answering.set()
+            assert await request == 200
+            await eventually(lambda: _answers(proxy, "/live/engine", 200))
+
+
+async def _post(http: aiohttp.ClientSession, url: str) -> int:
+    async with post_chat(http, url) as response:
+        return response.status
+
+
+async def _answers(proxy: PodProxy, path: str, status: int) -> bool:
+    return await proxy.status(path) == status
+
+
+async def test_liveness_of_the_engine_needs_no_token_and_tells_nothing(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend)
+        await proxy.until_health(200)
+        async with http.get(f"{proxy.url}/live/engine") as response:
+            assert (response.status, await response.json()) == (200, {"status": "ok"})
+        engine.health = 500
+        await proxy.until_health(503)
+        assert await proxy.status("/live/engine") == 200, "it is restarted only if it hangs"
+        async with http.post(f"{proxy.url}/live/engine", json={}) as response:
+            assert response.status == 401
+        assert engine.asked == []
 
 
 async def test_health_is_true_false_or_unknown() -> None:
