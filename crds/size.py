@@ -1,5 +1,8 @@
 """Readable sizes for statuses, messages and terminals."""
 
+MIB = 1 << 20
+GIB = 1 << 30
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 

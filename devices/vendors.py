@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from crds.meta import LABEL_PATTERN, Accelerator, Toleration
+from crds.size import MIB
 
-MIB: Final = 1 << 20
 _ALL_LAYERS: Final = 999
 """More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
 

@@ -18,11 +18,10 @@ from typing import Final, NamedTuple
 
 from crds.model import Layers, Layout
 from crds.serving import ServingOptions
+from crds.size import GIB, MIB
 from fitness.parts import DeviceParts, Parts
 
 _KIB: Final = 2**10
-_MIB: Final = 2**20
-_GIB: Final = 2**30
 _BLOCK: Final = 16
 """Tokens of one block of the cache (`--block-size`)."""
 _CPU_BLOCK: Final = 128
@@ -34,11 +33,11 @@ _LOADED_WEIGHTS_PERCENT: Final = 102
 _SAMPLER_COPIES: Final = 10
 """float32 copies of the logits while tokens are drawn: 1.26 GiB for 256 sequences of Llama 3 (vLLM pull request
 10511)."""
-_GRAPH_BYTES: Final = 32 * _MIB
+_GRAPH_BYTES: Final = 32 * MIB
 """One captured graph: 24 to 28 MiB (vLLM pull request 22897, Llama 3 8B)."""
-_FRONTEND_BYTES: Final = 2 * _GIB
+_FRONTEND_BYTES: Final = 2 * GIB
 """Processes that serve HTTP and schedule. With one worker they take 3 GiB (vLLM 0.32 on a CPU, measured)."""
-_WORKER_BYTES: Final = 2 * _GIB
+_WORKER_BYTES: Final = 2 * GIB
 """One worker process for each device: PyTorch, its kernels, the device's driver, and staging buffers of weights."""
 _TOKEN_BYTES: Final = 2 * 1200
 """Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `fitness/mlx.py`)."""
@@ -136,7 +135,7 @@ def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Par
     cache = _cache_bytes(layout, options, 1, tokens if engine.has_windows else None, _CPU_BLOCK)
     return Parts(
         weights_bytes=_weights_bytes(layout, 1),
-        cache_bytes=-(-cache // _GIB) * _GIB,
+        cache_bytes=-(-cache // GIB) * GIB,
         checkpoints_bytes=0,
         compute_bytes=_compute_bytes(layout, options, 1, tokens),
         engine_bytes=_container_bytes(layout, 1),
@@ -157,7 +156,7 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
     found = _with_batch(layout, options, devices, engine, smallest)
     for batch in larger:
         more = _with_batch(layout, options, devices, engine, batch)
-        if sum(more) * 1000 > batch.from_gib * _GIB * permille:
+        if sum(more) * 1000 > batch.from_gib * GIB * permille:
             found = more
     container = Parts(
         weights_bytes=0,
@@ -195,7 +194,7 @@ def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _
     tokens = _batch_tokens(engine, options, batch)
     block = max(_BLOCK, _stated_number(options, engine.block_argument) or 0)
     compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
-    reserve = batch.reserve_mib * _MIB + engine.token_reserve_kib * tokens * _KIB
+    reserve = batch.reserve_mib * MIB + engine.token_reserve_kib * tokens * _KIB
     if _stated(options, engine.share_argument):
         # The engine leaves free what is not of the stated share.
         reserve = 0
@@ -204,7 +203,7 @@ def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _
         cache_bytes=_cache_bytes(layout, options, devices, tokens if engine.has_windows else None, block),
         checkpoints_bytes=0,
         compute_bytes=max(compute, reserve),
-        engine_bytes=engine.context_mib * _MIB,
+        engine_bytes=engine.context_mib * MIB,
     )
 
 

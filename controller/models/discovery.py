@@ -16,7 +16,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import GGUF, Layout, Model, ModelSpec
 from crds.serving import ServingOptions
-from crds.size import count_text
+from crds.size import GIB, count_text
 from fitness.memory import Workload, estimate
 from runtimes.runtime import default_runtime
 
@@ -29,7 +29,6 @@ _CONTEXTS: Final = {
 """Thresholds of the context length in tokens; a model of 32,000 and one of 32,768 tokens both have context-32k."""
 _TIERS_GIB: Final = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512)
 """Memory of devices in common use."""
-_GIB: Final = 1 << 30
 _LONGEST_VALUE: Final = 63
 _UNUSABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -90,7 +89,7 @@ def label_value(text: str) -> str:
 def _tiers(memory_bytes: int | None) -> Iterable[str]:
     if memory_bytes is None:
         return ()
-    return (f"vram-tier-{tier}g" for tier in _TIERS_GIB if memory_bytes <= tier * _GIB)
+    return (f"vram-tier-{tier}g" for tier in _TIERS_GIB if memory_bytes <= tier * GIB)
 
 
 def describe_parameters(spec: ModelSpec, found_total: int | None, found_active: int | None) -> str:

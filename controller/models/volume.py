@@ -22,6 +22,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MODEL
 from crds.model import GGUF, Layout, Model, WeightsFormat
+from crds.size import MIB
 from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 
@@ -29,7 +30,6 @@ MODELS_PATH: Final = "/models"
 """Mount path of the volume, in the pods that fetch and in those that serve."""
 WEIGHTS: Final = f"{GROUP}/weights"
 """Annotation of a claim: path of the weights that it is for; earlier releases did not write it."""
-MIB: Final = 1024 * 1024
 SPARE_MIB: Final = 16
 """Space that the file system of a small volume needs."""
 INSPECT_SECONDS: Final = 600

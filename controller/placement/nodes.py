@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from crds.quantity import quantity_bytes
-from devices.vendors import MIB, Vendor, Vendors
+from crds.size import GIB, MIB
+from devices.vendors import Vendor, Vendors
 from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
@@ -17,7 +18,6 @@ _DEVICE_INDEX: Final = "device"
 """From `ACCELERATOR=MIB` to the nodes that have such devices; MIB is empty if a node does not state it."""
 _MEMORY_INDEX: Final = "memory"
 """From the allocatable memory in GiB, rounded down, to the nodes that have it."""
-_GIB: Final = 1 << 30
 
 
 def declare_nodes(store: Store, vendors: Vendors) -> None:
@@ -69,7 +69,7 @@ def read_device_mib(vendor: Vendor, labels: dict[str, str]) -> int | None:
 
 def _list_memory(node: Obj) -> list[str]:
     try:
-        return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // _GIB)]
+        return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // GIB)]
     except ValueError:
         return []  # a form of quantity that no kubelet writes
 
@@ -90,4 +90,4 @@ def find_largest_device(store: Store, accelerator: str) -> int | None:
 def find_largest_memory(store: Store) -> int | None:
     """Return the largest allocatable memory of a node, rounded down to GiB, in bytes; None: no node is known."""
     sizes = [int(value) for value in store.index_values(NODES, _MEMORY_INDEX)]
-    return max(sizes) * _GIB if sizes else None
+    return max(sizes) * GIB if sizes else None

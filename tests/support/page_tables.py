@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from controller.services.pods.devices import ACCEPTED_SHARE
+from crds.size import MIB
 from devices.products import PRODUCTS
-from devices.vendors import MIB, VENDORS, Exporter, Vendor
+from devices.vendors import VENDORS, Exporter, Vendor
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.quantization import QUANTIZATIONS
 from runtimes.registry import RUNTIMES

@@ -25,7 +25,7 @@ from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATIO
 from crds.model import Model
 from crds.pods import PodOptions
 from crds.quantity import quantity_bytes
-from crds.size import size_text
+from crds.size import GIB, size_text
 from devices.vendors import Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, SERVICES, ObjectKey, Resource
@@ -164,7 +164,7 @@ def _explain_memory(
     if problem is None or problem.reason != "Unschedulable" or served is None or choice is None:
         return problem
     needed, largest = quantity_bytes(choice.memory), find_largest_memory(snapshot.store)
-    if largest is None or needed < largest + (1 << 30):
+    if largest is None or needed < largest + GIB:
         return problem
     if service.spec.resources.memory is not None:
         way_out = "lower resources.memory"

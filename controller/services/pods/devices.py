@@ -11,8 +11,8 @@ from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ServiceHardware
 from crds.quantity import quantity_bytes
-from crds.size import size_text
-from devices.vendors import MIB, Vendor
+from crds.size import MIB, size_text
+from devices.vendors import Vendor
 from kube.client import Obj
 
 ACCEPTED_SHARE: Final = Decimal("0.97")

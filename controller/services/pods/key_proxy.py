@@ -23,7 +23,7 @@ TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
 PORT_NAME: Final = "http"
 PROXY_CONTAINER: Final = "key-proxy"
 _TERMINATION_LOG: Final = "/dev/termination-log"
-_WITHDRAWAL_SECONDS: Final = 3
+WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 _END_SECONDS: Final = 2
 """Time in which the proxy ends after its last request, and then its engine."""
@@ -75,7 +75,7 @@ class KeyProxy(NamedTuple):
         return {
             "name": PROXY_CONTAINER,
             "image": self.image,
-            "args": keep_literal(self._arguments(service, serving, grace_seconds - _WITHDRAWAL_SECONDS - _END_SECONDS)),
+            "args": keep_literal(self._arguments(service, serving, grace_seconds - WITHDRAWAL_SECONDS - _END_SECONDS)),
             **({"env": environment} if environment else {}),
             "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
             "resources": {"requests": {"cpu": "50m", "memory": _MEMORY}, "limits": {"memory": _MOST_MEMORY}},
@@ -92,7 +92,7 @@ class KeyProxy(NamedTuple):
                 "timeoutSeconds": 5,
             },
             # Nodes send requests to a deleted pod until they have seen its endpoint go.
-            "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_SECONDS}}},
+            "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
             "terminationMessagePath": _TERMINATION_LOG,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "securityContext": CONTAINER_SECURITY,

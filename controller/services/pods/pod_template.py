@@ -14,13 +14,14 @@ from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.devices import DeviceRequest, request_devices
-from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, KeyProxy
+from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
 from controller.services.pods.pod_options import add_options
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
 from crds.serving import RuntimeName
+from crds.size import GIB
 from devices.sockets import LOOPBACK
 from devices.vendors import Vendor
 from kube.client import Obj
@@ -32,12 +33,10 @@ _LOADING_SECONDS: Final = 3600
 """Time for loading weights, after which the kubelet restarts the container, unless they are very large."""
 _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 """Slow network storage."""
-_WITHDRAWAL_SECONDS: Final = 3
-"""Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
 _PRIORITY_CLASSES: Final = "pomona-"
 """Prefix of the PriorityClasses in deploy/priority-classes.yaml."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
-_STORE_SLACK_BYTES: Final = 1 << 30
+_STORE_SLACK_BYTES: Final = GIB
 """Room beside the weights in the folder of an engine that keeps a copy of them."""
 
 
@@ -213,7 +212,7 @@ def _container(replica: _Replica) -> Obj:
         "readinessProbe": _health(engine, period_seconds=5, failures=2),
         "livenessProbe": _health(engine, period_seconds=10, failures=6),
         # Nodes send requests to a deleted pod until they have seen its endpoint go.
-        "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_SECONDS}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
         "volumeMounts": _volume_mounts(replica),

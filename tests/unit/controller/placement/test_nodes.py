@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from controller.placement.nodes import declare_nodes, find_largest_device, find_largest_memory
+from crds.size import MIB
 from devices.vendor_file import parse_vendors
-from devices.vendors import MIB
 from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
