@@ -1,0 +1,214 @@
+"""The decision about the weights of an inspected Model: on the volume of their owner, in an image, or fetched.
+
+They are fetched only when a service that runs as pods refers to the Model.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from artifacts.source import parse
+from controller.models import claims, jobs, volume
+from controller.models.claims import ObservedClaims, VolumeDecision
+from controller.models.decision import (
+    CACHED,
+    READY,
+    REASONS_WITHOUT_EVENT,
+    VOLUME_CHANGING,
+    ModelDecision,
+    explain_progress,
+    inspected_message,
+    model_condition,
+    refused_secret,
+)
+from controller.models.jobs import JobOutcome, JobProgress, Placement
+from controller.models.observation import ObservedModel
+from controller.models.served import accelerator_of, image_of, is_mounted_image, own_claim, select_nodes, weights_path
+from controller.models.volume import MODELS_PATH, ModelFacts
+from controller.pod_settings import PodSettings
+from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
+from crds.inferenceservice import InferenceService
+from crds.model import Cached, Model
+from kube.client import Obj
+
+DONE: Final = JobOutcome(state="Succeeded")
+"""The outcome of a work whose result is in the status."""
+
+
+class InspectedModel(NamedTuple):
+    """A Model whose header has been read, and all that decides about its weights."""
+
+    model: Model
+    observed: ObservedModel
+    settings: PodSettings
+    now: datetime
+    facts: ModelFacts
+    inspected: JobProgress
+    """The inspection that found the facts."""
+    is_edited: bool = False
+    """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
+
+    def decide(self, *conditions: Obj, cached: Cached | None = None) -> ModelDecision:
+        """Return the decision about a Model that needs no Job for its weights."""
+        ready = model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts))
+        return ModelDecision(
+            phase="Ready", conditions=[ready, *conditions], facts=self.facts, cached=cached, works=[self.inspected]
+        )
+
+
+def decide_weights(inspected: InspectedModel) -> ModelDecision:
+    """Decide about the weights of an inspected Model."""
+    model, facts = inspected.model, inspected.facts
+    if (claim := own_claim(model)) is not None:
+        message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
+        return inspected.decide(model_condition(model, CACHED, true=True, reason="OnVolume", message=message))
+    if is_mounted_image(model):
+        mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
+        held = _judge_image(model, mounted.image, inspected.settings.limits)
+        return inspected.decide(held, cached=mounted if held["status"] == "True" else None)
+    return _decide_volume(inspected)
+
+
+def _decide_volume(inspected: InspectedModel) -> ModelDecision:
+    """Decide whether the weights are on the Model's volume, and whether they need to be."""
+    model, observed, facts, now = inspected.model, inspected.observed, inspected.facts, inspected.now
+    consumer = observed.consumer if _is_for_pods(model, facts) else None
+    is_needed = consumer is not None
+    path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
+    volumes = claims.decide_volume(
+        model, facts, path, observed.claims, is_needed=is_needed, is_edited=inspected.is_edited
+    )
+    shortage = claims.find_shortage(model, facts) if volumes.create else None
+    if shortage:
+        volumes = volumes._replace(create=(), change=None)
+    cache = _CacheState(model, facts, inspected.inspected, volumes, observed.claims)
+    if volumes.target is not None:
+        there = Cached(
+            name=volumes.target["metadata"]["name"],
+            claim=volumes.target["metadata"]["uid"],
+            path=path,
+            sha256=facts.sha256,
+        )
+        placement = _placement(model, consumer, inspected.settings)
+        work = volume.fetching(model, facts, volumes.target, placement, inspected.settings)
+        if claims.is_same(model.status.cached, there):
+            fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+            return cache._replace(facts=facts.of_same_weights(model)).held(there, fetched)
+        if is_needed and (refused := refused_secret(observed)):
+            return cache.waiting("Downloading", refused.reason, refused.message)
+        if is_needed and not volume.is_settling(volumes.target, now):
+            fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
+            if fetched.outcome.state == "Succeeded":
+                return cache._replace(facts=facts.after_fetch(fetched.outcome.answer)).held(there, fetched)
+            what = "fetches the weights to the volume"
+            phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
+            return cache.waiting(phase, *explain_progress(model, fetched, doing="Fetching", what=what), fetched)
+    if not is_needed:
+        return cache.unused()
+    if shortage:
+        return cache.waiting("Failed", "VolumeTooSmall", shortage)
+    claim = volumes.target or volumes.create[0][1]
+    message = f"waiting for PersistentVolumeClaim {claim['metadata']['name']}"
+    settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
+    return cache.waiting("Downloading", "Fetching", message, *([settling] if volumes.target else []))
+
+
+class _CacheState(NamedTuple):
+    """An inspected Model with its volumes, and the decisions that can follow."""
+
+    model: Model
+    facts: ModelFacts
+    inspected: JobProgress
+    volumes: VolumeDecision
+    observed: ObservedClaims
+
+    def held(self, there: Cached, fetched: JobProgress) -> ModelDecision:
+        """Return the decision about verified weights; the earlier volume is deleted once the status names this one."""
+        cached = model_condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
+        return self._decision("Ready", [cached, *self._change()], [fetched], cached=there)
+
+    def waiting(self, phase: str, reason: str, message: str, *works: JobProgress) -> ModelDecision:
+        """Return the decision while the target is not verified; pods serve from an earlier volume if there is one."""
+        holder = self.volumes.holder
+        if holder is None:
+            cached = model_condition(self.model, CACHED, true=False, reason=reason, message=message)
+            return self._decision(phase, [cached, *self._change()], works)
+        change = self._change()
+        if reason not in REASONS_WITHOUT_EVENT:
+            change = [model_condition(self.model, VOLUME_CHANGING, true=False, reason=reason, message=message)]
+        cached = model_condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(holder))
+        return self._decision("Ready", [cached, *change], works, cached=holder)
+
+    def unused(self) -> ModelDecision:
+        """Return the decision about a Model whose weights no pod needs; verified ones stay until others are."""
+        if (holder := self.volumes.holder) is not None:
+            held = model_condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(holder))
+            return self._decision("Ready", [held], [], cached=holder)
+        message = "not needed: no InferenceService that runs in pods uses this Model"
+        cached = model_condition(self.model, CACHED, true=False, reason="NoConsumers", message=message)
+        return self._decision("Ready", [cached, *self._change()], [])
+
+    def _change(self) -> list[Obj]:
+        if self.volumes.change is None:
+            return []
+        reason, message = self.volumes.change
+        return [model_condition(self.model, VOLUME_CHANGING, true=True, reason=reason, message=message)]
+
+    def _decision(
+        self,
+        phase: str,
+        conditions: Sequence[Obj],
+        works: Sequence[JobProgress],
+        *,
+        cached: Cached | None = None,
+    ) -> ModelDecision:
+        message = inspected_message(self.facts)
+        ready = model_condition(self.model, READY, true=True, reason="Inspected", message=message)
+        is_released = any(cached is None or cached.claim != claims.uid(each) for each in self.volumes.superseded)
+        return ModelDecision(
+            phase=phase,
+            conditions=[ready, *conditions],
+            facts=self.facts,
+            cached=cached,
+            works=[self.inspected, *works],
+            create=self.volumes.create,
+            patch=self.volumes.patch,
+            delete=claims.list_deletions(self.model, self.volumes, self.observed),
+            again_seconds=claims.RELEASE_SECONDS if is_released else None,
+        )
+
+
+def _judge_image(model: Model, image: str, limits: TenantLimits) -> Obj:
+    """Return the condition of an image that nodes mount."""
+    if is_image_allowed(image, limits):
+        return model_condition(model, CACHED, true=True, reason="ImageVolume", message=f"nodes pull and mount {image}")
+    message = (
+        f"spec.source {model.spec.source} is no image that nodes may mount: images begin with "
+        f"{' or '.join(limits.image_prefixes)} here; copy it there, make a Model with spec.cache.medium Volume, or ask "
+        "the platform team for another --allowed-image-prefix"
+    )
+    return model_condition(model, CACHED, true=False, reason="ImageNotAllowed", message=message)
+
+
+def _is_for_pods(model: Model, facts: ModelFacts) -> bool:
+    """Return whether an engine in pods may read the weights: not those that MLX wrote, nor while that is not known."""
+    source = parse(model.spec.source, model.spec.files)
+    return source.is_gguf if facts.format is None else facts.format != "mlx"
+
+
+def _cached_message(cached: Cached) -> str:
+    message = f"weights are on the volume at {MODELS_PATH}/{cached.path}"
+    return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
+
+
+def _placement(model: Model, consumer: InferenceService | None, settings: PodSettings) -> Placement:
+    """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
+    if consumer is None:
+        return Placement()
+    spec = consumer.spec
+    allowed = allowed_tolerations(spec.tolerations, settings.limits)
+    tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
+    selected = select_nodes(consumer, model, settings.vendors)
+    return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))

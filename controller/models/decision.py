@@ -1,0 +1,91 @@
+"""The decision about a Model before it is written as a Plan: phase, conditions, facts, and the works that go on.
+
+Inspection and weights are decided in modules of their own, and both end here.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from controller.models import refresh, source_secret
+from controller.models.jobs import JobProgress
+from controller.models.observation import ObservedModel
+from controller.models.served import own_claim
+from controller.models.source_secret import SecretVerdict
+from controller.models.volume import ModelFacts
+from controller.reconcile.conditions import condition
+from controller.reconcile.plan import Patch, Ref
+from crds.model import GGUF, Cached, Model
+from crds.size import size_text
+from kube.client import Obj
+from kube.resources import Resource
+
+READY: Final = "Ready"
+CACHED: Final = "Cached"
+VOLUME_CHANGING: Final = "VolumeChanging"
+"""Condition while the volume grows or another one takes its place; absent otherwise."""
+REASONS_WITHOUT_EVENT: Final = {
+    "Accepted",
+    "Inspecting",
+    "Fetching",
+    "NoConsumers",
+    "Unschedulable",
+    refresh.UP_TO_DATE,
+}
+"""Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
+
+
+class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision about a Model, before it is written as a Plan."""
+
+    phase: str
+    conditions: Sequence[Obj]
+    facts: ModelFacts | None = None
+    cached: Cached | None = None
+    works: Sequence[JobProgress] = ()
+    """Works whose Jobs are kept or created."""
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    again_seconds: float | None = None
+    last_checked: str = ""
+    undecided: Sequence[Obj] = ()
+    """Jobs that are kept until the inspection shows whether they are needed."""
+
+
+def refused_secret(observed: ObservedModel) -> SecretVerdict | None:
+    """Return the verdict on a Secret that must not be used, or None."""
+    return observed.secret if observed.secret is not None and not observed.secret.accepted else None
+
+
+def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:
+    """Return reason and message of an unfinished work, with the way out if the user has one."""
+    namespace, outcome = model.metadata.namespace, progress.outcome
+    if outcome.state == "Failed":
+        way_out = f"edit the Model, or retry with: kubectl -n {namespace} delete job {progress.job}"
+        return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
+    if outcome.state == "Broken":
+        return outcome.reason, f"{outcome.message.rstrip('.')}; it is retried automatically"
+    secret = model.spec.source_secret_ref
+    if outcome.reason == "CreateContainerConfigError" and secret is not None:
+        refused = source_secret.judge_secret(namespace, secret.name, None)
+        return refused.reason, f"{refused.message} ({outcome.message})"
+    if (claim := own_claim(model)) is not None and "persistentvolumeclaim" in outcome.message.lower():
+        message = f"PersistentVolumeClaim {claim} of spec.source cannot be mounted: {outcome.message.rstrip('.')}"
+        return "ClaimNotReady", f"{message}; see: kubectl -n {namespace} describe pvc {claim}"
+    if outcome.reason:
+        return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
+    return doing, f"Job {progress.job} {what}"
+
+
+def model_condition(model: Model, kind: str, *, true: bool, reason: str, message: str) -> Obj:
+    """Return a condition of the Model's present generation."""
+    return condition(kind, true=true, reason=reason, message=message, generation=model.metadata.generation)
+
+
+def inspected_message(facts: ModelFacts) -> str:
+    """Return the message of an inspected Model: file, architecture, quantization and size."""
+    gguf = facts.gguf or GGUF()
+    known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
+    return f"{facts.file or 'folder'}: " + ", ".join(each for each in known if each)
