@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from crds.cache import Sha256
 from crds.meta import (
     ApiStruct,
     Conditions,
@@ -21,7 +22,7 @@ from crds.meta import (
     described,
     rule,
 )
-from crds.model import FilePatterns, Mirrors, Revision, Sha256
+from crds.model import FilePatterns, Mirrors, Revision
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 

@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from crds.cache import Cache, Cached, NodeCopy, Sha256
 from crds.meta import (
     Accelerator,
     ApiStruct,
     Conditions,
-    Name,
     ObjectMeta,
-    Quantity,
     SecretReference,
     described,
     rule,
@@ -47,46 +46,6 @@ Mirrors = Annotated[
         **{"x-kubernetes-list-type": "atomic"},
     ),
 ]
-
-
-class Cache(ApiStruct, frozen=True):
-    """The volume that holds the verified weights for pods."""
-
-    medium: Annotated[
-        Literal["Volume", "Image"],
-        described(
-            "How pods get the weights. Volume: a Job downloads them to a PersistentVolumeClaim. Image: each node pulls "
-            "the container image of an oci:// source by its digest and mounts it, without a Job and a volume; this "
-            "needs nodes with Kubernetes 1.35 or later and a container runtime that mounts images. containerd 2.1 "
-            "mounts container images; CRI-O 1.33 also mounts artifacts of files, such as `oras push` makes. Nodes pull "
-            "from a private registry with the imagePullSecrets of the service, and from one without TLS if their "
-            "runtime is configured for it.",
-            rule("self == oldSelf", "cache.medium cannot change: make a new Model"),
-        ),
-    ] = "Volume"
-    access_mode: Annotated[
-        Literal["ReadWriteOnce", "ReadWriteMany"],
-        described(
-            "Access mode of the volume. ReadWriteOnce: all pods run on one node. ReadWriteMany: pods run on any node.",
-            rule("self == oldSelf", "cache.accessMode cannot change: make a new Model"),
-        ),
-    ] = "ReadWriteOnce"
-    storage_class_name: Annotated[
-        Name | None,
-        described(
-            "StorageClass of the volume. Default: the cluster's default StorageClass. If it is changed, the weights "
-            "are fetched to another volume. Pods serve from the earlier volume until then; it is deleted when no pod "
-            "mounts it any more."
-        ),
-    ] = None
-    size: Annotated[
-        Quantity | None,
-        described(
-            "Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB. If it is raised, the volume "
-            "grows if its StorageClass has allowVolumeExpansion, and is replaced by another volume if not. A volume "
-            "never shrinks. A volume holds one set of weights: those of another source or revision get another volume."
-        ),
-    ] = None
 
 
 class ModelHardware(ApiStruct, frozen=True):
@@ -321,22 +280,8 @@ class GGUF(ApiStruct, frozen=True):
 
 WeightsFormat = Literal["gguf", "safetensors", "mlx", "ollama"]
 """Form of the weights, by which engines are chosen."""
-Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
-"""A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
 Revision = Annotated[str, Meta(max_length=256)]
 """An HTTP server decides the length of its ETag; a longer ETag is refused when it is read."""
-
-
-class Cached(ApiStruct, frozen=True):
-    """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
-
-    name: Annotated[str, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")] = ""
-    claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
-    image: Annotated[
-        str, described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights.")
-    ] = ""
-    path: Annotated[str, described("Path of the weights, relative to the root of the volume.")] = ""
-    sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
 
 
 class ModelStatus(ApiStruct, frozen=True):
@@ -411,6 +356,13 @@ class ModelStatus(ApiStruct, frozen=True):
         ),
     ] = None
     cached: Annotated[Cached | None, described("Verified weights on the volume for pods.")] = None
+    copies: Annotated[
+        list[NodeCopy],
+        described(
+            "Verified weights on the disks of nodes, with spec.cache.scope node.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
     conditions: Conditions = []
 
 
@@ -442,6 +394,17 @@ class Model(ApiStruct, frozen=True):
             rule(
                 "self.cache.medium != 'Image' || self.source.startsWith('oci://')",
                 "cache.medium Image needs a source that nodes can pull as an image: oci://REGISTRY/REPOSITORY:TAG",
+            ),
+            rule(
+                "self.cache.scope != 'node' || (has(self.cache.storageClassName) && self.cache.medium == 'Volume' && "
+                "self.cache.accessMode == 'ReadWriteOnce')",
+                "cache.scope node needs cache.storageClassName, a class of volumes on nodes, and no other cache.medium "
+                "or cache.accessMode",
+            ),
+            rule(
+                "self.cache.scope != 'node' || !self.source.matches('^(file|pvc|ollama)://')",
+                "cache.scope node is for weights that a Job fetches: remove it for file://, pvc:// and ollama:// "
+                "sources",
             ),
             rule(
                 "!has(self.sha256) || !self.source.startsWith('oci://')",

@@ -29,8 +29,9 @@ from controller.models.served import accelerator_of, image_of, is_mounted_image,
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.pod_settings import PodSettings
 from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
+from crds.cache import Cached
 from crds.inferenceservice import InferenceService
-from crds.model import Cached, Model
+from crds.model import Model
 from kube.client import Obj
 
 DONE: Final = JobOutcome(state="Succeeded")

@@ -15,7 +15,8 @@ from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
-from crds.model import Cache, Cached, Model
+from crds.cache import Cache, Cached
+from crds.model import Model
 from crds.quantity import parse_quantity
 from crds.size import size_text
 from kube.client import Client, Obj

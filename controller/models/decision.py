@@ -16,7 +16,8 @@ from controller.models.source_secret import SecretVerdict
 from controller.models.volume import ModelFacts
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Patch, Ref
-from crds.model import GGUF, Cached, Model
+from crds.cache import Cached
+from crds.model import GGUF, Model
 from crds.size import size_text
 from kube.client import Obj
 from kube.resources import Resource

@@ -18,8 +18,9 @@ from artifacts.errors import PERMANENT_EXIT
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
+from crds.cache import Sha256
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF, Layout, Revision, Sha256, WeightsFormat
+from crds.model import GGUF, Layout, Revision, WeightsFormat
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
 from kube.resources import JOBS, MODELS

@@ -8,8 +8,8 @@ from pathlib import Path
 from controller.models import refresh
 from controller.models.jobs import TERMINATION_LOG
 from controller.models.volume import MODELS_PATH
+from crds.cache import Cached
 from crds.meta import SecretReference
-from crds.model import Cached
 from tests.support.registry_artifacts import build_artifact, push
 from tests.support.servers.registry import serve_registry
 from tests.support.servers.s3 import run_s3_server

@@ -30,7 +30,7 @@ _REFRESH = {"refreshPolicy": "IfNotPresent", "refreshIntervalSeconds": 3600}
 DEFAULTS: dict[Resource, dict[str, Any]] = {
     MODELS: {
         **_REFRESH,
-        "cache": {"medium": "Volume", "accessMode": "ReadWriteOnce"},
+        "cache": {"medium": "Volume", "scope": "model", "accessMode": "ReadWriteOnce"},
         "hardware": {"accelerator": "cpu"},
     },
     INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},

@@ -12,7 +12,7 @@ from controller.models.volume import WEIGHTS
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import Snapshot
-from crds.model import Cache
+from crds.cache import Cache
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, MODELS, PODS, PVCS, STORAGE_CLASSES, Resource

@@ -2,7 +2,7 @@
 
 from controller.models.served import cache_path
 from controller.tenant_limits import TenantLimits
-from crds.model import Cache
+from crds.cache import Cache
 from kube.resources import JOBS
 from tests.support.simulated_model import INSPECTED, SimulatedModel
 

@@ -7,7 +7,8 @@ import pytest
 
 from controller.models.served import cache_path, format_of, weights_path
 from controller.models.volume import FOLDER_INSPECTION, INSPECTION
-from crds.model import GGUF, Cached, ModelStatus
+from crds.cache import Cached
+from crds.model import GGUF, ModelStatus
 from kube.client import Obj
 from kube.resources import PVCS
 from tests.support.simulated_model import HTTP, SimulatedModel, make_cached

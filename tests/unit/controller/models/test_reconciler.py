@@ -16,8 +16,9 @@ from controller.models.volume import SETTLING_SECONDS
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from controller.tenant_limits import TenantLimits
+from crds.cache import Cache
 from crds.meta import SecretReference, Toleration
-from crds.model import GGUF, Cache, ModelHardware
+from crds.model import GGUF, ModelHardware
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PVCS, ObjectKey
 from kube.store import Store

@@ -10,8 +10,8 @@ from controller.models import refresh
 from controller.models.claims import RELEASE_SECONDS
 from controller.models.served import cache_path, cached_claim
 from controller.models.source_secret import TYPE, read_verdict
+from crds.cache import Cache
 from crds.meta import SecretReference
-from crds.model import Cache
 from kube.client import Client, Obj
 from kube.resources import SECRETS, Resource
 from tests.support.simulated_model import INSPECTED, SHA, SimulatedModel, make_cached, make_inspected
