@@ -17,7 +17,7 @@ from artifacts.source import SourceError, is_of_hub, parse
 from controller.models.jobs import JobResult
 from controller.models.served import read_companions
 from controller.models.volume import ModelFacts
-from controller.services import preconditions, replica_memory
+from controller.services import preconditions
 from controller.services.metal_processes import desired_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
@@ -56,11 +56,11 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
         return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
-    served, problem, _ = preconditions.check_service(adapted, model, companions)
-    memory = replica_memory.memory_bytes(adapted, served) if served is not None else None
-    if served is None or memory is None:
-        return Decision(problem=problem)
-    spec = desired_spec(adapted, served, memory)
+    checked = preconditions.check_service(adapted, model, companions)
+    memory_bytes = checked.memory.total_bytes
+    if checked.served is None or memory_bytes is None:
+        return Decision(problem=checked.problem)
+    spec = desired_spec(adapted, checked.served, memory_bytes)
     name = process_prefix(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(replicas))
     return Decision(tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names))

@@ -51,7 +51,7 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
     """Return the Model with the memory that its file needs, which the user states for a cluster."""
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     found = await inspect(parse(model.spec.source), access)
-    needed = replica_memory.memory_bytes(service, Served(desired.with_inspection(model, found)))
+    needed = replica_memory.measure_replica(service, Served(desired.with_inspection(model, found))).total_bytes
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])

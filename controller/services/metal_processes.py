@@ -32,10 +32,11 @@ BINDING_SECONDS: Final = 2.0
 """Time after which a service is looked at again that waits for a binding although its replica fits."""
 
 
-def observe_hosts(snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int) -> Replicas:
-    """Return replicas on hosts, and the next steps. Without `served` none is created."""
+def observe_hosts(
+    snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int, memory: int | None = None
+) -> Replicas:
+    """Return replicas on hosts of `memory` bytes each, and the next steps. Without `served` none is created."""
     children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
-    memory = replica_memory.memory_bytes(service, served) if served is not None else None
     spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
         return Replicas(total=0)

@@ -9,13 +9,8 @@ from typing import Final, Literal, NamedTuple
 from controller.models.served import METAL, Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
-from controller.services.pods.devices import NO_DEVICES, find_hardware_problem, request_devices
-from controller.services.replica_memory import (
-    ModelMemory,
-    describe_workload,
-    estimate_pod_memory,
-    measure_memory,
-)
+from controller.services.pods.devices import NO_DEVICES, DeviceRequest, find_hardware_problem, request_devices
+from controller.services.replica_memory import ModelMemory, ReplicaMemory, describe_workload, measure_replica
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
@@ -23,7 +18,7 @@ from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import quantity_bytes
 from crds.size import size_text
 from devices.vendors import VENDORS, Vendor, Vendors
-from fitness.memory import refuse_device_count, way_out
+from fitness.memory import PodMemory, refuse_device_count, way_out
 from runtimes.quantization import refuse_quantization, warn_quantization
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand, refuse_demand
@@ -55,6 +50,8 @@ class CheckedService(NamedTuple):
     """The first problem: of the spec, of a Model, or of the memory."""
     model_problem: ServiceProblem | None
     """The problem of a Model, which a problem of the spec may hide."""
+    memory: ReplicaMemory = ReplicaMemory()
+    """The memory of a replica of `served`."""
 
 
 def check_service(
@@ -85,8 +82,12 @@ def check_service(
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
     served = Served(model, companions)
-    problem = _memory_problem(service, served) or _device_problem(service, served, vendor, largest_device_bytes)
-    return CheckedService(served if problem is None else None, problem, of_model)
+    devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
+    memory = measure_replica(service, served, devices.number)
+    problem = _memory_problem(service, served, memory) or _device_problem(
+        service, served, vendor, memory.in_pod, devices, largest_device_bytes=largest_device_bytes
+    )
+    return CheckedService(served if problem is None else None, problem, of_model, memory)
 
 
 def _model_problem(
@@ -251,15 +252,14 @@ def _contradiction(
     return None
 
 
-def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem | None:
+def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMemory) -> ServiceProblem | None:
     """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
     if service.spec.resources.memory is not None:
         return None
-    sizes = measure_memory(service, served)
-    understated = next((each for each in sizes if each.is_understated), None)
+    understated = next((each for each in memory.models if each.is_understated), None)
     if understated is not None:
         return ServiceProblem("MemoryUnderstated", _explain_understated(understated), "Failed")
-    unknown = next((each.name for each in sizes if each.size_bytes is None), None)
+    unknown = next((each.name for each in memory.models if each.size_bytes is None), None)
     if unknown is None:
         return None
     runtime = runtime_of(service, served.model)
@@ -274,16 +274,20 @@ def _memory_problem(service: InferenceService, served: Served) -> ServiceProblem
 
 
 def _device_problem(
-    service: InferenceService, served: Served, vendor: Vendor | None, largest_device_bytes: int | None
+    service: InferenceService,
+    served: Served,
+    vendor: Vendor | None,
+    needed: PodMemory | None,
+    devices: DeviceRequest,
+    *,
+    largest_device_bytes: int | None,
 ) -> ServiceProblem | None:
     """Return why a replica fits into no device that the service allows or the cluster has, with what would fit."""
-    devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     if vendor is None or not devices.number:
         return None
     workload, hardware = describe_workload(service, served), service.spec.hardware
     if refused := refuse_device_count(workload, devices.number):
         return ServiceProblem("InvalidSpec", refused, "Failed")
-    needed = estimate_pod_memory(service, served, devices.number)
     if needed is None or needed.device_bytes_each is None:
         return None
     if hardware.memory is not None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.discovery import label_service
-from controller.models.served import Served, format_of, read_companions, runtime_of
+from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.nodes import find_largest_device
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, REASON_INDEX, SERVICE_INDEX, UNBOUND, namespaced
@@ -25,18 +25,19 @@ from controller.reconcile.triggers import (
     scheduled_pod,
     steady_facts,
 )
-from controller.services import preconditions, replica_memory
+from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
-from controller.services.pods.deployment import find_pod_problem, network_service, observe_pods
-from controller.services.pods.devices import request_devices
+from controller.services.pods.deployment import choose_engine, find_pod_problem, network_service, observe_pods
 from controller.services.pods.disruption import disruption_budget
 from controller.services.pods.network_policy import network_policy
 from controller.services.pods.pod_monitor import pod_monitor
+from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.readiness_probe import Prober
+from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
@@ -44,7 +45,7 @@ from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, r
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, Accelerator
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
 from crds.quantity import quantity_bytes
 from kube.client import Client, Obj
@@ -218,7 +219,8 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     if view.served is None or view.accelerator is None:
         return None
     # The tiers of memory count what devices have, too.
-    memory_bytes = _replica_memory(view.service, view.served, 0)
+    stated = view.service.spec.resources.memory
+    memory_bytes = view.memory.total_bytes if stated is None else quantity_bytes(stated)
     return label_service(view.service, view.served.model, view.accelerator, memory_bytes)
 
 
@@ -271,37 +273,26 @@ def build_view(
     )
     if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
-    if refused := find_pod_problem(snapshot, service, accelerator, checked.served, settings):
-        checked = CheckedService(None, refused, checked.model_problem)
+    choice = choose_engine(service, accelerator, checked, settings)
+    if refused := find_pod_problem(snapshot, service, checked.served, choice, settings):
+        checked, choice = CheckedService(None, refused, checked.model_problem), None
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
-    vendor = settings.vendors.get(accelerator or "")
-    devices = request_devices(service, vendor).number if vendor is not None and vendor.in_pods else 0
     return ServiceView(
         service=service,
         accelerator=accelerator,
         runtime=runtime_of(service, model) if model is not None else "",
         remarks=preconditions.list_remarks(service, model),
-        memory_bytes=_replica_memory(service, checked.served, devices),
+        memory=checked.memory if checked.served is not None else ReplicaMemory(),
         served=checked.served,
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,
-        replicas=_observe_replicas(
-            snapshot, service, accelerator, checked.served, wanted, settings=settings, may_roll=may_roll
-        ),
+        replicas=_observe_replicas(snapshot, service, checked, choice, wanted, settings=settings, may_roll=may_roll),
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
-
-
-def _replica_memory(service: InferenceService, served: Served | None, devices: int) -> int | None:
-    """Return the memory of its node or host that one replica takes; without devices, that is all of its memory."""
-    stated = service.spec.resources.memory
-    if stated is not None:
-        return quantity_bytes(stated)
-    return replica_memory.container_bytes(service, served, devices) if served is not None else None
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
@@ -315,17 +306,19 @@ def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceSer
 def _observe_replicas(
     snapshot: Snapshot,
     service: InferenceService,
-    accelerator: Accelerator | None,
-    served: Served | None,
+    checked: CheckedService,
+    choice: EngineChoice | None,
     wanted: int,
     *,
     settings: PodSettings,
     may_roll: bool,
 ) -> Replicas:
-    """Return replicas in pods and on hosts. Without `served` none is created, and existing ones count as wanted."""
-    pods = observe_pods(snapshot, service, accelerator, served, wanted, settings=settings, may_roll=may_roll)
-    if served is None or accelerator is None or not settings.vendors[accelerator].in_pods:
-        return combine_replicas(pods, observe_hosts(snapshot, service, served, wanted))
+    """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
+    served = checked.served
+    pods = observe_pods(snapshot, service, served, choice, wanted, settings=settings, may_roll=may_roll)
+    if served is None or choice is None:
+        hosts = observe_hosts(snapshot, service, served, wanted, checked.memory.total_bytes)
+        return combine_replicas(pods, hosts)
     # For each pod that is not ready yet, one earlier replica on a host stays.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
     return combine_replicas(pods, msgspec.structs.replace(earlier, ready=(), problem=None))

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from controller.models.served import Served, runtime_of
 from crds.inferenceservice import InferenceService
 from crds.model import Model
-from crds.serving import Role
 from fitness.memory import (
     PodMemory,
     Workload,
@@ -48,14 +47,29 @@ class ModelMemory(NamedTuple):
         return is_understated(self.stated_bytes, self.least_bytes)
 
 
-def memory_bytes(service: InferenceService, served: Served) -> int | None:
-    """Return the bytes that one replica takes, stated by the user or computed from the headers; None: unknown."""
-    total_bytes = 0
-    for each in measure_memory(service, served):
-        if each.size_bytes is None:
-            return None
-        total_bytes += each.size_bytes
-    return total_bytes
+class ReplicaMemory(NamedTuple):
+    """The memory of one replica, measured once for all that is decided about it."""
+
+    models: tuple[ModelMemory, ...] = ()
+    """The main Model first, then its companions."""
+    in_pod: PodMemory | None = None
+    """Memory of container and devices by the headers; None if a Model states its memory, or a header lacks a part."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The bytes that a replica takes without devices; None if those of a Model are not known."""
+        sizes = [each.size_bytes for each in self.models]
+        return None if not sizes or None in sizes else sum(each for each in sizes if each is not None)
+
+    @property
+    def container_bytes(self) -> int | None:
+        """The bytes that the container of a pod takes of its node; None: unknown."""
+        return self.in_pod.container_bytes if self.in_pod and self.in_pod.device else self.total_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The KV cache in the memory of the container; None: unknown."""
+        return self.in_pod.cache_bytes if self.in_pod else None
 
 
 def is_memory_stated(served: Served) -> bool:
@@ -67,31 +81,32 @@ def is_memory_stated(served: Served) -> bool:
     )
 
 
-def measure_memory(service: InferenceService, served: Served) -> list[ModelMemory]:
-    """Return the memory of each Model of a service."""
-    runtime = runtime_of(service, served.model)
+def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
+    """Return the memory of a replica, on a host or in a pod with this number of devices."""
+    workload = describe_workload(service, served)
+    found = estimate(workload, service.spec)
+    has_draft = any(companion.role == "draft" for companion in served.companions)
+    draft_bytes = sum(found.draft) if found and found.draft else None
+    models = [_measure_model(served.model.metadata.name, served.model, sum(found.own_parts) if found else None)]
+    for name, model, role in ((each.name, each.model, each.role) for each in served.companions):
+        further = further_bytes(role, model.status.size_bytes) if model else None
+        models.append(_measure_model(name, model, draft_bytes if role == "draft" else further))
+    if is_memory_stated(served) or (has_draft and draft_bytes is None):
+        return ReplicaMemory(tuple(models))
+    in_pod = estimate_pod(workload, service.spec, devices) if devices else PodMemory(found) if found else None
+    return ReplicaMemory(tuple(models), in_pod)
 
-    def compute(model: Model, role: Role | None) -> int | None:
-        if role in {"projector", "adapter"}:
-            return further_bytes(role, model.status.size_bytes)
-        needed = estimate(Workload(model.status.layout, runtime), service.spec)
-        # A draft shares the engine's process.
-        return needed and needed.total_bytes - (needed.parts.engine_bytes if role == "draft" else 0)
 
-    def measure(name: str, model: Model | None, role: Role | None) -> ModelMemory:
-        if model is None:
-            return ModelMemory(name, None, None, None)
-        measured = compute(model, role)
-        if measured is not None and measured > _MOST_BYTES:
-            measured = None
-        stated, size_bytes = model.spec.memory_bytes, model.status.size_bytes
-        stated = None if stated is not None and stated > _MOST_BYTES else stated
-        return ModelMemory(name, stated, measured, size_bytes if measured is None else measured)
-
-    return [
-        measure(served.model.metadata.name, served.model, None),
-        *(measure(companion.name, companion.model, companion.role) for companion in served.companions),
-    ]
+def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -> ModelMemory:
+    if model is None:
+        return ModelMemory(name, None, None, None)
+    if measured_bytes is not None and measured_bytes > _MOST_BYTES:
+        measured_bytes = None
+    stated = model.spec.memory_bytes
+    stated = None if stated is not None and stated > _MOST_BYTES else stated
+    return ModelMemory(
+        name, stated, measured_bytes, model.status.size_bytes if measured_bytes is None else measured_bytes
+    )
 
 
 def describe_workload(service: InferenceService, served: Served) -> Workload:
@@ -108,20 +123,6 @@ def describe_workload(service: InferenceService, served: Served) -> Workload:
         draft=draft.status.layout if draft else None,
         further_bytes=further,
     )
-
-
-def estimate_pod_memory(service: InferenceService, served: Served, devices: int) -> PodMemory | None:
-    """Return the memory of one replica in a pod; None if a Model states it for all, or its header lacks a part."""
-    draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
-    if is_memory_stated(served) or (draft is not None and draft.status.layout is None):
-        return None
-    return estimate_pod(describe_workload(service, served), service.spec, devices)
-
-
-def container_bytes(service: InferenceService, served: Served, devices: int) -> int | None:
-    """Return the memory that the container of a pod takes of its node; None: unknown."""
-    found = estimate_pod_memory(service, served, devices) if devices else None
-    return found.container_bytes if found is not None else memory_bytes(service, served)
 
 
 class Advice(NamedTuple):

@@ -14,9 +14,11 @@ from controller.reconcile.plan import Event
 from controller.services.endpoints import Endpoint
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
+from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator
+from crds.quantity import quantity_bytes
 from crds.size import size_text
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT
@@ -49,8 +51,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
     remarks: tuple[str, ...] = ()
     """Remarks about engine and weights that their users should read although they are served."""
-    memory_bytes: int | None = None
-    """Memory of its node or host that one replica takes; None: unknown."""
+    memory: ReplicaMemory = ReplicaMemory()
+    """Memory of one replica of `served`."""
     served: Served | None = None
     """The Models to serve; None if `blocker` prevents it."""
     model_problem: ServiceProblem | None
@@ -61,6 +63,12 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...]
     own_endpoints: tuple[Endpoint, ...]
     """The endpoints that are at an address of a replica: only they are probed."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of its node or host that one replica takes, as stated or as computed; None: unknown."""
+        stated = self.service.spec.resources.memory
+        return self.memory.container_bytes if stated is None else quantity_bytes(stated)
 
     @property
     def question(self) -> Question | None:
@@ -287,7 +295,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": view.accelerator or "",
         **({"runtime": view.runtime} if view.runtime else {}),
-        **({"memory": size_text(view.memory_bytes)} if view.memory_bytes else {}),
+        **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         "conditions": [ready, _model_condition(view)],

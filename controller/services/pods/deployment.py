@@ -18,7 +18,7 @@ from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.pods.pod_options import find_option_problem
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from controller.services.pods.template_rollout import annotate, decide_rollout, digest_inputs
-from controller.services.preconditions import ServiceProblem
+from controller.services.preconditions import CheckedService, ServiceProblem
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
@@ -37,8 +37,8 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 def observe_pods(
     snapshot: Snapshot,
     service: InferenceService,
-    accelerator: Accelerator | None,
     served: Served | None,
+    choice: EngineChoice | None,
     wanted: int,
     *,
     settings: PodSettings,
@@ -50,9 +50,8 @@ def observe_pods(
     """
     observed = next(iter(snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)), None)
     desired: tuple[tuple[Resource, Obj], ...] = ()
-    choice = _choose_engine(service, accelerator, served, settings) if wanted else None
     waits = False
-    if choice is not None and served is not None:
+    if wanted and choice is not None and served is not None:
         resource, made = deployment(
             service, choice, _weights(served.model), _companion_weights(served), settings=settings
         )
@@ -91,21 +90,19 @@ def observe_pods(
     )
 
 
-def _choose_engine(
-    service: InferenceService, accelerator: Accelerator | None, served: Served | None, settings: PodSettings
+def choose_engine(
+    service: InferenceService, accelerator: Accelerator | None, checked: CheckedService, settings: PodSettings
 ) -> EngineChoice | None:
     """Return the engine of a service in pods, or None if it runs on hosts, or has an unmet precondition."""
     vendor = settings.vendors.get(accelerator or "")
-    if served is None or accelerator is None or vendor is None or not vendor.in_pods:
+    if checked.served is None or accelerator is None or vendor is None or not vendor.in_pods:
         return None
-    stated, devices = service.spec.resources.memory, request_devices(service, vendor).number
-    memory = replica_memory.container_bytes(service, served, devices) if stated is None else stated
+    stated, needed = service.spec.resources.memory, checked.memory
+    memory = needed.container_bytes if stated is None else stated
     if memory is None:
         return None
-    estimated = replica_memory.estimate_pod_memory(service, served, devices)
-    cache_bytes = estimated.cache_bytes if estimated is not None else None
-    runtime = runtime_of(service, served.model)
-    return EngineChoice(runtime, accelerator, vendor, memory, cache_bytes, service.spec.container)
+    runtime = runtime_of(service, checked.served.model)
+    return EngineChoice(runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container)
 
 
 def _companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:
@@ -115,14 +112,13 @@ def _companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]
 def find_pod_problem(
     snapshot: Snapshot,
     service: InferenceService,
-    accelerator: Accelerator | None,
     served: Served | None,
+    choice: EngineChoice | None,
     settings: PodSettings,
 ) -> ServiceProblem | None:
     """Return why pods cannot have what spec.pod adds to them, or None."""
     options = service.spec.pod
-    choice = _choose_engine(service, accelerator, served, settings) if options != PodOptions() else None
-    if choice is None or served is None:
+    if choice is None or served is None or options == PodOptions():
         return None
     bare = replace(service, spec=replace(service.spec, pod=PodOptions()))
     pod = build_pod(bare, choice, _weights(served.model), _companion_weights(served), settings=settings)

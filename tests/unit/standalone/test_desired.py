@@ -9,7 +9,7 @@ from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller.models.served import Served
 from controller.services.metal_processes import desired_spec
-from controller.services.replica_memory import memory_bytes
+from controller.services.replica_memory import measure_replica
 from crds.inferenceservice import InferenceService
 from crds.model import GGUF, Layout, Model
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
@@ -50,7 +50,7 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
     decision = decide_assignments(wanted, {KEY: known})
     assert decision.problem is None
-    needed = memory_bytes(wanted, Served(known))
+    needed = measure_replica(wanted, Served(known)).total_bytes
     assert needed is not None
     assert [each.spec for each in decision.assignments] == [desired_spec(wanted, Served(known), needed)] * 2
     artifact = decision.assignments[0].spec.artifact if decision.assignments[0].spec else None
