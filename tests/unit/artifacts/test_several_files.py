@@ -1,10 +1,8 @@
 """Artifacts of several files, inspected, fetched and stored: folders of safetensors and split GGUF models."""
 
-import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -380,39 +378,7 @@ class TestStore:
         assert held.path == folder / "tiny-00001-of-00003.gguf"
 
 
-def fail(number: int) -> Callable[..., None]:
-    def mkdir(path: Path, *_arguments: object, **_options: object) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    return mkdir
-
-
 class TestVolumes:
-    async def test_volume_that_the_group_may_not_write_is_named_with_its_owner(
-        self, server: FileServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As on volumes that ignore fsGroup; tests may run as root, whom no mode stops."""
-        del folder
-        volume = tmp_path / "models"
-        volume.mkdir(mode=0o755)
-        monkeypatch.setattr(Path, "mkdir", fail(errno.EACCES))
-        error = await refused(bring(server, volume / "key", "hf://acme/tiny"))
-        assert error.reason == "StorageFailed"
-        owner = volume.stat()
-        assert f"{volume} has owner {owner.st_uid}, group {owner.st_gid} and mode 755" in error.message
-        assert f"make its root writable for group {os.getegid()}" in error.message
-
-    async def test_read_only_volume_is_named(
-        self, server: FileServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        del folder
-        found = os.statvfs(tmp_path)
-        flags = type("Found", (), {"f_flag": found.f_flag | os.ST_RDONLY})
-        monkeypatch.setattr("artifacts.partial_download.os.statvfs", lambda _path: flags)
-        monkeypatch.setattr(Path, "mkdir", fail(errno.EROFS))
-        error = await refused(bring(server, tmp_path / "key", "hf://acme/tiny"))
-        assert (error.reason, f"{tmp_path} is on a read-only volume" in error.message) == ("StorageFailed", True)
-
     async def test_cut_fetch_of_a_folder_is_completed_by_another(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:

@@ -1,0 +1,81 @@
+"""`pomona fetch` on real volumes that refuse: one that is full, one that is read-only, one that it may not write.
+
+Mounts are made in namespaces of the command's own, which end with it.
+"""
+
+import asyncio
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import tiny_gguf
+
+POMONA = f"{shlex.quote(sys.executable)} -m cli.main"
+MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+NO_RIGHTS = ("unshare", "--user")
+"""A user without any rights, also if the tests run as root, whom no mode stops."""
+
+
+class Refusal(NamedTuple):
+    """Result that the Job of a Model reports, by which the controller decides."""
+
+    exit_code: int
+    reason: str
+    message: str
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
+    (tmp_path / "www").mkdir()
+    tiny_gguf.write(tmp_path / "www" / "tiny.gguf")
+    async with FileServer(tmp_path / "www") as server:
+        yield server
+
+
+async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
+    """Return how a fetch to a folder ends, in other namespaces and after the command `before`."""
+    # Its folder is not on a volume that the command may not write.
+    result = to.parent / "result.json"
+    result.touch()
+    result.chmod(0o666)
+    arguments = f"fetch {server.url}/tiny.gguf --to {to}/key --allow-private-sources 127.0.0.0/8 --result {result}"
+    process = await asyncio.create_subprocess_exec(*within, "sh", "-c", f"{before} && exec {POMONA} {arguments}")
+    code = await asyncio.wait_for(process.wait(), 60)
+    said = msgspec.json.decode(result.read_bytes())
+    return Refusal(code, said["reason"], said["message"])
+
+
+async def test_full_volume_is_named_with_what_is_free(server: FileServer, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    small = f"mount -t tmpfs -o size=64k tmpfs {volume}"
+    refused = await fetch(server, volume, within=MOUNTS, before=small)
+    assert refused.reason == "NoSpace", refused
+    assert "are free" in refused.message
+    assert "free some space or use a larger volume" in refused.message
+
+
+async def test_read_only_volume_is_named(server: FileServer, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    read_only = f"mount -t tmpfs tmpfs {volume} && mount -o remount,ro {volume}"
+    refused = await fetch(server, volume, within=MOUNTS, before=read_only)
+    assert refused.reason == "StorageFailed", refused
+    assert f"{volume} is on a read-only volume" in refused.message
+
+
+async def test_volume_that_ignores_the_group_is_named_with_its_owner(server: FileServer, tmp_path: Path) -> None:
+    """Volumes that do not honour fsGroup are like this one: nobody may write their root."""
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o555)
+    refused = await fetch(server, volume, within=NO_RIGHTS)
+    assert refused.reason == "StorageFailed", refused
+    assert f"{volume} has owner " in refused.message
+    assert "and mode 555" in refused.message
+    assert "make its root writable for group" in refused.message
