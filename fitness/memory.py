@@ -18,7 +18,7 @@ from msgspec import structs
 from crds.model import Layout
 from crds.serving import Role, ServingOptions
 from crds.size import size_text
-from fitness import llama_cpp, mlx, vllm
+from fitness import llama_cpp, mlx, paged_engines
 from fitness.parts import PART_NAMES, DeviceParts, Parts
 
 
@@ -44,8 +44,10 @@ ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
         "mlx-lm": _MLX,
         "omlx": _MLX,
         **{
-            name: _Estimator(vllm.estimate_parts, vllm.estimate_device_parts, vllm.refuse_devices)
-            for name in vllm.ENGINES
+            name: _Estimator(
+                paged_engines.estimate_parts, paged_engines.estimate_device_parts, paged_engines.refuse_devices
+            )
+            for name in paged_engines.ENGINES
         },
     }
 )

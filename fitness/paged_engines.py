@@ -1,9 +1,10 @@
-"""Memory of engines with a KV cache in blocks (vLLM, SGLang, TGI): of each device, and of the container beside it.
+"""Memory of the engines with a paged KV cache (vLLM, SGLang, TGI): of each device, and of the container beside it.
 
-Weights and cache are sharded over the devices by tensor parallelism. On start each engine takes a share of the device,
-loads weights, measures one batch of the largest size, and gives the rest to the cache. The formulas here are upper
-bounds of what must fit; `tests/unit/fitness/test_vllm.py` holds them against published logs. Sources: vLLM 0.32
-(`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`), SGLang 0.5
+These engines share one design: the cache consists of blocks of a few tokens, weights and cache are sharded over the
+devices by tensor parallelism, and on start the engine takes a share of each device, loads weights, measures one batch
+of the largest size, and gives the rest to the cache. So they share the formulas, and `ENGINES` has their differences.
+The formulas are upper bounds of what must fit; `tests/unit/fitness/test_paged_engines.py` compares them with published
+logs. Sources: vLLM 0.32 (`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`), SGLang 0.5
 (`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and KAITO's `memory-estimator.md`.
 
 The engines are started for as many sequences at once as `parallel` says (see `runtimes/vllm.py` and its neighbours):
