@@ -15,10 +15,6 @@ from msgspec import Meta
 from crds.meta import LABEL_PATTERN, Accelerator, Toleration
 from crds.size import MIB
 
-_ALL_LAYERS: Final = 999
-"""More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
-
-
 _Resource = Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9][-a-z0-9.]*/[-_.A-Za-z0-9]+\*?$")]
 _Label = Annotated[str, Meta(max_length=316, pattern=r"^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*$")]
 _Name = Annotated[str, Meta(max_length=63, pattern=LABEL_PATTERN)]
@@ -73,9 +69,9 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     exporter: Exporter | None = None
 
     @property
-    def gpu_layers(self) -> int | None:
-        """Layers that llama.cpp keeps in device memory; None leaves it to llama.cpp."""
-        return _ALL_LAYERS if self.resource or not self.in_pods else None
+    def has_devices(self) -> bool:
+        """True if models run on devices of this vendor, false if they run on the processor."""
+        return self.resource is not None or not self.in_pods
 
     def offers(self, resource: str) -> bool:
         """Return whether devices of this vendor are counted by this resource."""

@@ -30,7 +30,7 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
     }
 )
 """Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
-_ALL_LAYERS: Final = -1
+_ALL_LAYERS: Final = "-1"
 
 
 def arguments(serving: Serving, listen: Listen) -> list[str]:
@@ -40,8 +40,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_length)]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
-    if serving.gpu_layers is not None:
-        rendered += ["--n_gpu_layers", str(_ALL_LAYERS if serving.gpu_layers else 0)]
+    if serving.on_device:
+        rendered += ["--n_gpu_layers", _ALL_LAYERS]
     # By default, a request cancels the previous request; all logits of a whole context are kept, which takes gigabytes
     # with a large vocabulary; and the weights are locked into memory if the system allows it.
     rendered += ["--interrupt_requests", "false", "--logits_all", "false", "--use_mlock", "false", "--cache", "false"]

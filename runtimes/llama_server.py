@@ -39,7 +39,8 @@ _TUNING: Final = (
     *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
     *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
 )
-
+_ALL_LAYERS: Final = "999"
+"""More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
 CHECKPOINTS: Final = 3
 """Copies of windows and recurrent states that a slot keeps to continue from. llama-server's own default of 32 takes
 gigabytes with a large window; of three, one is before the last answer of a conversation."""
@@ -67,8 +68,8 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     options = serving.options
     rendered = ["-m", serving.model, "--host", listen.host, "--port", str(listen.port), "-a", serving.service]
     rendered += ["-c", str(options.context_length * options.parallel), "-np", str(options.parallel)]
-    if serving.gpu_layers is not None:
-        rendered += ["-ngl", str(serving.gpu_layers)]
+    if serving.on_device:
+        rendered += ["-ngl", _ALL_LAYERS]
     rendered += ["--fit", "off"]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
@@ -109,8 +110,8 @@ def _render_companions(serving: Serving) -> list[str]:
         rendered += ["--lora-scaled", ",".join(f"{adapter.path}:{adapter.scale}" for adapter in serving.adapters)]
     if serving.draft is not None:
         rendered += ["-md", serving.draft, "--spec-type", "draft-simple"]
-        if serving.gpu_layers is not None:
-            rendered += ["-ngld", str(serving.gpu_layers)]
+        if serving.on_device:
+            rendered += ["-ngld", _ALL_LAYERS]
         # The same types as the model's: the memory reserved for a draft is computed with them.
         rendered += ["-ctkd", serving.options.cache_type_k, "-ctvd", serving.options.cache_type_v]
         if serving.draft_max_tokens is not None:

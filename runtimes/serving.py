@@ -29,8 +29,8 @@ class Serving:
     """Path of the weights."""
     options: ServingOptions
     """Serving options, from which the engine's arguments are rendered."""
-    gpu_layers: int | None = None
-    """Layers kept in accelerator memory; None leaves the choice to the engine."""
+    on_device: bool = False
+    """True if the whole model has to be in the memory of an accelerator; false leaves the choice to the engine."""
     draft: str | None = None
     """Path of the draft model."""
     draft_max_tokens: int | None = None
@@ -46,7 +46,7 @@ def build_serving(
     companions: Iterable[CompanionFile] = (),
     *,
     draft_max_tokens: int | None = None,
-    gpu_layers: int | None = None,
+    on_device: bool = False,
 ) -> Serving:
     """Build the files and options that an engine serves, in a pod or on a host.
 
@@ -56,7 +56,7 @@ def build_serving(
         options: serving options, such as the spec of an InferenceService or MetalProcess.
         companions: files that are served together with the model; at most one draft and one projector.
         draft_max_tokens: tokens that the draft guesses ahead at most; None leaves it to the engine.
-        gpu_layers: layers kept in accelerator memory; None leaves the choice to the engine.
+        on_device: True if the whole model has to be in the memory of an accelerator.
     """
     companions = tuple(companions)
     paths = {companion.role: companion.path for companion in companions}
@@ -64,7 +64,7 @@ def build_serving(
         service=service,
         model=model,
         options=options,
-        gpu_layers=gpu_layers,
+        on_device=on_device,
         draft=paths.get("draft"),
         draft_max_tokens=draft_max_tokens,
         projector=paths.get("projector"),

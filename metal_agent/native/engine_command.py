@@ -8,7 +8,6 @@ from pathlib import Path
 from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
-from devices.vendors import VENDORS
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Process, RuntimeDemand, refuse_demand
 from runtimes.serving import CompanionFile, Listen, Serving, build_serving
@@ -44,9 +43,13 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
         CompanionFile(each.role, str(path), each.scale)
         for each, path in zip(spec.further_artifacts, further, strict=True)
     ]
-    gpu_layers = VENDORS["metal"].gpu_layers if sys.platform == "darwin" else None
     return build_serving(
-        spec.service_name, model, spec, companions, draft_max_tokens=spec.draft_max_tokens, gpu_layers=gpu_layers
+        spec.service_name,
+        model,
+        spec,
+        companions,
+        draft_max_tokens=spec.draft_max_tokens,
+        on_device=sys.platform == "darwin",
     )
 
 

@@ -191,7 +191,7 @@ def _serving(replica: _Replica) -> Serving:
         spec,
         files,
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
-        gpu_layers=replica.choice.vendor.gpu_layers,
+        on_device=replica.choice.vendor.has_devices,
     )
 
 

@@ -20,7 +20,7 @@ def test_new_vendor_is_one_entry() -> None:
     assert npu.resource == "example.com/npu"
     assert npu.tolerations == (Toleration(key="example.com/npu", operator="Exists", effect="NoSchedule"),)
     assert npu.images == {"llama.cpp": "registry.example/llama-npu@sha256:0123"}
-    assert npu.gpu_layers
+    assert npu.has_devices
 
 
 def test_stated_fields_replace_those_of_a_known_vendor() -> None:

@@ -12,9 +12,9 @@ from runtimes.serving import Listen, build_serving
 NO_WEB_PAGES = {"LLAMA_ARG_CORS_ORIGINS": "localhost", "LLAMA_ARG_CORS_CREDENTIALS": "0"}
 
 
-def render(*, gpu_layers: int | None = None, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
+def render(*, on_device: bool = False, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
     options = ServingOptions(context_length=4096, parallel=4, extra_args=list(extra))
-    serving = build_serving("chat", "/weights/m.gguf", options, gpu_layers=gpu_layers)
+    serving = build_serving("chat", "/weights/m.gguf", options, on_device=on_device)
     return llama_server.arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
@@ -27,7 +27,6 @@ def test_context_length_is_multiplied_by_parallel() -> None:
 def test_unset_settings_render_no_arguments() -> None:
     assert "-ngl" not in render()
     assert "--api-key-file" not in render()
-    assert "-ngl 0" in " ".join(render(gpu_layers=0))
 
 
 def test_extra_arguments_come_last_and_win() -> None:
@@ -39,10 +38,10 @@ def test_extra_arguments_come_last_and_win() -> None:
 def test_launcher_accepts_every_rendered_argument(tmp_path: Path) -> None:
     key = tmp_path / "token"
     key.write_text("secret\n")
-    parameters = llama_launcher.parse(render(gpu_layers=7, api_key_file=str(key)))
+    parameters = llama_launcher.parse(render(on_device=True, api_key_file=str(key)))
     assert parameters.model.path == "/weights/m.gguf"
     assert (parameters.hostnames, parameters.port, parameters.model_alias) == (["0.0.0.0"], 8080, {"chat"})
-    assert (parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers) == (16384, 4, 7)
+    assert (parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers) == (16384, 4, 999)
     assert (parameters.api_keys, parameters.sse_ping_interval) == (["secret"], 1)
     assert (parameters.endpoint_metrics, parameters.ui, parameters.offline) == (True, False, True)
 
