@@ -14,9 +14,9 @@ from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_fil
 from artifacts.file_choice import INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
-from artifacts.formats.gguf_reader import FoundHeader, read_header
 from artifacts.formats.gguf_split import keep_part
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
+from artifacts.gguf_reader import FoundHeader, read_header
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import (
     GGUF_WEIGHTS,

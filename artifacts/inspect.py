@@ -11,9 +11,9 @@ from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, layout_of, summarize
-from artifacts.formats.gguf_reader import FoundHeader, read_header, read_stored_header
 from artifacts.formats.gguf_split import keep_part, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
+from artifacts.gguf_reader import FoundHeader, read_header, read_stored_header
 from artifacts.partial_download import storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
