@@ -61,7 +61,7 @@ class ModelHardware(ApiStruct, frozen=True):
 
 
 ModelType = Literal["Dense", "MoE", "DenseThinking", "MoEThinking"]
-Trait = Annotated[str, Meta(max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+LabelWord = Annotated[str, Meta(max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A word that becomes part of a label's name, so that objects are found by it."""
 
 
@@ -140,7 +140,7 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = None
     cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
     domains: Annotated[
-        list[Trait],
+        list[LabelWord],
         Meta(max_length=16),
         described(
             "Subjects that the model is good at, for example code, math or medicine. Each becomes a label "
@@ -159,7 +159,7 @@ class ModelSpec(ApiStruct, frozen=True):
         ),
     ] = []
     capabilities: Annotated[
-        list[Trait],
+        list[LabelWord],
         Meta(max_length=16),
         described(
             "Abilities of the model, for example chat, vision, tools or embeddings. Each becomes a label "

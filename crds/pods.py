@@ -98,7 +98,7 @@ class Resources(ApiStruct, frozen=True):
     ] = None
 
 
-class Variable(ApiStruct, frozen=True):
+class EnvVar(ApiStruct, frozen=True):
     """An environment variable."""
 
     name: Annotated[
@@ -124,7 +124,7 @@ class ContainerOptions(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
-    env: Annotated[list[Variable], Meta(max_length=64), described("Environment variables.", **keyed_by("name"))] = []
+    env: Annotated[list[EnvVar], Meta(max_length=64), described("Environment variables.", **keyed_by("name"))] = []
     port: Annotated[
         int,
         Meta(ge=1024, le=65535),
@@ -232,7 +232,7 @@ class PodOptions(ApiStruct, frozen=True):
         ),
     ] = []
     env: Annotated[
-        list[Variable],
+        list[EnvVar],
         Meta(max_length=64),
         described(
             "Environment variables of the engine. A variable that Pomona itself sets is refused. Values are readable "

@@ -13,7 +13,7 @@ from typing import Final
 
 from crds.serving import CacheType
 from runtimes.environment import PYTHON, select_environment
-from runtimes.runtime import Process, Runtime, RuntimeDemand
+from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
 _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
@@ -88,7 +88,7 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"adapters"}),
     cache_types=frozenset(_CACHE_TYPES),
     tuning=("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
-    process=Process(command=command, arguments=arguments, environment=child_environment),
+    launch=EngineLaunch(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
     install_hint="install Pomona's extra llama-cpp-python",
     refusal=_refusal,

@@ -21,7 +21,7 @@ from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
 from runtimes.environment import PYTHON, select_environment
 from runtimes.pod import EngineMetrics, EnginePod
-from runtimes.runtime import Process, Runtime
+from runtimes.runtime import EngineLaunch, Runtime
 from runtimes.serving import Listen, Serving
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
@@ -175,7 +175,7 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
-    process=Process(command=command, arguments=arguments, environment=child_environment),
+    launch=EngineLaunch(command=command, arguments=arguments, environment=child_environment),
     installed=lambda: command() is not None,
     install_hint="install Pomona's extra llama, or llama-server on PATH",
     pod=EnginePod(

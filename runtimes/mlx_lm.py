@@ -19,7 +19,7 @@ from typing import Final
 from crds.serving import CacheType
 from devices.tools import find_program
 from runtimes.environment import PYTHON, select_environment
-from runtimes.runtime import Process, Runtime, RuntimeDemand
+from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
 _KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
@@ -135,7 +135,9 @@ RUNTIME: Final = Runtime(
     tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
-    process=Process(command=command, arguments=arguments, environment=child_environment, served_name="default_model"),
+    launch=EngineLaunch(
+        command=command, arguments=arguments, environment=child_environment, served_name="default_model"
+    ),
     installed=lambda: command() is not None,
     install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",
     refusal=_refusal,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from crds.pods import ContainerOptions, Variable
+from crds.pods import ContainerOptions, EnvVar
 from devices.vendors import Vendor
 from runtimes.serving import Listen, Serving
 
@@ -114,7 +114,7 @@ class EnginePod:
         return {LABEL_ARCHITECTURE: architecture} if architecture else {}
 
 
-def refuse_device_variables(field: str, variables: Iterable[Variable]) -> str | None:
+def refuse_device_variables(field: str, variables: Iterable[EnvVar]) -> str | None:
     """Return which variable of a user would choose devices past the device plugin, with the way out, or None."""
     name = next((each.name for each in variables if each.name in _DEVICE_VARIABLES), None)
     if name is None:

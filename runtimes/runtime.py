@@ -40,8 +40,8 @@ class RuntimeDemand(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """Start of a runtime that has a separate process for each model."""
+class EngineLaunch:
+    """Launch of a runtime on hosts that has a separate process for each model."""
 
     command: Callable[[], list[str] | None]
     """Return the argv prefix that starts the engine on this machine, or None if it is not installed. Blocks, since it
@@ -72,8 +72,8 @@ class Runtime:
     token, an answer evicts no cached prompt. None: the engine has no such path, and only a token is a proof."""
     on_hosts: bool = True
     """False for an engine that runs in pods only."""
-    process: Process | None = None
-    """Its start on hosts. None: a daemon that serves many models, whose API the agent calls instead of starting a
+    launch: EngineLaunch | None = None
+    """Its launch on hosts. None: a daemon that serves many models, whose API the agent calls instead of starting a
     process; or an engine for pods only."""
     installed: Callable[[], bool] = lambda: False
     """Return whether this host has the engine. Blocks, since it may read files."""

@@ -60,8 +60,8 @@ def read_traffic(status: InferenceServiceStatus) -> Traffic:
     return Traffic(status.requests_per_minute, status.average_latency_ms)
 
 
-class Sample(NamedTuple):
-    """One reading of one pod."""
+class MetricsSample(NamedTuple):
+    """One reading of the metrics of one pod."""
 
     at: float
     """By the clock of the event loop, in seconds."""
@@ -107,7 +107,7 @@ def _read_number(rest: bytes) -> float | None:
 
 
 def measure_traffic(
-    before: Mapping[Endpoint, Sample], after: Mapping[Endpoint, Sample], series: TrafficSeries
+    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
 ) -> Traffic:
     """Return the traffic between two readings of pods; one that was not read before counts from its next reading on."""
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
@@ -129,13 +129,13 @@ def measure_traffic(
     return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
 
 
-def _increase(before: Sample, after: Sample, name: str) -> float:
+def _increase(before: MetricsSample, after: MetricsSample, name: str) -> float:
     """Return the increase of a counter, which begins at 0 again when its process restarts."""
     old, new = before.values.get(name, 0.0), after.values.get(name, 0.0)
     return new - old if new >= old else new
 
 
-def is_news(known: Traffic, measured: Traffic) -> bool:
+def differs_notably(known: Traffic, measured: Traffic) -> bool:
     """Return whether a number differs by more than a tenth of it."""
     return any(_differs(old, new) for old, new in zip(known, measured, strict=True))
 

@@ -19,10 +19,10 @@ from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
 from controller.services.traffic import (
     UNKNOWN_TRAFFIC,
-    Sample,
+    MetricsSample,
     Traffic,
     TrafficSeries,
-    is_news,
+    differs_notably,
     measure_traffic,
     parse_series,
 )
@@ -58,7 +58,7 @@ class _MeteredService:
     """As the status shows it."""
     read_at: float
     """Time of the last reading that told something, or of the first look at the service."""
-    samples: dict[Endpoint, Sample] = field(default_factory=dict)
+    samples: dict[Endpoint, MetricsSample] = field(default_factory=dict)
     token: str = ""
 
 
@@ -124,13 +124,13 @@ class TrafficMeter:
             return
         if measured != UNKNOWN_TRAFFIC:
             service.read_at = now
-        if is_news(service.traffic, measured):
+        if differs_notably(service.traffic, measured):
             service.traffic = measured
             leading.enqueue(INFERENCE_SERVICES, key)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
-    ) -> dict[Endpoint, Sample]:
+    ) -> dict[Endpoint, MetricsSample]:
         """Return a sample of each pod that answers with the series."""
         target = service.target
         if target.series.needs_key and not service.token:
@@ -147,11 +147,11 @@ class TrafficMeter:
 
     async def _read_pod(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, series: TrafficSeries, token: str
-    ) -> Sample | None:
+    ) -> MetricsSample | None:
         async with self._slots:
             text = await _read_metrics(session, endpoint, series, token)
         values = parse_series(text, series.names) if text is not None else {}
-        return Sample(asyncio.get_running_loop().time(), values) if series.requests in values else None
+        return MetricsSample(asyncio.get_running_loop().time(), values) if series.requests in values else None
 
 
 async def _read_metrics(

@@ -65,7 +65,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             reporting.cancel()
-        let_signals_kill()
+        restore_stop_signals()
         handing_over.cancel()
         stopping.cancel()
         log.info("proxy_draining", seconds=drain_seconds)
@@ -86,7 +86,7 @@ def set_up_process() -> asyncio.Event:
     return stop
 
 
-def let_signals_kill() -> None:
+def restore_stop_signals() -> None:
     """Restore the effect of the stop signals: a second one ends the process at once."""
     for number in _STOP_SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)

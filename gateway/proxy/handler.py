@@ -18,14 +18,14 @@ _JSON: Final = b"Content-Type: application/json\r\n"
 _METRICS_TYPE: Final = b"Content-Type: %b\r\n" % metrics.CONTENT_TYPE
 
 
-class PodAnswers(NamedTuple):
-    """The answers of a pod's proxy that the proxy of a host does not give."""
+class PodMonitoring(NamedTuple):
+    """The state of a pod that its proxy reports, and that the proxy of a host has not."""
 
     metrics: metrics.ProxyMetrics
     engine_hangs: Callable[[], bool]
 
 
-def handle_requests(router: Router, shared: SharedResources, pod: PodAnswers | None = None) -> RequestHandling:
+def handle_requests(router: Router, shared: SharedResources, pod: PodMonitoring | None = None) -> RequestHandling:
     """Return the work on the requests to the listener that has `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | None:
@@ -48,7 +48,7 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router, pod: PodAnswers | None) -> None:
+def _answer_other(exchange: Exchange, router: Router, pod: PodMonitoring | None) -> None:
     """Authorize a request that is not for inference, but for the health, and answer it. Raises RequestError."""
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":

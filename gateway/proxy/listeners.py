@@ -23,7 +23,7 @@ from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
-from gateway.proxy.handler import PodAnswers, handle_requests
+from gateway.proxy.handler import PodMonitoring, handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
@@ -94,7 +94,7 @@ class Listeners:
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
-        self._pod = PodAnswers(self.metrics, engine_hangs) if engine_hangs else None
+        self._pod = PodMonitoring(self.metrics, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
-from gateway.proxy.control import let_signals_kill, set_up_process
+from gateway.proxy.control import restore_stop_signals, set_up_process
 from gateway.proxy.listeners import Listeners
 
 Prepare = Callable[[], Awaitable[None]]
@@ -88,7 +88,7 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
             stopping.cancel()
             following.cancel()
             (error,) = await asyncio.gather(following, return_exceptions=True)
-        let_signals_kill()
+        restore_stop_signals()
         log.info("pod_proxy_draining", seconds=options.drain_seconds)
         await listeners.finish(options.drain_seconds)
     log.info("pod_proxy_stopped")
@@ -128,8 +128,8 @@ async def _follow_engine(
     while True:
         answer = await ask_health(options.engine_port, options.health_path)
         in_flight = any(listeners.in_flight.counts().values())
-        engine.note(answer, time.monotonic(), _count_progress(options.service, listeners), in_flight=in_flight)
-        tokens.read_again()
+        engine.record_health(answer, time.monotonic(), _count_progress(options.service, listeners), in_flight=in_flight)
+        tokens.reload()
         if preparing.done():
             preparing.result()
         config = _config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
@@ -187,7 +187,7 @@ class EngineCheck:
         """True if it may get requests."""
         return self._failures < _FAILED_CHECKS
 
-    def note(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
+    def record_health(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
         """Count an answer of `ask_health`, at a time of the monotonic clock.
 
         One that is late while a request is in flight says nothing: many engines work on one request at a time. An
@@ -237,8 +237,8 @@ class MountedToken:
         """In seconds since 1970."""
         self.token = self._read()
 
-    def read_again(self) -> None:
-        """Take over a new token; one that is unreadable or invalid changes nothing."""
+    def reload(self) -> None:
+        """Read the token again; one that is unreadable or invalid changes nothing."""
         try:
             token = self._read()
         except PodProxyError as error:

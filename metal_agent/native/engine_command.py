@@ -9,13 +9,13 @@ from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import Process, RuntimeDemand, refuse_demand
+from runtimes.runtime import EngineLaunch, RuntimeDemand, refuse_demand
 from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 
 
 def list_installed() -> list[str]:
     """Return the runtimes with processes of their own that are installed. It reads files, so it blocks."""
-    return [name for name, runtime in RUNTIMES.items() if runtime.process and runtime.installed()]
+    return [name for name, runtime in RUNTIMES.items() if runtime.launch and runtime.installed()]
 
 
 def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Sequence[Path] = ()) -> list[str]:
@@ -30,11 +30,11 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     Raises:
         ValueError: the runtime is no longer installed.
     """
-    command = _process(spec).command()
+    command = _find_launch(spec).command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
     listen = Listen(LOOPBACK, 0, str(key_file), behind_proxy=True)
-    return [*command, *_process(spec).arguments(serving_of(spec, str(model), further), listen)]
+    return [*command, *_find_launch(spec).arguments(serving_of(spec, str(model), further), listen)]
 
 
 def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
@@ -55,13 +55,13 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
     """Return the engine's environment: what it needs of the agent's, and nothing that may be a secret."""
-    return _process(spec).environment(os.environ)
+    return _find_launch(spec).environment(os.environ)
 
 
 def find_served_name(spec: MetalProcessSpec) -> str | None:
     """Return the name of the model in requests to the engine, or None if that is the service's name."""
     runtime = RUNTIMES[spec.runtime]
-    return runtime.process.served_name if runtime.process else None
+    return runtime.launch.served_name if runtime.launch else None
 
 
 def find_obstacle(spec: MetalProcessSpec) -> str | None:
@@ -81,8 +81,8 @@ def find_obstacle(spec: MetalProcessSpec) -> str | None:
     return refuse_demand(RUNTIMES[spec.runtime], demand)
 
 
-def _process(spec: MetalProcessSpec) -> Process:
+def _find_launch(spec: MetalProcessSpec) -> EngineLaunch:
     runtime = RUNTIMES[spec.runtime]
-    if runtime.process is None:
+    if runtime.launch is None:
         raise ValueError(f"{spec.runtime} is a daemon, which is not started for one process")
-    return runtime.process
+    return runtime.launch

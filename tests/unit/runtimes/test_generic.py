@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from crds.pods import ContainerOptions, Variable
+from crds.pods import ContainerOptions, EnvVar
 from crds.serving import ServingOptions
 from devices.vendors import CPU
 from runtimes.generic import RUNTIME, describe_container
@@ -21,7 +21,7 @@ def refused(**container: Any) -> str:
 
 
 def test_container_gets_the_place_of_the_weights_in_variables() -> None:
-    options = ContainerOptions(command=["/serve"], args=["--model=$(MODEL_PATH)"], env=[Variable("THREADS", "4")])
+    options = ContainerOptions(command=["/serve"], args=["--model=$(MODEL_PATH)"], env=[EnvVar("THREADS", "4")])
     engine = describe_container(options)
     serving = build_serving("chat", "/models/0123/tiny.gguf", ServingOptions())
     pod = PodServing(serving, Listen("127.0.0.1", engine.port, behind_proxy=True), CPU)
@@ -32,7 +32,7 @@ def test_container_gets_the_place_of_the_weights_in_variables() -> None:
 
 def test_ordinary_container_is_accepted() -> None:
     assert refused() == ""
-    assert refused(port=9000, model_mount_path="/opt/weights", env=[Variable("THREADS", "4")]) == ""
+    assert refused(port=9000, model_mount_path="/opt/weights", env=[EnvVar("THREADS", "4")]) == ""
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_ordinary_container_is_accepted() -> None:
         ({"model_mount_path": "/models/../etc"}, "container.modelMountPath /models/../etc cannot"),
         ({"model_mount_path": "//"}, "cannot hold weights"),
         ({"model_mount_path": "/a:b"}, "cannot hold weights"),
-        ({"env": [Variable("PORT", "1")]}, "container.env sets PORT"),
-        ({"env": [Variable("NVIDIA_VISIBLE_DEVICES", "all")]}, "container.env sets NVIDIA_VISIBLE_DEVICES, by which"),
-        ({"env": [Variable("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES, by which"),
-        ({"env": [Variable("NVIDIA_MIG_CONFIG_DEVICES", "all")]}, "hardware.count"),
+        ({"env": [EnvVar("PORT", "1")]}, "container.env sets PORT"),
+        ({"env": [EnvVar("NVIDIA_VISIBLE_DEVICES", "all")]}, "container.env sets NVIDIA_VISIBLE_DEVICES, by which"),
+        ({"env": [EnvVar("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES, by which"),
+        ({"env": [EnvVar("NVIDIA_MIG_CONFIG_DEVICES", "all")]}, "hardware.count"),
     ],
 )
 def test_container_that_no_pod_can_have_is_refused(container: dict[str, Any], named: str) -> None:

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from controller.services.endpoints import Endpoint
 from controller.services.traffic import (
     UNKNOWN_TRAFFIC,
-    Sample,
+    MetricsSample,
     Traffic,
     TrafficSeries,
+    differs_notably,
     find_series,
-    is_news,
     measure_traffic,
     parse_series,
 )
@@ -23,8 +23,8 @@ NAMES = ("requests", "seconds_count", "seconds_sum")
 LABELS = st.text(st.characters(exclude_characters='\n"\\'), max_size=20)
 
 
-def sample(at: float, requests: float, seconds: float = 0.0) -> Sample:
-    return Sample(at, {"requests": requests, "seconds_count": requests, "seconds_sum": seconds})
+def sample(at: float, requests: float, seconds: float = 0.0) -> MetricsSample:
+    return MetricsSample(at, {"requests": requests, "seconds_count": requests, "seconds_sum": seconds})
 
 
 def find_series_of(engine: str) -> TrafficSeries | None:
@@ -63,7 +63,7 @@ def test_series_are_summed_over_their_labels(requests: list[tuple[str, int]], ot
 def test_text_of_any_bytes_gives_counts_or_nothing(parts: list[bytes]) -> None:
     found = parse_series(b"".join(parts), NAMES)
     assert all(0 <= value < float("inf") for value in found.values())
-    measured = measure_traffic({ONE: sample(0.0, 0)}, {ONE: Sample(300.0, found)}, SERIES)
+    measured = measure_traffic({ONE: sample(0.0, 0)}, {ONE: MetricsSample(300.0, found)}, SERIES)
     assert all(number is None or 0 <= number < 2**31 for number in measured)
 
 
@@ -94,9 +94,9 @@ def test_number_of_requests_without_a_histogram_is_enough() -> None:
 
 
 def test_change_of_less_than_a_tenth_is_no_news() -> None:
-    assert not is_news(Traffic(100, 1000), Traffic(109, 901))
-    assert is_news(Traffic(100, 1000), Traffic(112, 1000))
-    assert is_news(Traffic(100, 1000), Traffic(100, 800))
-    assert is_news(UNKNOWN_TRAFFIC, Traffic(0, None))
-    assert is_news(Traffic(1, 1), UNKNOWN_TRAFFIC)
-    assert not is_news(Traffic(0, None), Traffic(0, None))
+    assert not differs_notably(Traffic(100, 1000), Traffic(109, 901))
+    assert differs_notably(Traffic(100, 1000), Traffic(112, 1000))
+    assert differs_notably(Traffic(100, 1000), Traffic(100, 800))
+    assert differs_notably(UNKNOWN_TRAFFIC, Traffic(0, None))
+    assert differs_notably(Traffic(1, 1), UNKNOWN_TRAFFIC)
+    assert not differs_notably(Traffic(0, None), Traffic(0, None))

@@ -184,19 +184,19 @@ def test_engine_is_healthy_from_its_first_answer_to_two_failures_in_a_row() -> N
     engine = EngineCheck()
     seen = []
     for answer in (False, True, False, True, False, None, True):
-        engine.note(answer, 0, 0, in_flight=False)
+        engine.record_health(answer, 0, 0, in_flight=False)
         seen.append(engine.is_healthy)
     assert seen == [False, True, True, True, True, False, True]
 
 
 def test_engine_that_is_busy_with_a_request_may_answer_late() -> None:
     engine = EngineCheck()
-    engine.note(True, 0, 0, in_flight=False)
+    engine.record_health(True, 0, 0, in_flight=False)
     for _ in range(10):
-        engine.note(None, 0, 0, in_flight=True)
+        engine.record_health(None, 0, 0, in_flight=True)
     assert engine.is_healthy
     for _ in range(2):
-        engine.note(False, 0, 0, in_flight=True)
+        engine.record_health(False, 0, 0, in_flight=True)
     assert not engine.is_healthy, "a request in flight does not excuse an engine that is gone"
 
 
@@ -212,10 +212,10 @@ class WatchedEngine:
     ) -> bool:
         """Give this answer for so long, at least once; return whether the engine hangs then."""
         end = self._seconds + seconds
-        self.check.note(answer, self._seconds, progress, in_flight=in_flight)
+        self.check.record_health(answer, self._seconds, progress, in_flight=in_flight)
         while self._seconds < end:
             self._seconds += 6
-            self.check.note(answer, self._seconds, progress, in_flight=in_flight)
+            self.check.record_health(answer, self._seconds, progress, in_flight=in_flight)
         return self.check.hangs
 
 
@@ -340,7 +340,7 @@ def test_unreadable_token_file_keeps_the_token(tmp_path: Path) -> None:
     path.write_text("one")
     tokens = MountedToken(path)
     path.unlink()
-    tokens.read_again()
+    tokens.reload()
     assert (tokens.token, tokens.previous) == ("one", None)
 
 
