@@ -33,7 +33,7 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
 _ALL_LAYERS: Final = "-1"
 
 
-def arguments(serving: Serving, listen: Listen) -> list[str]:
+def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render the arguments of llama_cpp.server."""
     options = serving.options
     rendered = ["--model", serving.model, "--model_alias", serving.service]
@@ -58,12 +58,12 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     return [*rendered, *options.extra_args]
 
 
-def command() -> list[str] | None:
+def find_command() -> list[str] | None:
     """Return the argv prefix that starts the server, or None if it is not installed."""
     return [*PYTHON, "runtimes.llama_cpp_launcher"] if importlib.util.find_spec("llama_cpp") else None
 
 
-def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
+def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
     """Return the server's environment, without a variable that is one of its settings; on a Mac weights are not mapped.
 
     Mapped weights are in no process's footprint, as `runtimes.llama_server` explains.
@@ -88,8 +88,8 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"adapters"}),
     cache_types=frozenset(_CACHE_TYPES),
     tuning=("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
-    launch=EngineLaunch(command=command, arguments=arguments, environment=child_environment),
-    installed=lambda: command() is not None,
+    launch=EngineLaunch(command=find_command, arguments=render_arguments, environment=build_environment),
+    installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama-cpp-python",
     refusal=_refusal,
 )

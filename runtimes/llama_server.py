@@ -60,7 +60,7 @@ _MAC_ENVIRONMENT: Final = {
 }
 
 
-def arguments(serving: Serving, listen: Listen) -> list[str]:
+def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render llama-server's arguments, without the program's own name.
 
     llama-server divides `-c` among its slots, hence the product. If an argument is repeated, the last one counts.
@@ -119,7 +119,7 @@ def _render_companions(serving: Serving) -> list[str]:
     return rendered
 
 
-def command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the argv prefix that starts llama-server on this machine, or None.
 
     In this order: the binary that LLAMA_SERVER_BIN names; `llama-server` on PATH or of Homebrew, unless it is known to
@@ -157,7 +157,7 @@ def _wheel_build() -> int:
     return int(metadata.version("xllamacpp").rpartition(".")[2])
 
 
-def child_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
+def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
     """Return the server's environment; no variable of the owner's that would configure it is in it.
 
     An argument such as `--load-mode` in a service's extraArgs still counts: arguments win over variables.
@@ -175,13 +175,13 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
-    launch=EngineLaunch(command=command, arguments=arguments, environment=child_environment),
-    installed=lambda: command() is not None,
+    launch=EngineLaunch(command=find_command, arguments=render_arguments, environment=build_environment),
+    installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama, or llama-server on PATH",
     pod=EnginePod(
         container="llama-server",
         images=IMAGES,
-        arguments=lambda pod: arguments(pod.serving, pod.listen),
+        arguments=lambda pod: render_arguments(pod.serving, pod.listen),
         # It needs no token, answers 503 while weights load, and a busy engine still answers it.
         health_path="/health",
         key="file",

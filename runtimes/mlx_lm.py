@@ -32,7 +32,7 @@ _LAUNCHER: Final = "runtimes.mlx_launcher"
 _SHEBANG: Final = re.compile(rb"#!(/\S*python[\d.]*)\s*\n")
 
 
-def arguments(serving: Serving, listen: Listen) -> list[str]:
+def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render the arguments of mlx_lm.server. The server has no context limit: only a request's max_tokens counts."""
     options = serving.options
     parallel = str(options.parallel)
@@ -60,7 +60,7 @@ def arguments(serving: Serving, listen: Listen) -> list[str]:
     return [*rendered, "--log-level", "INFO", *options.extra_args]
 
 
-def command() -> list[str] | None:
+def find_command() -> list[str] | None:
     """Return the argv prefix of our launcher: with the package beside us, else with that of the program on PATH.
 
     None if neither is installed, or only one that runs Python which a model brings (CVE-2026-5843).
@@ -103,7 +103,7 @@ def find_version(program: Path) -> str | None:
     return None
 
 
-def child_environment(base: Mapping[str, str]) -> dict[str, str]:
+def build_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment, with downloads disabled and without the owner's tokens and caches."""
     ours = select_environment(base)
     # An existing folder without models: without such a folder, GET /v1/models answers an empty body.
@@ -136,9 +136,9 @@ RUNTIME: Final = Runtime(
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
     launch=EngineLaunch(
-        command=command, arguments=arguments, environment=child_environment, served_name="default_model"
+        command=find_command, arguments=render_arguments, environment=build_environment, served_name="default_model"
     ),
-    installed=lambda: command() is not None,
+    installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",
     refusal=_refusal,
 )

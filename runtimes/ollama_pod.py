@@ -31,13 +31,13 @@ def render_name(identity: ModelIdentity) -> str:
     return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
 
 
-def model_name(serving: Serving) -> str:
+def build_model_name(serving: Serving) -> str:
     """Return the model's name inside the Ollama of a pod: other weights or another context are another model."""
     weights, settings = [serving.model], [serving.options.context_length]
     return render_name(identify_model(OWNER, serving.service, weights, settings))
 
 
-def environment(pod: PodServing) -> dict[str, str]:
+def build_environment(pod: PodServing) -> dict[str, str]:
     """Return the environment of `ollama serve`."""
     options, device = pod.serving.options, (pod.vendor.resource or "") if pod.devices else ""
     vulkan = {"OLLAMA_VULKAN": "1"} if device.startswith(_ONLY_BY_VULKAN) else {}
@@ -62,12 +62,12 @@ POD: Final = EnginePod(
     container="ollama",
     images=IMAGES,
     arguments=lambda _pod: ["serve"],
-    environment=environment,
+    environment=build_environment,
     # It has no /health; this path answers before a model is loaded, which the proxy waits for by itself.
     health_path="/api/version",
     port=PORT,
     key="proxy",
-    served_name=model_name,
+    served_name=build_model_name,
     store=_STORE,
     has_slots=True,
 )

@@ -23,7 +23,7 @@ _TUNING: Final = (
 )
 
 
-def arguments(pod: PodServing) -> list[str]:
+def render_arguments(pod: PodServing) -> list[str]:
     """Render the arguments of SGLang's server. A model's own code is never run, which is SGLang's default."""
     serving, options = pod.serving, pod.serving.options
     rendered = ["--model-path", serving.model, "--served-model-name", serving.service]
@@ -49,7 +49,7 @@ RUNTIME: Final = Runtime(
         images=_IMAGES,
         # The image starts a shell.
         command=("python3", "-m", "sglang.launch_server"),
-        arguments=arguments,
+        arguments=render_arguments,
         environment=lambda _pod: PYTORCH_IN_POD,
         # It answers 503 until the first token is generated.
         health_path="/health",

@@ -22,7 +22,7 @@ _TUNING: Final = (
 """None of those that are rendered: the launcher refuses an argument that is repeated."""
 
 
-def arguments(pod: PodServing) -> list[str]:
+def render_arguments(pod: PodServing) -> list[str]:
     """Render the launcher's arguments.
 
     The tokens of a batch are those of all parallel requests with the whole context length. The launcher wants the
@@ -49,7 +49,7 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="tgi",
         images=_IMAGES,
-        arguments=arguments,
+        arguments=render_arguments,
         environment=lambda _pod: {**PYTORCH_IN_POD, "HUGGINGFACE_HUB_CACHE": "/tmp"},  # noqa: S108 - as HOME
         health_path="/health",
         key="proxy",

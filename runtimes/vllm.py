@@ -34,7 +34,7 @@ _TUNING: Final = (
 )
 
 
-def arguments(pod: PodServing) -> list[str]:
+def render_arguments(pod: PodServing) -> list[str]:
     """Render the arguments of `vllm serve`. A model's own code is never run, which is vLLM's default."""
     serving, options = pod.serving, pod.serving.options
     rendered = [serving.model, "--served-model-name", serving.service]
@@ -48,7 +48,7 @@ def arguments(pod: PodServing) -> list[str]:
     return [*rendered, *options.extra_args]
 
 
-def environment(pod: PodServing) -> dict[str, str]:
+def build_environment(pod: PodServing) -> dict[str, str]:
     """Return vLLM's variables: it tells nobody of its use, and its processes talk to each other on loopback."""
     del pod
     return {**PYTORCH_IN_POD, "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
@@ -68,8 +68,8 @@ RUNTIME: Final = Runtime(
         architectures={_IMAGES["cpu"]: "amd64"},
         # Images of some vendors start a shell.
         command=("vllm", "serve"),
-        arguments=arguments,
-        environment=environment,
+        arguments=render_arguments,
+        environment=build_environment,
         health_path="/health",
         key="proxy",
         metrics=EngineMetrics(

@@ -18,11 +18,11 @@ _DEVICE: Final = re.compile(r"^\s+(\S+: .+) \(([0-9]+) MiB, [0-9]+ MiB free\)$",
 
 async def check_engine(folder: Path) -> list[Line]:
     """Start llama-server with --list-devices and check its output."""
-    command = llama_server.command()
+    command = llama_server.find_command()
     if command is None:
         return [check_known("llama.cpp", None, llama_server.RUNTIME.install_hint)]
     log_path = folder / "devices.log"
-    environment = llama_server.child_environment(os.environ)
+    environment = llama_server.build_environment(os.environ)
     ended = await spawn_process([*command, "--list-devices"], environment, log_path, folder).wait()
     text = read_last_log_lines(log_path)
     return [

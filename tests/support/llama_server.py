@@ -30,7 +30,7 @@ def serve(model: Path, *extra: str, service: str = "tiny", context_length: int =
 @contextmanager
 def serve_as(serving: Serving) -> Iterator[LlamaServer]:
     """Start the server for `serving` on a free port; kill it at the end."""
-    arguments = llama_server.arguments(serving, Listen("127.0.0.1", 0))
+    arguments = llama_server.render_arguments(serving, Listen("127.0.0.1", 0))
     command = [*PYTHON, "runtimes.llama_launcher", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

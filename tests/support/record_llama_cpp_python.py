@@ -57,7 +57,7 @@ def rendered(case: str) -> list[str]:
     options = {"context_length": 512} | CASES[case]
     model, companions = options.pop("model", "/weights/model.gguf"), options.pop("companions", ())
     serving = build_serving("chat", model, ServingOptions(**options), companions)
-    return llama_cpp_python.arguments(serving, Listen("127.0.0.1", 0))
+    return llama_cpp_python.render_arguments(serving, Listen("127.0.0.1", 0))
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def _output(*command: str) -> str:
 def _record(python: str, case: str, folder: Path) -> dict[str, Any]:
     arguments = rendered(case)
     log = folder / "log"
-    environment = llama_cpp_python.child_environment(os.environ)
+    environment = llama_cpp_python.build_environment(os.environ)
     found: dict[str, Any] = {"arguments": arguments}
     with log.open("wb") as output:
         real = [each.replace("/weights", str(folder)) for each in arguments]

@@ -47,7 +47,7 @@ class Image:
 def find(reference: str) -> Image | None:
     """Return the image that a reference names, or None; tag and digest of Pomona's own images are ignored."""
     if reference in llama_server.IMAGES.values():
-        return _of_this_checkout(tuple(llama_server.command() or ()))
+        return _of_this_checkout(tuple(llama_server.find_command() or ()))
     for engine, entrypoint in _ENTRY_POINTS.items():
         pod = RUNTIMES[engine].pod
         if pod and reference in pod.images.values():

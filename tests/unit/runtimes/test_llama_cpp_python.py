@@ -99,7 +99,7 @@ def test_environment_has_no_variable_that_is_a_setting() -> None:
     settings = {flag.removeprefix("--").upper() for flag in FLAGS}
     assert {"HOST", "PORT", "SEED", "CACHE"} <= settings
     stated = dict.fromkeys(settings, "1") | {"PATH": os.environ["PATH"]}
-    assert llama_cpp_python.child_environment(stated, "linux") == {"PATH": os.environ["PATH"]}
+    assert llama_cpp_python.build_environment(stated, "linux") == {"PATH": os.environ["PATH"]}
 
 
 async def test_launcher_adds_the_key_to_the_arguments_inside_and_lets_no_web_page_read(
@@ -131,7 +131,7 @@ async def test_launcher_adds_the_key_to_the_arguments_inside_and_lets_no_web_pag
 
 def test_weights_are_read_into_memory_on_a_mac() -> None:
     assert "--use_mmap" in FLAGS
-    assert llama_cpp_python.child_environment({}, "darwin") == {"USE_MMAP": "false"}
+    assert llama_cpp_python.build_environment({}, "darwin") == {"USE_MMAP": "false"}
 
 
 def test_cache_types_have_ggmls_numbers() -> None:

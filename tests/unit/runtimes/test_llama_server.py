@@ -15,7 +15,7 @@ NO_WEB_PAGES = {"LLAMA_ARG_CORS_ORIGINS": "localhost", "LLAMA_ARG_CORS_CREDENTIA
 def render(*, on_device: bool = False, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
     options = ServingOptions(context_length=4096, parallel=4, extra_args=list(extra))
     serving = build_serving("chat", "/weights/m.gguf", options, on_device=on_device)
-    return llama_server.arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
+    return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
 def test_context_length_is_multiplied_by_parallel() -> None:
@@ -55,13 +55,13 @@ def test_the_owners_environment_does_not_reach_the_server() -> None:
         "HF_TOKEN": "t",
         "OLLAMA_HOST": "h",
     }
-    assert llama_server.child_environment(owners, "linux") == {"PATH": "/bin", **NO_WEB_PAGES}
+    assert llama_server.build_environment(owners, "linux") == {"PATH": "/bin", **NO_WEB_PAGES}
 
 
 def test_weights_are_read_into_memory_on_a_mac() -> None:
     # Mapped weights are in no footprint: the agent would count them as the memory of other programs.
     kept_wired = "GGML_METAL_RESIDENCY_KEEP_ALIVE_S"
-    child = llama_server.child_environment({"PATH": "/bin", "LLAMA_ARG_LOAD_MODE": "mmap"}, "darwin")
+    child = llama_server.build_environment({"PATH": "/bin", "LLAMA_ARG_LOAD_MODE": "mmap"}, "darwin")
     assert child == {
         "PATH": "/bin",
         **NO_WEB_PAGES,
@@ -70,7 +70,7 @@ def test_weights_are_read_into_memory_on_a_mac() -> None:
         kept_wired: "86400",
     }
     # The owner's choice of the time that idle weights stay wired counts.
-    assert llama_server.child_environment({kept_wired: "180"}, "darwin")[kept_wired] == "180"
+    assert llama_server.build_environment({kept_wired: "180"}, "darwin")[kept_wired] == "180"
 
 
 def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_named_binary_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Pat
     installed.write_text("#!/bin/sh\necho 'version: 1 (0c1e570)' >&2\n")
     installed.chmod(0o755)
     on_path = {"PATH": str(tmp_path)}
-    assert llama_server.command(on_path | {"LLAMA_SERVER_BIN": "/opt/llama-server"}) == ["/opt/llama-server"]
-    assert llama_server.command(on_path) == [str(installed)]
-    assert llama_server.command({"PATH": str(tmp_path / "empty")}) == [
+    assert llama_server.find_command(on_path | {"LLAMA_SERVER_BIN": "/opt/llama-server"}) == ["/opt/llama-server"]
+    assert llama_server.find_command(on_path) == [str(installed)]
+    assert llama_server.find_command({"PATH": str(tmp_path / "empty")}) == [
         sys.executable,
         "-P",
         "-m",
@@ -104,6 +104,6 @@ def test_a_binary_on_path_that_is_older_than_the_wheel_or_cannot_run_is_passed_o
     installed = tmp_path / "llama-server"
     installed.write_text(f"#!/bin/sh\n/bin/echo '{says}' >&2\n" if says else "#!/no/such/interpreter\n")
     installed.chmod(0o755)
-    command = llama_server.command({"PATH": str(tmp_path)})
+    command = llama_server.find_command({"PATH": str(tmp_path)})
     assert command is not None
     assert (command == [str(installed)]) is is_used

@@ -14,7 +14,7 @@ from runtimes.serving import CompanionFile, Listen, build_serving
 def render(*companions: CompanionFile, draft_max_tokens: int | None = None, **options: Any) -> str:
     stated = ServingOptions(**({"context_length": 4096, "parallel": 4} | options))
     serving = build_serving("chat", "/weights/m", stated, companions, draft_max_tokens=draft_max_tokens)
-    return " ".join(mlx_lm.arguments(serving, Listen("127.0.0.1", 0)))
+    return " ".join(mlx_lm.render_arguments(serving, Listen("127.0.0.1", 0)))
 
 
 def test_arguments_that_decide_memory_are_always_rendered() -> None:
@@ -37,7 +37,7 @@ def test_only_requested_settings_are_rendered() -> None:
 
 
 def test_child_environment_is_offline_and_has_no_tokens() -> None:
-    child = mlx_lm.child_environment({"PATH": "/bin", "HF_TOKEN": "t", "HF_HOME": "/h", "TRANSFORMERS_CACHE": "/c"})
+    child = mlx_lm.build_environment({"PATH": "/bin", "HF_TOKEN": "t", "HF_HOME": "/h", "TRANSFORMERS_CACHE": "/c"})
     assert child["HF_HUB_OFFLINE"] == "1"
     assert child["PATH"] == "/bin"
     assert not {"HF_TOKEN", "HF_HOME", "TRANSFORMERS_CACHE"} & child.keys()
@@ -55,7 +55,7 @@ def test_version_that_runs_code_of_a_model_is_not_used(
     program.chmod(0o755)
     monkeypatch.setattr(mlx_lm, "version", lambda _package: found)
     monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
-    assert (mlx_lm.command() is not None) is is_used
+    assert (mlx_lm.find_command() is not None) is is_used
     assert mlx_lm.RUNTIME.installed() is is_used
 
 
@@ -65,15 +65,15 @@ def test_program_on_path_is_run_by_its_own_python_and_our_launcher(
     program = tmp_path / "mlx_lm.server"
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
-    assert mlx_lm.command() is None
+    assert mlx_lm.find_command() is None
     program.write_text("#!/opt/mlx/bin/python3.12\nimport sys\n")
     program.chmod(0o755)
-    assert mlx_lm.command() == ["/opt/mlx/bin/python3.12", "-I", str(Path(mlx_launcher.__file__))]
+    assert mlx_lm.find_command() == ["/opt/mlx/bin/python3.12", "-I", str(Path(mlx_launcher.__file__))]
     program.write_text("#!/bin/sh\nexec something\n")
-    assert mlx_lm.command() is None, "it cannot be given a key"
+    assert mlx_lm.find_command() is None, "it cannot be given a key"
     beside = tmp_path / "python3"
     beside.touch()
-    assert mlx_lm.command() == [str(beside), "-I", str(Path(mlx_launcher.__file__))]
+    assert mlx_lm.find_command() == [str(beside), "-I", str(Path(mlx_launcher.__file__))]
 
 
 @pytest.mark.parametrize(

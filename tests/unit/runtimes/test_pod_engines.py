@@ -121,8 +121,8 @@ def test_vllm_gets_model_name_address_context_and_parallel_requests() -> None:
 def test_vllm_on_the_processor_is_told_the_size_of_its_cache() -> None:
     serving = build_serving("chat", PATH, ServingOptions())
     pod = PodServing(serving, Listen("127.0.0.1", 8080), VENDORS["cpu"], cache_bytes=3 << 30)
-    assert vllm.arguments(pod)[-2:] == ["--kv-cache-memory-bytes", str(3 << 30)]
-    assert "--kv-cache-memory-bytes" in vllm.arguments(pod._replace(cache_bytes=None))
+    assert vllm.render_arguments(pod)[-2:] == ["--kv-cache-memory-bytes", str(3 << 30)]
+    assert "--kv-cache-memory-bytes" in vllm.render_arguments(pod._replace(cache_bytes=None))
     assert "--kv-cache-memory-bytes" not in rendered("vllm", "nvidia", devices=1)
 
 

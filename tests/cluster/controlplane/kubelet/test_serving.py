@@ -27,7 +27,7 @@ async def test_a_pod_of_llama_cpps_image_answers_with_tokens(pods: Pods, client:
     )
     options = ServingOptions(context_length=512, extra_args=["-t", "1"])
     serving = build_serving("tiny", "/models/tiny.gguf", options)
-    arguments = llama_server.arguments(serving, Listen("$(POD_IP)", 8080, "/key/key"))
+    arguments = llama_server.render_arguments(serving, Listen("$(POD_IP)", 8080, "/key/key"))
     mounts = [{"name": "models", "mountPath": "/models", "readOnly": True}, {"name": "key", "mountPath": "/key"}]
     main = {
         "image": llama_server.IMAGES["nvidia"],

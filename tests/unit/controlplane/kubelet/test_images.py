@@ -23,7 +23,7 @@ def test_every_image_of_llama_cpp_is_this_machines_llama_server() -> None:
     for reference in llama_server.IMAGES.values():
         image = images.find(reference)
         assert image is not None
-        assert list(image.entrypoint) == llama_server.command()
+        assert list(image.entrypoint) == llama_server.find_command()
 
 
 def test_engines_that_need_a_gpu_are_stand_ins_by_the_names_of_their_programs() -> None:
