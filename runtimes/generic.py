@@ -10,11 +10,16 @@ from typing import Final, get_args
 
 from crds.pods import ContainerOptions
 from crds.serving import Mode
-from runtimes.pod import SERVICE_PORT, EnginePod, PodServing, refuse_device_variables
+from runtimes.pod import (
+    RESERVED_FOLDERS,
+    SERVICE_PORT,
+    EnginePod,
+    PodServing,
+    find_overlap,
+    refuse_device_variables,
+)
 from runtimes.runtime import Runtime, RuntimeDemand
 
-_TAKEN_FOLDERS: Final = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/run")  # noqa: S108 - of the container
-"""Folders of every container that have another purpose."""
 _VARIABLES: Final = frozenset({"MODEL_PATH", "PORT", "SERVICE_NAME"})
 """Variables that arguments may contain, such as $(MODEL_PATH)."""
 
@@ -48,8 +53,8 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
     if container.port == SERVICE_PORT:
         return f"container.port {container.port} is the port of Pomona's proxy in the same pod: use another one"
     path = PurePosixPath(container.model_mount_path)
-    taken = ".." in path.parts or str(path) == "/" or any(path.is_relative_to(each) for each in _TAKEN_FOLDERS)
-    if taken or ":" in container.model_mount_path or "//" in container.model_mount_path:
+    taken = find_overlap(container.model_mount_path, RESERVED_FOLDERS)
+    if taken or ".." in path.parts or ":" in container.model_mount_path or "//" in container.model_mount_path:
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
     if reserved := _VARIABLES & {each.name for each in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"

@@ -4,6 +4,7 @@ A pod is made of three things that do not know each other: the vendor's entry (`
 `EnginePod`, and the service. An engine module fills an `EnginePod` in; the controller reads it and names no engine.
 """
 
+import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,6 +21,12 @@ argument, because everyone who may read pods reads those."""
 
 SERVICE_PORT: Final = 8080
 """Port of every pod that serves: of the engine that checks the key, or of the proxy."""
+RESERVED_FOLDERS: Final = (
+    *("/dev", "/proc", "/sys", "/tmp"),  # noqa: S108 - the container's own
+    # /var/run is a link to /run in most images.
+    *("/run/secrets", "/var/run/secrets"),
+)
+"""Folders of every container that Pomona or the container runtime mounts, so that no user can mount a volume there."""
 LABEL_ARCHITECTURE: Final = "kubernetes.io/arch"
 """Label of each node with its processor."""
 _DEVICE_VARIABLES: Final = frozenset(
@@ -112,6 +119,22 @@ class EnginePod:
         """Return the labels of the nodes whose processor can run an image; none if it runs on any."""
         architecture = self.architectures.get(image or "")
         return {LABEL_ARCHITECTURE: architecture} if architecture else {}
+
+
+def find_overlap(path: str, folders: Iterable[str]) -> str | None:
+    """Return the first of `folders` that is at, above or below an absolute path, or None."""
+    wanted = _split_path(path)
+    for each in folders:
+        taken = _split_path(each)
+        shorter = min(len(wanted), len(taken))
+        if wanted[:shorter] == taken[:shorter]:
+            return each
+    return None
+
+
+def _split_path(path: str) -> list[str]:
+    """Return the folders of an absolute path; `..`, `.` and repeated slashes are resolved."""
+    return [each for each in posixpath.normpath(path).split("/") if each]
 
 
 def refuse_device_variables(field: str, variables: Iterable[EnvVar]) -> str | None:

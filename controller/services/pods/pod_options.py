@@ -4,8 +4,7 @@ Whoever may create InferenceServices may not need to be trusted with pods. So an
 node and no ServiceAccount, and replaces nothing that Pomona sets itself; a user's volume never has the name of ours.
 """
 
-import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -16,20 +15,11 @@ from crds.meta import LABEL_SERVICE
 from crds.pods import PodOptions, PodVolume, PodVolumeMount, SpreadConstraint
 from devices.vendors import Vendor
 from kube.client import Obj
-from runtimes.pod import refuse_device_variables
+from runtimes.pod import RESERVED_FOLDERS, find_overlap, refuse_device_variables
 
 _USERS: Final = "user-"
 """Prefix of the names of a user's volumes in the pod."""
-_RESERVED: Final = (
-    "/models",
-    "/parts",
-    "/tmp",  # noqa: S108 - the container's own
-    "/dev",
-    "/proc",
-    "/sys",
-    "/run/secrets",
-    "/var/run/secrets",  # /var/run is a link to /run in most images
-)
+_RESERVED: Final = ("/models", "/parts", *RESERVED_FOLDERS)
 """Folders that Pomona, or the container runtime, mounts or may mount."""
 _DEFAULT_SPREAD: Final = (SpreadConstraint(topology_key="kubernetes.io/hostname"),)
 """A preference that costs a single replica nothing; if it came with the second replica, the first would restart."""
@@ -94,28 +84,12 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
             return (
                 f"pod.volumeMounts {mount.mount_path} has volume {mount.name}, which pod.volumes does not have: add it"
             )
-        if taken := _find_overlap(mount.mount_path, mounted):
+        if taken := find_overlap(mount.mount_path, mounted):
             return (
                 f"pod.volumeMounts {mount.mount_path} overlaps {taken}, which Pomona or the container runtime uses: "
                 "choose another mountPath"
             )
     return None
-
-
-def _find_overlap(path: str, mounted: Sequence[str]) -> str | None:
-    """Return the mounted folder that is at, above or below a path, or None."""
-    wanted = _split_path(path)
-    for each in mounted:
-        taken = _split_path(each)
-        shorter = min(len(wanted), len(taken))
-        if wanted[:shorter] == taken[:shorter]:
-            return each
-    return None
-
-
-def _split_path(path: str) -> list[str]:
-    """Return the folders of an absolute path; `..`, `.` and repeated slashes are resolved."""
-    return [each for each in posixpath.normpath(path).split("/") if each]
 
 
 def _render_volume(volume: PodVolume) -> Obj:

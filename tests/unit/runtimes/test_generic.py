@@ -40,6 +40,7 @@ def test_ordinary_container_is_accepted() -> None:
     [
         ({"port": 8080}, "container.port 8080 is the port of Pomona's proxy"),
         ({"model_mount_path": "/"}, "container.modelMountPath / cannot hold weights: use"),
+        ({"model_mount_path": "/var"}, "container.modelMountPath /var cannot"),
         ({"model_mount_path": "/tmp/x"}, "container.modelMountPath /tmp/x cannot"),
         ({"model_mount_path": "/run/secrets/pomona"}, "container.modelMountPath /run/secrets/pomona cannot"),
         ({"model_mount_path": "/models/../etc"}, "container.modelMountPath /models/../etc cannot"),
