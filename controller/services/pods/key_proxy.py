@@ -67,15 +67,20 @@ class KeyProxy(NamedTuple):
         sidecar["volumeMounts"] = [each for each in engine["volumeMounts"] if each["name"] != "token"]
         seconds: int = pod["terminationGracePeriodSeconds"]
         mounts = [each for each in engine["volumeMounts"] if each["name"] in {"token", "models"}]
-        return pod | {"initContainers": [sidecar], "containers": [self._container(service, serving, mounts, seconds)]}
+        return pod | {
+            "initContainers": [sidecar],
+            "containers": [self._build_container(service, serving, mounts, seconds)],
+        }
 
-    def _container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
+    def _build_container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
         variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}
         environment = [{"name": name, "value": value} for name, value in variables.items() if value]
         return {
             "name": PROXY_CONTAINER,
             "image": self.image,
-            "args": keep_literal(self._arguments(service, serving, grace_seconds - WITHDRAWAL_SECONDS - _END_SECONDS)),
+            "args": keep_literal(
+                self._render_arguments(service, serving, grace_seconds - WITHDRAWAL_SECONDS - _END_SECONDS)
+            ),
             **({"env": environment} if environment else {}),
             "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
             "resources": {"requests": {"cpu": "50m", "memory": _MEMORY}, "limits": {"memory": _MOST_MEMORY}},
@@ -99,7 +104,7 @@ class KeyProxy(NamedTuple):
             "volumeMounts": mounts if self.engine.store else [each for each in mounts if each["name"] == "token"],
         }
 
-    def _arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
+    def _render_arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]

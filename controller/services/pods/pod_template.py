@@ -114,32 +114,32 @@ def build_pod(
         "automountServiceAccountToken": False,
         # Else a Service named llama-arg-... in the namespace would set llama-server's options by its environment.
         "enableServiceLinks": False,
-        "securityContext": _pod_security(replica),
+        "securityContext": _build_security(replica),
         "priorityClassName": f"{_PRIORITY_CLASSES}{spec.priority}",
         # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it. The
         # sleep before the stop is a part of this time.
         "terminationGracePeriodSeconds": 30,
-        "containers": [_container(replica)],
-        "volumes": _volumes(replica),
+        "containers": [_build_container(replica)],
+        "volumes": _build_volumes(replica),
     }
     tolerations: list[Any] = [msgspec.to_builtins(each) for each in (*vendor.tolerations, *spec.tolerations)]
     if tolerations:
         pod["tolerations"] = tolerations
-    if selected := choice.pod.select_nodes(_image(replica)) | spec.node_selector:
+    if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:
         pod["nodeSelector"] = selected
     pod = add_options(pod, service, vendor)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
-        return proxy.put_before_engine(pod, service.metadata, _serving(replica))
+        return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
     return pod
 
 
-def _pod_security(replica: _Replica) -> Obj:
+def _build_security(replica: _Replica) -> Obj:
     groups = replica.choice.vendor.supplemental_groups if replica.devices.number else ()
     return POD_SECURITY | ({"supplementalGroups": list(groups)} if groups else {})
 
 
-def _mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
+def _list_mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
     """Return the weights with name and mount path of their volume; the first are those of the main Model."""
     main = (replica.weights, "models", replica.choice.pod.models_path or MODELS_PATH)
     parts = [
@@ -149,9 +149,13 @@ def _mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
     return [main, *parts]
 
 
-def _volumes(replica: _Replica) -> list[Obj]:
+def _build_volumes(replica: _Replica) -> list[Obj]:
     volumes: list[Obj] = [
-        *({"name": name, **weights.volume()} for weights, name, _path in _mounts(replica) if weights.claim is not None),
+        *(
+            {"name": name, **weights.volume()}
+            for weights, name, _path in _list_mounts(replica)
+            if weights.claim is not None
+        ),
         {"name": "token", "secret": {"secretName": token_name(replica.service.metadata.name), "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]
@@ -177,9 +181,9 @@ def _shared_memory(replica: _Replica) -> str | None:
     return f"{replica.choice.vendor.shared_memory_mib * max(1, replica.devices.number)}Mi"
 
 
-def _serving(replica: _Replica) -> Serving:
+def _build_serving(replica: _Replica) -> Serving:
     """Return the settings of the engine, with paths as they are in the container."""
-    spec, (main, *parts) = replica.service.spec, _mounts(replica)
+    spec, (main, *parts) = replica.service.spec, _list_mounts(replica)
     files = [
         CompanionFile(companion.role, f"{folder}/{weights.path}", companion.scale)
         for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
@@ -195,43 +199,45 @@ def _serving(replica: _Replica) -> Serving:
     )
 
 
-def _container(replica: _Replica) -> Obj:
+def _build_container(replica: _Replica) -> Obj:
     choice, engine = replica.choice, replica.choice.pod
-    serving = PodServing(_serving(replica), _listen(engine), choice.vendor, replica.devices.number, choice.cache_bytes)
-    environment = _environment(replica, serving)
+    serving = PodServing(
+        _build_serving(replica), _choose_address(engine), choice.vendor, replica.devices.number, choice.cache_bytes
+    )
+    environment = _build_environment(replica, serving)
     return {
         "name": engine.container,
-        "image": _image(replica),
+        "image": _choose_image(replica),
         **({"command": list(engine.command)} if engine.command else {}),
         # Only a container that the service states may refer to variables, which are its own.
         "args": engine.arguments(serving) if engine.of_container else keep_literal(engine.arguments(serving)),
         **({"env": environment} if environment else {}),
         "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
-        "resources": _resources(replica),
-        "startupProbe": _health(engine, period_seconds=1, failures=_loading_seconds(replica)),
-        "readinessProbe": _health(engine, period_seconds=5, failures=2),
-        "livenessProbe": _health(engine, period_seconds=10, failures=6),
+        "resources": _build_resources(replica),
+        "startupProbe": _build_probe(engine, period_seconds=1, failures=_loading_seconds(replica)),
+        "readinessProbe": _build_probe(engine, period_seconds=5, failures=2),
+        "livenessProbe": _build_probe(engine, period_seconds=10, failures=6),
         # Nodes send requests to a deleted pod until they have seen its endpoint go.
         "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
-        "volumeMounts": _volume_mounts(replica),
+        "volumeMounts": _build_mounts(replica),
     }
 
 
-def _image(replica: _Replica) -> str | None:
+def _choose_image(replica: _Replica) -> str | None:
     choice = replica.choice
     return replica.service.spec.image or choice.pod.image(choice.accelerator, choice.vendor, choice.runtime)
 
 
-def _listen(engine: EnginePod) -> Listen:
+def _choose_address(engine: EnginePod) -> Listen:
     """Return the address of the engine, which only the proxy in its pod can reach if that checks the key."""
     if engine.key == "proxy":
         return Listen(LOOPBACK, engine.port, behind_proxy=True)
     return Listen("0.0.0.0", SERVICE_PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}")
 
 
-def _environment(replica: _Replica, serving: PodServing) -> list[Obj]:
+def _build_environment(replica: _Replica, serving: PodServing) -> list[Obj]:
     """Return the variables of the engine and of the vendor."""
     values = dict(replica.choice.pod.environment(serving))
     if replica.devices.number:
@@ -239,11 +245,11 @@ def _environment(replica: _Replica, serving: PodServing) -> list[Obj]:
     return [{"name": name, "value": value} for name, value in sorted(values.items())]
 
 
-def _volume_mounts(replica: _Replica) -> list[Obj]:
+def _build_mounts(replica: _Replica) -> list[Obj]:
     mounts: list[Obj] = [
         *(
             {"name": name, "mountPath": path, "readOnly": True}
-            for weights, name, path in _mounts(replica)
+            for weights, name, path in _list_mounts(replica)
             if weights.claim is not None
         ),
         {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
@@ -256,7 +262,7 @@ def _volume_mounts(replica: _Replica) -> list[Obj]:
     return mounts
 
 
-def _resources(replica: _Replica) -> Obj:
+def _build_resources(replica: _Replica) -> Obj:
     asked, devices = replica.service.spec.resources, replica.devices
     requests = {"memory": str(replica.choice.memory)}
     if replica.choice.pod.store and (size := _store_bytes(replica)):
@@ -275,11 +281,11 @@ def _resources(replica: _Replica) -> Obj:
 
 def _loading_seconds(replica: _Replica) -> int:
     """Return the time that loading may take: by the size of the weights, an hour at least."""
-    size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _mounts(replica))
+    size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _list_mounts(replica))
     return max(_LOADING_SECONDS, size_bytes // _LOADING_BYTES_PER_SECOND)
 
 
-def _health(engine: EnginePod, *, period_seconds: int, failures: int) -> Obj:
+def _build_probe(engine: EnginePod, *, period_seconds: int, failures: int) -> Obj:
     return {
         "httpGet": {"path": engine.health_path, "port": PORT_NAME},
         "periodSeconds": period_seconds,
