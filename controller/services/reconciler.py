@@ -29,9 +29,9 @@ from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.deployment import choose_engine, find_pod_problem, network_service, observe_pods
-from controller.services.pods.disruption import disruption_budget
-from controller.services.pods.network_policy import network_policy
-from controller.services.pods.pod_monitor import pod_monitor
+from controller.services.pods.disruption import build_disruption_budget
+from controller.services.pods.network_policy import build_network_policy
+from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
@@ -233,9 +233,9 @@ def _list_beside_pods(
         return ()
     pulls = settings.network_policies and _is_pulled(snapshot, service)
     return (
-        *disruption_budget(service),
-        *network_policy(service, settings, pulls=pulls),
-        *pod_monitor(service, view.runtime, exists=is_monitored),
+        *build_disruption_budget(service),
+        *build_network_policy(service, settings, pulls=pulls),
+        *build_pod_monitor(service, view.runtime, exists=is_monitored),
     )
 
 

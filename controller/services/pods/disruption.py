@@ -11,7 +11,7 @@ from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
 
 
-def disruption_budget(service: InferenceService) -> tuple[tuple[Resource, Obj], ...]:
+def build_disruption_budget(service: InferenceService) -> tuple[tuple[Resource, Obj], ...]:
     """Return the PodDisruptionBudget of a service in pods, or nothing if it has one replica."""
     if service.spec.replicas < 2:  # noqa: PLR2004 - one is too few to go on without one
         return ()

@@ -25,7 +25,7 @@ _LINK_LOCAL: Final = "169.254.0.0/16"
 """Where a cloud serves the credentials of a node."""
 
 
-def network_policy(
+def build_network_policy(
     service: InferenceService, settings: PodSettings, *, pulls: bool
 ) -> tuple[tuple[Resource, Obj], ...]:
     """Return the NetworkPolicy of a service in pods, or nothing if the option is off; `pulls`: its engine, a Model."""
@@ -34,14 +34,14 @@ def network_policy(
     spec = {
         "podSelector": {"matchLabels": {LABEL_SERVICE: service.metadata.name}},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": _clients(settings), "ports": [{"port": SERVICE_PORT, "protocol": "TCP"}]}],
-        "egress": _egress(pulls=pulls),
+        "ingress": [{"from": _build_peers(settings), "ports": [{"port": SERVICE_PORT, "protocol": "TCP"}]}],
+        "egress": _build_egress(pulls=pulls),
     }
     name = service.metadata.name
     return (child(NETWORK_POLICIES, name, INFERENCE_SERVICES, service.metadata, {}, spec=spec),)
 
 
-def _clients(settings: PodSettings) -> list[Obj]:
+def _build_peers(settings: PodSettings) -> list[Obj]:
     """Return the peers that may send requests: clients by label, ourselves (the gateway, too), and the monitoring."""
     return [
         {"namespaceSelector": {}, "podSelector": {"matchLabels": {LABEL_CLIENT: "true"}}},
@@ -52,7 +52,7 @@ def _clients(settings: PodSettings) -> list[Obj]:
     ]
 
 
-def _egress(*, pulls: bool) -> list[Obj]:
+def _build_egress(*, pulls: bool) -> list[Obj]:
     """Return what the pods may reach: DNS, as the weights are on a volume, and registries only if the engine pulls."""
     system: Obj = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: "kube-system"}}}
     rules: list[Obj] = [{"to": [system, {"ipBlock": {"cidr": _NODE_LOCAL_DNS}}], "ports": _DNS}]

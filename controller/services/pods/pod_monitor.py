@@ -19,7 +19,7 @@ _META_LABEL = "__meta_kubernetes_pod_label_inference_pomona_dev_service"
 """Label of a pod as Prometheus names it while it finds targets."""
 
 
-def pod_monitor(service: InferenceService, runtime: str, *, exists: bool) -> tuple[tuple[Resource, Obj], ...]:
+def build_pod_monitor(service: InferenceService, runtime: str, *, exists: bool) -> tuple[tuple[Resource, Obj], ...]:
     """Return the PodMonitor of a service in pods; nothing if the engine has no metrics or the kind does not exist."""
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     if engine is None or not exists:
