@@ -57,7 +57,7 @@ class SourceError(ArtifactError):
         super().__init__("SourceInvalid", f"source {without_secrets(text)!r}: {problem}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """One file, one folder of files, or one model of Ollama's library.
 
@@ -77,10 +77,10 @@ class Source:
 
     scheme: Scheme
     text: str
-    file: str
-    repo: str
-    revision: str
-    path: str
+    file: str = ""
+    repo: str = ""
+    revision: str = ""
+    path: str = ""
     files: tuple[str, ...] = ()
 
     @property
@@ -211,15 +211,15 @@ def _check_patterns(source: Source, files: Sequence[str]) -> None:
 def _parse_text(text: str) -> Source:
     scheme = text.partition("://")[0]
     if scheme == "hf":
-        return _hugging_face(text)
+        return _parse_hub(text)
     if scheme == "ollama":
-        return _library(text)
+        return _parse_library(text)
     if scheme == "oci":
-        return _artifact(text)
+        return _parse_artifact(text)
     if scheme == "s3":
-        return _held(text, "s3", _S3, _S3_FORM)
+        return _parse_held(text, "s3", _S3, _S3_FORM)
     if scheme == "pvc":
-        return _held(text, "pvc", _PVC, _PVC_FORM)
+        return _parse_held(text, "pvc", _PVC, _PVC_FORM)
     try:
         parts = urlsplit(text)
         host = parts.hostname
@@ -227,14 +227,14 @@ def _parse_text(text: str) -> Source:
     except ValueError as error:
         raise SourceError(text, f"is no URL ({error})") from error
     if scheme in ("http", "https"):
-        return _web(text, parts, host)
+        return _parse_web(text, parts, host)
     if scheme == "file":
-        return _local(text, parts, host)
+        return _parse_local(text, parts, host)
     schemes = "hf://, https://, http://, s3://, oci://, pvc://, file:// or ollama://"
     raise SourceError(text, f"must start with {schemes}, for example {_HF_FORM}")
 
 
-def _hugging_face(text: str) -> Source:
+def _parse_hub(text: str) -> Source:
     match = _HF.fullmatch(text)
     if not match:
         raise SourceError(text, f"an hf:// source has the form {_HF_FORM}")
@@ -243,12 +243,12 @@ def _hugging_face(text: str) -> Source:
     if not path:
         if repo.endswith(".gguf"):
             raise SourceError(text, f"names a file but not its repository: write {_HF_FORM}")
-        return Source("hf", f"hf://{repo}@{revision}", "", repo, revision, "")
+        return Source(scheme="hf", text=f"hf://{repo}@{revision}", repo=repo, revision=revision)
     canonical = f"hf://{repo}@{revision}/{path}"
-    return Source("hf", canonical, _file_name(text, path), repo, revision, path)
+    return Source(scheme="hf", text=canonical, file=_file_name(text, path), repo=repo, revision=revision, path=path)
 
 
-def _held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
+def _parse_held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
     """Return a file or folder in a bucket or on a claim's volume; like a URL, its path may have escapes such as %20."""
     match = form.fullmatch(text)
     path = unquote(match["path"]) if match else ""
@@ -257,19 +257,20 @@ def _held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Sou
     if path:
         _check_segments(text, path.removesuffix("/"))
     name = "" if not path or path.endswith("/") else _file_name(text, path)
-    return Source(scheme, f"{scheme}://{match['holder']}/{quote(path)}", name, match["holder"], "", path)
+    holder = match["holder"]
+    return Source(scheme=scheme, text=f"{scheme}://{holder}/{quote(path)}", file=name, repo=holder, path=path)
 
 
-def _library(text: str) -> Source:
+def _parse_library(text: str) -> Source:
     match = _LIBRARY.fullmatch(text)
     if not match:
         raise SourceError(
             text, "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
         )
-    return Source("ollama", text, match["name"], "", "", match["path"])
+    return Source(scheme="ollama", text=text, file=match["name"], path=match["path"])
 
 
-def _artifact(text: str) -> Source:
+def _parse_artifact(text: str) -> Source:
     match = _REGISTRY.fullmatch(text)
     if not match or len(match["path"]) > _MAX_REPOSITORY or not _is_host(match["repo"].partition("/")[0]):
         raise SourceError(
@@ -277,7 +278,7 @@ def _artifact(text: str) -> Source:
             f"an oci:// source has the form {_REGISTRY_FORM}, with the registry's host (docker.io too), lower-case "
             "names, and a tag or a digest but not both",
         )
-    return Source("oci", text, "", match["repo"], match["tag"] or match["digest"], "")
+    return Source(scheme="oci", text=text, repo=match["repo"], revision=match["tag"] or match["digest"])
 
 
 def _is_host(registry: str) -> bool:
@@ -291,7 +292,7 @@ def _is_host(registry: str) -> bool:
     return True
 
 
-def _web(text: str, parts: SplitResult, host: str | None) -> Source:
+def _parse_web(text: str, parts: SplitResult, host: str | None) -> Source:
     if not host or re.search(r"\s", text):
         raise SourceError(text, "must have a host and no blanks: https://HOST/FILE.gguf")
     if "@" in parts.netloc:
@@ -301,10 +302,10 @@ def _web(text: str, parts: SplitResult, host: str | None) -> Source:
         )
     url = text.partition("#")[0]
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Source(scheme, url, _file_name(text, unquote(parts.path)), "", "", url)
+    return Source(scheme=scheme, text=url, file=_file_name(text, unquote(parts.path)), path=url)
 
 
-def _local(text: str, parts: SplitResult, host: str | None) -> Source:
+def _parse_local(text: str, parts: SplitResult, host: str | None) -> Source:
     path = unquote(parts.path)
     if host not in (None, "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
         raise SourceError(
@@ -314,7 +315,7 @@ def _local(text: str, parts: SplitResult, host: str | None) -> Source:
         )
     _check_segments(text, path[1:].removesuffix("/"))
     name = "" if path.endswith("/") else _file_name(text, path)
-    return Source("file", f"file://{quote(path)}", name, "", "", path)
+    return Source(scheme="file", text=f"file://{quote(path)}", file=name, path=path)
 
 
 def _check_segments(text: str, path: str) -> None:

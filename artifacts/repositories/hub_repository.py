@@ -58,7 +58,14 @@ class HubRepository:
         if path == self._source.path:
             return self._source
         repo, at = self._source.repo, revision or self._source.revision
-        return Source("hf", f"hf://{repo}@{at}/{path}", path.rpartition("/")[2], repo, at, path)
+        return Source(
+            scheme="hf",
+            text=f"hf://{repo}@{at}/{path}",
+            file=path.rpartition("/")[2],
+            repo=repo,
+            revision=at,
+            path=path,
+        )
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

@@ -54,7 +54,7 @@ class LocalRepository:
         if not self._source.is_folder and path in (self._source.path, self._source.file):
             return self._source
         folder = self._source.path if self._source.is_folder else self._source.path.rpartition("/")[0] + "/"
-        return Source("file", f"file://{folder}{path}", path, "", "", folder + path)
+        return Source(scheme="file", text=f"file://{folder}{path}", file=path, path=folder + path)
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

@@ -107,7 +107,9 @@ class RegistryRepository:
         at = revision or self._source.revision
         separator = "@" if at.startswith(_ALGORITHM) else ":"
         text = f"oci://{self._source.repo}{separator}{at}/{path}"
-        return Source("oci", text, path.rpartition("/")[2], self._source.repo, at, path)
+        return Source(
+            scheme="oci", text=text, file=path.rpartition("/")[2], repo=self._source.repo, revision=at, path=path
+        )
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

@@ -109,7 +109,9 @@ class S3Repository:
             return self._source
         key = f"{self._root}{path}"
         bucket = self._source.repo
-        return Source("s3", f"s3://{bucket}/{quote(key)}", path.rpartition("/")[2], bucket, "", key)
+        return Source(
+            scheme="s3", text=f"s3://{bucket}/{quote(key)}", file=path.rpartition("/")[2], repo=bucket, path=key
+        )
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

@@ -51,7 +51,7 @@ class WebRepository:
             return self._source
         parts = urlsplit(self._source.path)
         url = urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(path)}"))
-        return Source(self._source.scheme, url, path, "", "", url)
+        return Source(scheme=self._source.scheme, text=url, file=path, path=url)
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
