@@ -132,7 +132,7 @@ def _refuse_other_digest(source: Source, expected: str | None, stated: str | Non
 
 
 async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool) -> Inspection:
-    if is_mounted and source.is_artifact:
+    if is_mounted and source.scheme == "oci":
         return await _inspect_image(source, access)
     if source.has_listing:
         return await _inspect_files(source, access, sha256)

@@ -34,7 +34,7 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
     found = []
     for text in mirrors:
         mirror = parse(text)
-        if source.is_artifact or mirror.is_artifact:
+        if "oci" in (source.scheme, mirror.scheme):
             _refuse_other_artifact(source, mirror)
         elif source.has_listing or mirror.has_listing or {source.scheme, mirror.scheme} - _SCHEMES:
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
@@ -45,7 +45,7 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
 
 
 def _refuse_other_artifact(source: Source, mirror: Source) -> None:
-    if not (source.is_artifact and mirror.is_artifact):
+    if {source.scheme, mirror.scheme} != {"oci"}:
         raise SourceError(mirror.text, "an artifact is a mirror of another one: source and mirrors are oci://, or none")
     if not source.is_pinned:
         raise SourceError(source.text, "a tag may be another artifact in a mirror: name its digest, @sha256:DIGEST")

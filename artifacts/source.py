@@ -4,14 +4,16 @@ import dataclasses
 import hashlib
 import ipaddress
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError
 from artifacts.formats.gguf_split import name_parts
 
 Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
+_SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({scheme: scheme for scheme in get_args(Scheme)})
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 """Hub of `hf://` sources unless HF_ENDPOINT names a mirror."""
@@ -102,7 +104,7 @@ class Source:
     def is_gguf(self) -> bool:
         """True if the engine gets a GGUF file: a source of one file, or a folder with patterns for such files."""
         if not self.is_folder:
-            return not self.is_library
+            return self.scheme != "ollama"
         return bool(self.files) and all(each.endswith(".gguf") for each in self.files)
 
     @property
@@ -118,7 +120,7 @@ class Source:
     @property
     def is_pinned(self) -> bool:
         """True if the source itself names bytes that never change: a commit of a hub, or the digest of an artifact."""
-        if self.is_artifact:
+        if self.scheme == "oci":
             return self.revision.startswith("sha256:")
         return self.scheme == "hf" and _COMMIT.fullmatch(self.revision) is not None
 
@@ -137,7 +139,7 @@ class Source:
 
 def refuse_library(source: Source) -> None:
     """Raise ArtifactError for a source that only Ollama can fetch."""
-    if source.is_library:
+    if source.scheme == "ollama":
         raise ArtifactError(
             "SourceInvalid",
             f"{source.display}: only Ollama can fetch from its library: serve it with runtime ollama, on a host where "
@@ -176,7 +178,7 @@ def cache_key(text: str, revision: str, files: Sequence[str] = ()) -> str:
 def without_secrets(text: str) -> str:
     """Return `text` without a query, a fragment and the user info before an @ in the host."""
     bare = re.split(r"[?#]", text, maxsplit=1)[0]
-    return bare if bare.startswith("hf://") else re.sub(r"//[^/]*@", "//", bare)
+    return bare if scheme_of(bare) == "hf" else re.sub(r"//[^/]*@", "//", bare)
 
 
 def parse(text: str, files: Sequence[str] = ()) -> Source:
@@ -208,8 +210,17 @@ def _check_patterns(source: Source, files: Sequence[str]) -> None:
             )
 
 
+def scheme_of(text: str) -> Scheme | None:
+    """Return the scheme that a source states, without a look at the rest of it; None if it is none of ours.
+
+    It is for decisions that are made at every event, about a source that is checked elsewhere.
+    """
+    scheme, separator, _ = text.partition("://")
+    return _SCHEMES.get(scheme) if separator else None
+
+
 def _parse_text(text: str) -> Source:
-    scheme = text.partition("://")[0]
+    scheme = scheme_of(text)
     if scheme == "hf":
         return _parse_hub(text)
     if scheme == "ollama":

@@ -115,7 +115,7 @@ async def _inspect(
         "sizeBytes": found.size_bytes,
         "tensorBytes": found.tensor_bytes,
         # A mirror has revisions of its own, which the source would not know, but an artifact has one digest everywhere.
-        "revision": found.revision if server is source or server.is_artifact else "",
+        "revision": found.revision if server is source or server.scheme == "oci" else "",
         "sha256": found.sha256,
         **outcome.describe_headers(found),
     }

@@ -36,7 +36,7 @@ def token(source: Source) -> str | None:
     The hub's token goes to no other server, however the source is written. Raises ArtifactError: a registry's login
     cannot be read.
     """
-    if source.is_artifact:
+    if source.scheme == "oci":
         from artifacts.repositories.registry_login import read_environment  # noqa: PLC0415  only registries need it
 
         return read_environment(source.repo, os.environ)

@@ -26,6 +26,7 @@ import msgspec
 
 from artifacts.formats.gguf_split import name_parts
 from artifacts.repositories.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
+from artifacts.source import scheme_of
 from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
@@ -115,7 +116,7 @@ class Ollama:
         """
         client = await self._library()
         parameters = {"num_ctx": serving.options.context_length}
-        base = serving.model.removeprefix(_LIBRARY) if serving.model.startswith(_LIBRARY) else None
+        base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
             known = {full_name(model.name) for model in await self._listed("/api/tags")}
             if base is not None:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
-from artifacts.source import SourceError, is_of_hub, parse
+from artifacts.source import SourceError, is_of_hub, parse, scheme_of
 from controller.models.jobs import JobResult
 from controller.models.served import read_companions
 from controller.models.volume import ModelFacts
@@ -91,7 +91,7 @@ def keep_hub_token(model: Model, endpoint: str) -> Model:
 def with_inspection(model: Model, found: Inspection) -> Model:
     """Return the Model with the facts of its header in the status, as the controller would write it."""
     facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
-    if model.spec.source.startswith("file://"):
+    if scheme_of(model.spec.source) == "file":
         # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
         facts = structs.replace(facts, revision="")
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)

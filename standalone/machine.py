@@ -277,7 +277,7 @@ class Machine:
 
     async def _inspect_once(self, model: Model) -> Model:
         """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
-        if parse(model.spec.source).is_library:
+        if parse(model.spec.source).scheme == "ollama":
             return desired.assume_ready(model)
         return desired.with_inspection(model, await self._read_header(model))
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from artifacts.source import Source, SourceError, parse
+from artifacts.source import Source, SourceError, parse, scheme_of
 from controller.models.served import list_companions
 from crds import validation
 from crds.inferenceservice import InferenceService
@@ -132,7 +132,7 @@ def build_manifests(source: str, *, token: bool) -> tuple[Model, InferenceServic
     """
     name = derive_name(parse(source))
     spec: dict[str, Any] = {"source": source}
-    if token and source.startswith("hf://"):
+    if token and scheme_of(source) == "hf":
         spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
     metadata = {"name": name}
     model = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}

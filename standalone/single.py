@@ -7,7 +7,7 @@ from msgspec import structs
 
 from artifacts.inspect import inspect
 from artifacts.repositories.repository import SourceAccess
-from artifacts.source import parse
+from artifacts.source import parse, scheme_of
 from controller.models.served import Served
 from controller.services import replica_memory
 from crds.inferenceservice import InferenceService
@@ -31,7 +31,7 @@ async def add_source(manifests: Manifests, source: str, options: StandaloneOptio
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     if key in manifests.models or any(each.name == key.name for each in manifests.services):
         raise ManifestError([f"--model {source}: the name {key.name} is taken already: serve them from files"])
-    if source.startswith("file://"):
+    if scheme_of(source) == "file":
         model = await _state_memory(model, service, options)
     manifests.models[key], manifests.services[key] = model, service
 

@@ -260,10 +260,10 @@ class Origin:
         if status in _REDIRECTS:
             raise self._unusable_redirect()
         if status in _UNAUTHORIZED:
-            way_out = _OTHER_LOGIN if self._source.is_artifact else _OTHER_TOKEN
+            way_out = _OTHER_LOGIN if self._source.scheme == "oci" else _OTHER_TOKEN
             raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
         if status in _GONE:
-            missing = _NO_ARTIFACT if self._source.is_artifact else "there is no such file: check path and revision"
+            missing = _NO_ARTIFACT if self._source.scheme == "oci" else "there is no such file: check path and revision"
             raise ArtifactError("SourceNotFound", f"{name}: HTTP {status}: {missing}")
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             raise self._unreachable(f"answered HTTP {status}")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection
 
 from artifacts.errors import ArtifactError
+from artifacts.source import scheme_of
 from crds.metalprocess import MetalProcessSpec
 from crds.model import Layout
 from crds.size import size_text
@@ -88,6 +89,6 @@ def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
 
 def refusal(source: str, error: ArtifactError) -> Refused | Failed:
     """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
-    if source.startswith("file:") and error.reason in _FILE_REASONS:
+    if scheme_of(source) == "file" and error.reason in _FILE_REASONS:
         return Refused(_FILE_REASONS[error.reason], error.message)
     return Failed(error.reason, error.message, permanent=not error.retryable)

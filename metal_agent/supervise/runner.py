@@ -318,7 +318,7 @@ class Runner:
                     "owner gave it to sources: see condition SourceSecretAccepted of the Model",
                 )
         try:
-            if self._daemon and parse(spec.artifact.source).is_library:
+            if self._daemon and parse(spec.artifact.source).scheme == "ollama":
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
             else:
                 namespace = self.assignment.namespace

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.source import SourceError, cache_key, parse, refuse_library
+from artifacts.source import SourceError, cache_key, parse, refuse_library, scheme_of
 
 
 def test_hub_source_without_revision_means_main() -> None:
@@ -68,10 +68,10 @@ def test_bucket_and_claim_hold_a_file_or_a_folder(text: str, holder: str, path: 
 )
 def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None:
     source = parse(text)
-    assert (source.is_library, source.is_folder, source.path) == (True, False, name)
+    assert (source.scheme, source.is_folder, source.path) == ("ollama", False, name)
     with pytest.raises(ArtifactError, match="runtime ollama"):
         refuse_library(source)
-    assert not parse("hf://a/b").is_library
+    refuse_library(parse("hf://a/b"))
 
 
 DIGEST = "sha256:" + "ab" * 32
@@ -90,7 +90,7 @@ DIGEST = "sha256:" + "ab" * 32
 def test_artifact_of_a_registry_has_a_tag_or_a_digest(text: str, repo: str, revision: str) -> None:
     source = parse(text)
     assert (source.scheme, source.repo, source.revision, source.file) == ("oci", repo, revision, "")
-    assert (source.is_artifact, source.is_folder, source.display) == (True, True, text)
+    assert (source.is_folder, source.display) == (True, text)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +190,9 @@ def test_any_text_is_a_safe_file_name_or_refused(scheme: str, rest: str) -> None
     assert "/" not in source.file
     assert "\0" not in source.file
     assert parse(source.text) == source
+    assert scheme_of(scheme + rest) == source.scheme
+
+
+@pytest.mark.parametrize("text", ["hf", "/srv/hf", "file:/srv/m.gguf", "HF://a/b", "ftp://a/b.gguf", ""])
+def test_text_without_a_known_scheme_has_none(text: str) -> None:
+    assert scheme_of(text) is None
