@@ -182,8 +182,7 @@ RUNTIME: Final = Runtime(
         container="llama-server",
         images=IMAGES,
         arguments=lambda pod: render_arguments(pod.serving, pod.listen),
-        # It needs no token, answers 503 while weights load, and a busy engine still answers it.
-        health_path="/health",
+        # /health needs no token, answers 503 while weights load, and a busy engine still answers it.
         key="file",
         metrics=EngineMetrics(
             requests_running="llamacpp:requests_processing",

@@ -51,8 +51,7 @@ RUNTIME: Final = Runtime(
         command=("python3", "-m", "sglang.launch_server"),
         arguments=render_arguments,
         environment=lambda _pod: PYTORCH_IN_POD,
-        # It answers 503 until the first token is generated.
-        health_path="/health",
+        # /health answers 503 until the first token is generated.
         key="proxy",
         metrics=EngineMetrics(
             requests_running="sglang:num_running_reqs",

@@ -51,7 +51,6 @@ RUNTIME: Final = Runtime(
         images=_IMAGES,
         arguments=render_arguments,
         environment=lambda _pod: {**PYTORCH_IN_POD, "HUGGINGFACE_HUB_CACHE": "/tmp"},  # noqa: S108 - as HOME
-        health_path="/health",
         key="proxy",
         metrics=EngineMetrics(
             requests_running="tgi_batch_current_size",

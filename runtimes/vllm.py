@@ -70,7 +70,6 @@ RUNTIME: Final = Runtime(
         command=("vllm", "serve"),
         arguments=render_arguments,
         environment=build_environment,
-        health_path="/health",
         key="proxy",
         metrics=EngineMetrics(
             requests_running="vllm:num_requests_running",
