@@ -20,8 +20,8 @@ _IMAGES: Final[Mapping[str, str]] = MappingProxyType(
         "nvidia": f"vllm/vllm-openai:{_VERSION}",
     }
 )
-"""Intel publishes images for Gaudi and for its GPUs under names that change with each release: spec.image or the
-vendors file names those."""
+"""Users name the others, in spec.image or the vendors file: the names of Intel's images for Gaudi change with each
+release, and for Intel GPUs no official image is documented."""
 _CPU_CACHE_BYTES: Final = 4 << 30
 """KV cache on the processor if its size is unknown: without an argument vLLM takes nine tenths of the node's memory."""
 _TUNING: Final = (

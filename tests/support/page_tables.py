@@ -43,8 +43,7 @@ _METRICS: Final = {
 def describe_engine(runtime: Runtime) -> str:
     """Return the tables of an engine's page."""
     pod = runtime.pod
-    vendors = [name for name, vendor in VENDORS.items() if vendor.in_pods and _image(runtime, name, vendor)]
-    places = [f"in pods on {', '.join(vendors)}"] if vendors else ["in pods on any accelerator"] if pod else []
+    places = [f"in pods on {_describe_places(runtime)}"] if pod else []
     facts = {
         "formats": ", ".join(_FORMATS[each] for each in sorted(runtime.formats)),
         "runs": "; ".join([*places, *(["on hosts (accelerator metal)"] if runtime.on_hosts else [])]),
@@ -68,16 +67,10 @@ def describe_engine(runtime: Runtime) -> str:
 
 def describe_pairs() -> str:
     """Return the table of the README: the engines and where they run."""
-    in_pods = [name for name, vendor in VENDORS.items() if vendor.in_pods]
     rows = []
     for name, runtime in RUNTIMES.items():
-        places = {each: _image(runtime, each, VENDORS[each]) for each in in_pods}
-        able = [each for each, image in places.items() if image]
-        stated = [each for each in QUANTIZATIONS.get(name, {}) if runtime.pod and each in places and each not in able]
-        pods = ", ".join([*able, *(f"{each} (no image)" for each in stated)])
         formats = ", ".join(_FORMATS[each] for each in sorted(runtime.formats))
-        pods = pods or ("any (no image)" if runtime.pod else "")
-        rows.append((name, formats, pods, "yes" if runtime.on_hosts else ""))
+        rows.append((name, formats, _describe_places(runtime), "yes" if runtime.on_hosts else ""))
     return _table(("engine", "formats", "in pods on", "on hosts"), rows)
 
 
@@ -101,8 +94,25 @@ def describe_vendor(name: str, vendor: Vendor) -> str:
     return "\n".join(parts)
 
 
-def _image(runtime: Runtime, name: str, vendor: Vendor) -> str | None:
-    return runtime.pod.image(name, vendor, runtime.name) if runtime.pod else None
+def _list_images(runtime: Runtime) -> dict[str, str | None]:
+    """Return the image of an engine by accelerator in pods; None: it runs there, but a user has to name an image."""
+    pod = runtime.pod
+    if pod is None:
+        return {}
+    in_pods = {name: vendor for name, vendor in VENDORS.items() if vendor.in_pods}
+    images = {name: pod.image(name, vendor, runtime.name) for name, vendor in in_pods.items()}
+    by_users = in_pods if pod.of_container else QUANTIZATIONS.get(runtime.name, {})
+    return {name: image for name, image in images.items() if image or name in by_users}
+
+
+def _describe_places(runtime: Runtime) -> str:
+    """Return the accelerators in pods: first those with an image, then those for which a user has to name one."""
+    images = _list_images(runtime)
+    known = ", ".join(name for name, image in images.items() if image)
+    stated = ", ".join(name for name, image in images.items() if not image)
+    if runtime.pod and runtime.pod.of_container:
+        stated = "any accelerator"
+    return "; ".join([*([known] if known else []), *([f"{stated} with an image that you name"] if stated else [])])
 
 
 def _describe_pod(pod: EnginePod) -> dict[str, str]:
@@ -123,17 +133,12 @@ def _describe_pod(pod: EnginePod) -> dict[str, str]:
 
 
 def _describe_images(runtime: Runtime) -> str:
-    rows = [
-        (name, f"`{image}`")
-        for name, vendor in VENDORS.items()
-        if vendor.in_pods and (image := _image(runtime, name, vendor))
-    ]
-    stated = [
-        (name, "none: name one in `spec.image`")
-        for name in QUANTIZATIONS.get(runtime.name, {})
-        if VENDORS[name].in_pods and name not in dict(rows)
-    ]
-    return _table(("accelerator", "image"), [*rows, *stated])
+    rows = [(name, _describe_image(image)) for name, image in _list_images(runtime).items()]
+    return _table(("accelerator", "image"), rows)
+
+
+def _describe_image(image: str | None) -> str:
+    return f"`{image}`" if image else "none: name one in `spec.image`"
 
 
 def _describe_metrics(metrics: EngineMetrics, pod: EnginePod) -> str:
@@ -208,12 +213,8 @@ def _describe_vendor_engines(name: str, vendor: Vendor) -> str:
     if not vendor.in_pods:
         hosts = [(engine, runtime.install_hint) for engine, runtime in RUNTIMES.items() if runtime.on_hosts]
         return _table(("engine", "installation on the host"), hosts)
-    rows = []
-    for engine, runtime in RUNTIMES.items():
-        if image := _image(runtime, name, vendor):
-            rows.append((engine, f"`{image}`"))
-        elif runtime.pod and (runtime.pod.of_container or name in QUANTIZATIONS.get(engine, {})):
-            rows.append((engine, "none: name one in `spec.image`"))
+    images = {engine: _list_images(runtime) for engine, runtime in RUNTIMES.items()}
+    rows = [(engine, _describe_image(by_vendor[name])) for engine, by_vendor in images.items() if name in by_vendor]
     return _table(("engine", "image"), rows)
 
 
