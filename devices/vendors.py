@@ -22,7 +22,10 @@ _Image = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^\S+$")]
 
 
 class Exporter(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The vendor's own Prometheus exporter of device metrics, for dashboards."""
+    """The vendor's own Prometheus exporter of device metrics.
+
+    It is for the dashboards of users: only the vendor's page shows it, since Pomona does not scrape nodes.
+    """
 
     port: Annotated[int, Meta(ge=1, le=65535)]
     utilization: str
@@ -67,6 +70,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     images: dict[str, _Image] = {}
     """Container image by engine, where it differs from the engine's own default or the engine has none."""
     exporter: Exporter | None = None
+    """The vendor's own exporter; None: it has none, or none is documented."""
 
     @property
     def has_devices(self) -> bool:
