@@ -46,6 +46,21 @@ def test_policy_is_an_option() -> None:
     assert made(NETWORK_POLICIES, DEFAULT_SETTINGS) is None
 
 
+def test_clients_by_label_controller_and_monitoring_may_send_requests() -> None:
+    policy = made(NETWORK_POLICIES, PodSettings(network_policies=True, monitoring_namespace="metrics"))
+    assert policy is not None
+    namespaces = [{"matchLabels": {"kubernetes.io/metadata.name": name}} for name in ("pomona-system", "metrics")]
+    assert policy["spec"]["ingress"] == [
+        {
+            "from": [
+                {"namespaceSelector": {}, "podSelector": {"matchLabels": {"inference.pomona.dev/client": "true"}}},
+                *({"namespaceSelector": each} for each in namespaces),
+            ],
+            "ports": [{"port": 8080, "protocol": "TCP"}],
+        }
+    ]
+
+
 def test_engine_reaches_no_address_but_dns() -> None:
     policy = made(NETWORK_POLICIES)
     assert policy is not None
@@ -59,7 +74,8 @@ def test_monitor_carries_the_key_of_its_service() -> None:
     assert monitor is not None
     assert monitor["spec"]["selector"] == OWN
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["authorization"]["credentials"]["name"] == "chat-token"
+    assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+    assert endpoint["authorization"]["credentials"] == {"name": "chat-token", "key": "token"}
     assert endpoint["relabelings"][0]["targetLabel"] == "inference_service"
     assert made(POD_MONITORS, is_monitored=False) is None
 

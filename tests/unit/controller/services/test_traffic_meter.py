@@ -143,7 +143,9 @@ async def test_traffic_in_the_status_stays_for_a_new_leader() -> None:
     assert meter.follow(KEY, None) == UNKNOWN_TRAFFIC
 
 
-def test_services_are_read_once_in_five_minutes_and_at_different_times(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def read_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Times at which pods are read, by their address; each of them counts 100 requests from one reading to the next."""
     read_at: dict[str, list[float]] = {}
 
     async def read(_session: object, endpoint: Endpoint, _series: TrafficSeries, _token: str) -> bytes:
@@ -151,20 +153,40 @@ def test_services_are_read_once_in_five_minutes_and_at_different_times(monkeypat
         times.append(asyncio.get_running_loop().time())
         return f"seconds_count {100 * len(times)}\nseconds_sum {50 * len(times)}\n".encode()
 
-    async def main() -> None:
-        meter, enqueued = TrafficMeter(), list[ObjectKey]()
-        series = SERIES._replace(needs_key=False)
-        for number in range(100):
-            pods = (Endpoint(f"10.0.0.{number}", 8080),)
-            meter.follow(ObjectKey("team", f"s{number}"), TrafficTarget(f"uid-{number}", pods, series))
-        async with running(meter.run(leading(Secrets(), enqueued))):
-            await asyncio.sleep(3600)
-        assert len(enqueued) == 100, "the traffic is the same at each reading"
-        assert meter.follow(ObjectKey("team", "s0"), target(Endpoint("10.0.0.0", 8080))) == UNKNOWN_TRAFFIC
-
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
-    virtual_time.run(main())
+    return read_at
+
+
+async def follow_for_an_hour(enqueued: list[ObjectKey]) -> None:
+    """Follow 100 services for an hour."""
+    meter, series = TrafficMeter(), SERIES._replace(needs_key=False)
+    for number in range(100):
+        pods = (Endpoint(f"10.0.0.{number}", 8080),)
+        meter.follow(ObjectKey("team", f"s{number}"), TrafficTarget(f"uid-{number}", pods, series))
+    async with running(meter.run(leading(Secrets(), enqueued))):
+        await asyncio.sleep(3600)
+
+
+def test_services_are_read_once_in_five_minutes(read_at: dict[str, list[float]]) -> None:
+    virtual_time.run(follow_for_an_hour([]))
+    pauses = {round(later - earlier) for times in read_at.values() for earlier, later in itertools.pairwise(times)}
+    assert pauses == {300}
     assert {len(times) for times in read_at.values()} == {12}
-    for times in read_at.values():
-        assert all(round(later - earlier) == 300 for earlier, later in itertools.pairwise(times))
+
+
+def test_services_are_read_at_different_times(read_at: dict[str, list[float]]) -> None:
+    virtual_time.run(follow_for_an_hour([]))
     assert len({round(times[0]) for times in read_at.values()}) > 50
+
+
+@pytest.mark.usefixtures("read_at")
+def test_service_with_the_same_traffic_is_enqueued_once() -> None:
+    enqueued = list[ObjectKey]()
+    virtual_time.run(follow_for_an_hour(enqueued))
+    assert len(enqueued) == len(set(enqueued)) == 100
+
+
+async def test_service_that_is_replaced_has_unknown_traffic() -> None:
+    meter, pods = TrafficMeter(), (Endpoint("10.0.0.1", 8080),)
+    meter.follow(KEY, TrafficTarget("uid-earlier", pods, SERIES), Traffic(7, 700))
+    assert meter.follow(KEY, target(*pods)) == UNKNOWN_TRAFFIC

@@ -58,16 +58,22 @@ class PodProxy(NamedTuple):
         except aiohttp.ClientConnectionError:
             return 0
 
+    async def answers(self, path: str, status: int, **headers: str) -> bool:
+        return await self.status(path, **headers) == status
+
     async def until_health(self, status: int) -> None:
-        async def answers() -> bool:
-            return await self.status("/health") == status
+        await eventually(lambda: self.answers("/health", status))
 
-        await eventually(answers)
+    async def ask(self) -> int:
+        """Return the status of a chat with the token."""
+        async with post_chat(self.http, self.url) as response:
+            return response.status
 
-    async def in_flight(self) -> float:
+    async def queued(self) -> float:
+        """Return the number of requests that wait, by the metrics."""
         async with self.http.get(self.url + "/metrics", headers=AUTHORIZED) as response:
             lines = (await response.text()).splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("pomona_proxy_in_flight{"))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("pomona_proxy_queued{"))
 
 
 def arguments(token_file: Path, port: int, engine_port: int, *more: str) -> list[str]:
@@ -108,8 +114,7 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
         await proxy.until_health(200)
         async with http.post(f"{proxy.url}/v1/chat/completions", json=CHAT) as response:
             assert response.status == 401
-        async with post_chat(http, proxy.url) as response:
-            assert response.status == 200
+        assert await proxy.ask() == 200
         async with http.post(f"{proxy.url}/api/pull", json=CHAT, headers=AUTHORIZED) as response:
             assert response.status == 404
         assert (engine.asked, engine.models) == (["/v1/chat/completions"], ["library/tiny:1b"])
@@ -123,8 +128,7 @@ async def test_health_follows_the_engines_own_and_tells_nothing_else(run: Run, h
     async with fake_engine(engine) as backend:
         proxy = await run(backend)
         await proxy.until_health(503)
-        async with post_chat(http, proxy.url) as response:
-            assert response.status == 503
+        assert await proxy.ask() == 503
         engine.health = 204
         await proxy.until_health(200)
         async with http.get(f"{proxy.url}/health") as response:
@@ -140,44 +144,30 @@ async def test_replaced_token_is_read_from_its_file(run: Run) -> None:
         newer = proxy.token_file.with_name("newer")
         newer.write_text("another-token")
         newer.replace(proxy.token_file)  # as the kubelet does it
-
-        async def accepts_newer() -> bool:
-            return await proxy.status("/v1/models", Authorization="Bearer another-token") == 200
-
-        await eventually(accepts_newer)
+        await eventually(lambda: proxy.answers("/v1/models", 200, Authorization="Bearer another-token"))
         assert await proxy.status("/v1/models", **AUTHORIZED) == 200, "clients may have the one before for a while"
         assert await proxy.status("/v1/models", Authorization="Bearer third") == 401
 
 
-async def test_running_and_waiting_requests_are_finished_after_sigterm(run: Run, http: aiohttp.ClientSession) -> None:
+async def test_running_and_waiting_requests_are_finished_after_sigterm(run: Run) -> None:
     engine = Engine()
     async with fake_engine(engine) as backend:
         proxy = await run(backend, "--concurrency=1")
         await proxy.until_health(200)
         engine.answering.clear()
-
-        async def ask() -> int:
-            async with post_chat(http, proxy.url) as response:
-                return response.status
-
-        requests = [asyncio.create_task(ask()) for _ in range(3)]
-        await eventually(lambda: len(engine.asked) == 1)
-
-        async def waits() -> bool:
-            async with http.get(f"{proxy.url}/metrics", headers=AUTHORIZED) as response:
-                return 'pomona_proxy_queued{namespace="ns",service="tiny"} 2.0' in await response.text()
-
-        await eventually(waits)
+        requests = [asyncio.create_task(proxy.ask()) for _ in range(3)]
+        await eventually(lambda: has_queued(proxy, 2))
+        assert len(engine.asked) == 1
         proxy.process.send_signal(signal.SIGTERM)
-
-        async def refuses() -> bool:
-            return await proxy.status("/health") == 0
-
-        await eventually(refuses)
+        await proxy.until_health(0)
         assert proxy.process.returncode is None
         engine.answering.set()
         assert await asyncio.gather(*requests) == [200, 200, 200]
         assert await proxy.process.wait() == 0
+
+
+async def has_queued(proxy: PodProxy, count: int) -> bool:
+    return await proxy.queued() == count
 
 
 def test_engine_is_healthy_from_its_first_answer_to_two_failures_in_a_row() -> None:
@@ -258,7 +248,7 @@ def test_restarted_engine_is_waited_for_again() -> None:
     assert engine.hangs_after(None, 600)
 
 
-async def test_silent_engine_hangs_until_it_answers_a_request(run: Run, http: aiohttp.ClientSession) -> None:
+async def test_silent_engine_hangs_until_it_answers_a_request(run: Run) -> None:
     engine = Engine()
     async with fake_engine(engine) as backend:
         proxy = await run(backend, "--hang-seconds=3")
@@ -266,20 +256,11 @@ async def test_silent_engine_hangs_until_it_answers_a_request(run: Run, http: ai
         engine.healthy.clear()
         engine.answering.clear()
         async with asyncio.TaskGroup() as tasks:
-            request = tasks.create_task(_post(http, proxy.url))
-            await eventually(lambda: _answers(proxy, "/live/engine", 503))
+            request = tasks.create_task(proxy.ask())
+            await eventually(lambda: proxy.answers("/live/engine", 503))
             engine.answering.set()
             assert await request == 200
-            await eventually(lambda: _answers(proxy, "/live/engine", 200))
-
-
-async def _post(http: aiohttp.ClientSession, url: str) -> int:
-    async with post_chat(http, url) as response:
-        return response.status
-
-
-async def _answers(proxy: PodProxy, path: str, status: int) -> bool:
-    return await proxy.status(path) == status
+            await eventually(lambda: proxy.answers("/live/engine", 200))
 
 
 async def test_liveness_of_the_engine_needs_no_token_and_tells_nothing(run: Run, http: aiohttp.ClientSession) -> None:
