@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,34 +120,42 @@ def _mount(folder: Path, **keys: str) -> dict[str, str]:
     return {"POMONA_SOURCE_SECRET": str(folder)}
 
 
-async def test_private_registry_takes_each_kind_of_login(artifact: Artifact, tmp_path: Path) -> None:
+def _docker_config(host: str) -> str:
+    return json.dumps({"auths": {host: {"auth": base64.b64encode(b"user:pass").decode()}}})
+
+
+@pytest.fixture
+async def private(artifact: Artifact, tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of a registry that has the artifact and wants a login."""
     async with serve_private_registry(tmp_path / "registry") as url:
         await push(url, REPOSITORY, "v1", artifact, authorization=BASIC)
-        host = url.removeprefix("http://")
-        config = json.dumps({"auths": {host: {"auth": base64.b64encode(b"user:pass").decode()}}})
-        (tmp_path / "docker").mkdir()
-        (tmp_path / "docker/config.json").write_text(config)
-        for environment in (
-            _mount(tmp_path / "secret", **{".dockerconfigjson": config}),
-            _mount(tmp_path / "other-secret", username="user", password="pass"),
-            {"POMONA_SOURCE_TOKEN": "user:pass"},
-            {"DOCKER_CONFIG": str(tmp_path / "docker")},
-        ):
-            inspected = await _run("inspect", _source(url), **environment)
-            assert (inspected.code, inspected.error) == (0, "")
+        yield url
 
-        refused = [
-            await _run("inspect", _source(url), **environment)
-            for environment in (
-                {},
-                {"POMONA_SOURCE_TOKEN": "user:wrong"},
-                _mount(tmp_path / "third", **{".dockerconfigjson": config.replace(host, "ghcr.io")}),
-            )
-        ]
-    assert [each.code for each in refused] == [2, 2, 2]
-    assert all("HTTP 401: no access: give a login" in each.error for each in refused[:2])
-    assert "--docker-server=127.0.0.1:" in refused[2].error
-    assert "wrong" not in refused[1].error
+
+async def test_private_registry_takes_each_kind_of_login(private: str, tmp_path: Path) -> None:
+    config = _docker_config(private.removeprefix("http://"))
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker/config.json").write_text(config)
+    for environment in (
+        _mount(tmp_path / "secret", **{".dockerconfigjson": config}),
+        _mount(tmp_path / "other-secret", username="user", password="pass"),
+        {"POMONA_SOURCE_TOKEN": "user:pass"},
+        {"DOCKER_CONFIG": str(tmp_path / "docker")},
+    ):
+        inspected = await _run("inspect", _source(private), **environment)
+        assert (inspected.code, inspected.error) == (0, "")
+
+
+async def test_wrong_login_is_refused_without_being_quoted(private: str, tmp_path: Path) -> None:
+    elsewhere = _mount(tmp_path / "secret", **{".dockerconfigjson": _docker_config("ghcr.io")})
+    for environment, way_out in (
+        ({}, "HTTP 401: no access: give a login"),
+        ({"POMONA_SOURCE_TOKEN": "user:wrong"}, "HTTP 401: no access: give a login"),
+        (elsewhere, "--docker-server=127.0.0.1:"),
+    ):
+        refused = await _run("inspect", _source(private), **environment)
+        assert (refused.code, way_out in refused.error) == (2, True), refused.error
+        assert "wrong" not in refused.error
 
 
 async def test_registry_with_a_server_of_tokens_is_asked_to_pull_only(

@@ -38,6 +38,21 @@ async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
         yield server
 
 
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """The folder at which a volume is mounted."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def protected(volume: Path) -> Path:
+    """A folder that nobody may write."""
+    volume.chmod(0o555)
+    return volume
+
+
 async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
     """Return how a fetch to a folder ends, in other namespaces and after the command `before`."""
     # Its folder is not on a volume that the command may not write.
@@ -51,9 +66,7 @@ async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before
     return Refusal(code, said["reason"], said["message"])
 
 
-async def test_full_volume_is_named_with_what_is_free(server: FileServer, tmp_path: Path) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
+async def test_full_volume_is_named_with_what_is_free(server: FileServer, volume: Path) -> None:
     small = f"mount -t tmpfs -o size=64k tmpfs {volume}"
     refused = await fetch(server, volume, within=MOUNTS, before=small)
     assert refused.reason == "NoSpace", refused
@@ -61,21 +74,17 @@ async def test_full_volume_is_named_with_what_is_free(server: FileServer, tmp_pa
     assert "free some space or use a larger volume" in refused.message
 
 
-async def test_read_only_volume_is_named(server: FileServer, tmp_path: Path) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
+async def test_read_only_volume_is_named(server: FileServer, volume: Path) -> None:
     read_only = f"mount -t tmpfs tmpfs {volume} && mount -o remount,ro {volume}"
     refused = await fetch(server, volume, within=MOUNTS, before=read_only)
     assert refused.reason == "StorageFailed", refused
     assert f"{volume} is on a read-only volume" in refused.message
 
 
-async def test_volume_that_ignores_the_group_is_named_with_its_owner(server: FileServer, tmp_path: Path) -> None:
+async def test_volume_that_ignores_the_group_is_named_with_its_owner(server: FileServer, protected: Path) -> None:
     """Volumes that do not honour fsGroup are like this one: nobody may write their root."""
-    volume = tmp_path / "volume"
-    volume.mkdir(mode=0o555)
-    refused = await fetch(server, volume, within=NO_RIGHTS)
+    refused = await fetch(server, protected, within=NO_RIGHTS)
     assert refused.reason == "StorageFailed", refused
-    assert f"{volume} has owner " in refused.message
+    assert f"{protected} has owner " in refused.message
     assert "and mode 555" in refused.message
     assert "make its root writable for group" in refused.message

@@ -90,24 +90,25 @@ async def check_traffic_is_counted(cluster: Cluster, service: str) -> None:
     assert found[series.requests] >= 2
 
 
+async def check_row(cluster: Cluster, node: str) -> None:
+    """Check what the status, and `kubectl get -o wide`, show of the service `chat` on the processor of a node."""
+    status = (await cluster.get("chat")).status
+    assert (status.accelerator, status.runtime, status.nodes) == ("cpu", "vllm", [node])
+    assert status.memory.endswith(" GiB")
+    heading, row = (await cluster.kubectl("get", "isvc", "chat", "--output=wide")).splitlines()
+    for column, value in (("VENDOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
+        assert row[heading.index(column) :].startswith(value), row
+
+
 async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors: Obj) -> None:
     await cluster.apply(tensors, cluster.service("chat", "cpu", **TENSORS))
     await cluster.ready("chat")
     await check_answers(cluster, "chat")
     assert (await cluster.ask("chat", token="wrong")).status == 401
-
     await check_traffic_is_counted(cluster, "chat")
 
-    status = (await cluster.get("chat")).status
-    assert (status.accelerator, status.runtime) == ("cpu", "vllm")
-    assert status.memory.endswith(" GiB")
-    rows = await cluster.kubectl("get", "isvc", "chat", "--output=wide")
-    heading, row = rows.splitlines()
-    for column, value in (("VENDOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
-        assert row[heading.index(column) :].startswith(value), rows
     pod = await pod_of(cluster, "chat")
-    # Any node has a processor.
-    assert status.nodes == [pod["nodeName"]]
+    await check_row(cluster, pod["nodeName"])
     (engine,) = pod["initContainers"]
     assert engine["image"] == CPU_IMAGE
     assert not any("token" in str(each) for each in (engine["args"], engine.get("env"), engine["volumeMounts"]))

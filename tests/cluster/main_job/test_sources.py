@@ -71,7 +71,8 @@ async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: C
         assert value not in str(found)
 
 
-async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cluster) -> None:
+async def bind_claim(cluster: Cluster) -> Path:
+    """Apply `CLAIM`, and return the folder of the volume that it is bound to."""
     await cluster.apply(CLAIM)
 
     async def bound() -> str:
@@ -80,10 +81,13 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
         return name
 
     volume = await cluster.client.get(VOLUMES, await eventually(bound))
-    folder = Path(volume["spec"]["hostPath"]["path"]) / "llama"
+    return Path(volume["spec"]["hostPath"]["path"])
+
+
+async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cluster) -> None:
+    folder = await bind_claim(cluster) / "llama"
     folder.mkdir(parents=True)
     (folder / "tiny model.gguf").write_bytes((cluster.files.root / "tiny.gguf").read_bytes())
-
     source = "pvc://weights/llama/tiny%20model.gguf"
     await cluster.apply(cluster.model(source=source), cluster.service("chat", "cpu"))
     await cluster.ready("chat")
@@ -91,11 +95,8 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
     found = await wait_for_condition(cluster, "tiny", "Cached", "OnVolume")
     assert found.status.gguf is not None
     assert found.status.gguf.architecture == "llama"
-    names = [job["metadata"]["name"] for job in (await cluster.client.list(JOBS, cluster.namespace)).items]
-    assert [name.partition("-inspect-")[0] for name in names] == ["tiny"]
-    assert [claim["metadata"]["name"] for claim in (await cluster.client.list(PVCS, cluster.namespace)).items] == [
-        "weights"
-    ]
+    assert [name.partition("-inspect-")[0] for name in await cluster.names(JOBS)] == ["tiny"]
+    assert await cluster.names(PVCS) == ["weights"]
 
 
 @pytest.mark.parametrize("path", ["tiny.gguf", ""])

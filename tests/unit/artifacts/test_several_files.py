@@ -113,7 +113,14 @@ class TestSafetensors:
         }
         assert all((done.path / name).read_bytes() == (folder / name).read_bytes() for name in payload(done.path))
         assert told[-1] == (found.size_bytes, found.size_bytes)
-        assert check_stored(parse("hf://acme/tiny"), done.path).total_parameters == found.total_parameters
+
+    async def test_fetched_folder_has_the_facts_of_its_inspection(
+        self, server: FileServer, folder: Path, tmp_path: Path
+    ) -> None:
+        found = await look(server, "hf://acme/tiny")
+        done = await bring(server, tmp_path / "to", "hf://acme/tiny", revision=found.revision)
+        stored = check_stored(parse("hf://acme/tiny"), done.path)
+        assert (stored.format, stored.total_parameters) == (found.format, count_elements(folder))
 
     async def test_interrupted_fetch_continues_with_the_missing_bytes(
         self, server: FileServer, folder: Path, tmp_path: Path
@@ -295,18 +302,32 @@ class TestSplitModels:
     async def test_pattern_for_one_file_takes_its_digest(
         self, server: FileServer, parts: list[Path], tmp_path: Path
     ) -> None:
+        del parts
         tiny_gguf.write(server.root / "acme" / "split" / "tiny-Q8_0.gguf", ftype="q8_0")
         digest = hashlib.sha256((server.root / "acme" / "split" / "tiny-Q8_0.gguf").read_bytes()).hexdigest()
         found = await look(server, "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
         assert (found.file, found.sha256) == ("tiny-Q8_0.gguf", digest)
         done = await bring(server, tmp_path / "to", "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
         assert (done.path.name, done.sha256) == ("tiny-Q8_0.gguf", digest)
-        assert (await refused(look(server, "hf://acme/split", "*Q8_0*.gguf", sha256="0" * 64))).reason == (
-            "ChecksumMismatch"
-        )
-        assert (await refused(look(server, "hf://acme/split", "F32/*.gguf", sha256=digest))).reason == "SourceInvalid"
-        first = f"hf://acme/split/F32/{parts[0].name}"
-        assert "a split model has no sha256" in (await refused(look(server, first, sha256=digest))).message
+
+    @pytest.mark.parametrize(
+        ("source", "reason", "says"),
+        [
+            (["hf://acme/split", "*Q8_0*.gguf"], "ChecksumMismatch", "expected sha256 0000"),
+            (["hf://acme/split", "F32/*.gguf"], "SourceInvalid", "3 files, which have no one sha256"),
+            (["hf://acme/split/F32/tiny-00001-of-00003.gguf"], "SourceInvalid", "a split model has no sha256"),
+        ],
+        ids=["of other bytes", "of several files", "of a split model"],
+    )
+    async def test_digest_that_cannot_hold_is_refused(
+        self, server: FileServer, parts: list[Path], source: list[str], reason: str, says: str
+    ) -> None:
+        quantized = server.root / "acme" / "split" / "tiny-Q8_0.gguf"
+        tiny_gguf.write(quantized, ftype="q8_0")
+        server.digests[quantized.name] = hashlib.sha256(quantized.read_bytes()).hexdigest()
+        assert parts[0].exists()
+        error = await refused(look(server, *source, sha256="0" * 64))
+        assert (error.reason, says in error.message) == (reason, True), error.message
 
     async def test_active_parameters_follow_from_the_experts(self, server: FileServer, tmp_path: Path) -> None:
         writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "qwen3moe")
@@ -325,20 +346,21 @@ class TestStore:
     async def test_host_serves_a_split_model_by_its_first_part(
         self, store: WeightsStore, server: FileServer, parts: list[Path]
     ) -> None:
-        for source in ("hf://acme/split", f"{server.url}/acme/split/F32/{parts[0].name}"):
-            wanted = parse(source, ["*.gguf"] if source.startswith("hf") else [])
-            held = await store.obtain(
-                wanted, sha256=None, revision=None, token=None, on_progress=lambda _here, _total: None
-            )
-            assert held.path.name == parts[0].name
-            assert [held.path.with_name(path.name).read_bytes() for path in parts] == [
-                path.read_bytes() for path in parts
-            ]
-            server.requests.clear()
-            again = store.find(wanted, None, None)
-            assert again is not None
-            assert (again.path, server.requests) == (held.path, [])
-        assert len(store.stored()) == 1, "the same bytes are one object"
+        source = f"hf://acme/split/F32/{parts[0].name}"
+        held = await obtain(store, source)
+        assert held.path.name == parts[0].name
+        assert [held.path.with_name(each.name).read_bytes() for each in parts] == [each.read_bytes() for each in parts]
+        server.requests.clear()
+        again = store.find(parse(source), None, None)
+        assert again is not None
+        assert (again.path, server.requests) == (held.path, [])
+
+    async def test_same_parts_of_two_sources_are_one_object(
+        self, store: WeightsStore, server: FileServer, parts: list[Path]
+    ) -> None:
+        for base in ("hf://acme/split", f"{server.url}/acme/split"):
+            await obtain(store, f"{base}/F32/{parts[0].name}")
+        assert len(store.stored()) == 1
 
     async def test_two_patterns_of_one_repository_are_two_objects(
         self, store: WeightsStore, server: FileServer

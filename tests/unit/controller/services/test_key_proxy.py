@@ -48,28 +48,34 @@ def arguments(pod: Obj) -> dict[str, str]:
     return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
+def split(spec: Obj) -> tuple[Obj, Obj]:
+    """Return the two containers of a pod: the engine and its proxy."""
+    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    return engine, proxy
+
+
 def mounts(container: Obj) -> dict[str, str]:
     return {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
 
 
-def test_engine_is_stopped_after_the_proxy_and_cannot_be_reached_from_outside() -> None:
-    spec = pod("ollama")
-    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
-    # Kubernetes stops sidecars after the main containers.
+def test_engine_is_a_sidecar_which_kubernetes_stops_after_the_proxy() -> None:
+    engine, proxy = split(pod("ollama"))
     assert (engine["name"], engine["restartPolicy"]) == ("ollama", "Always")
-    assert "ports" not in engine
-    # The kubelet would ask at the address of the pod.
-    assert not {"startupProbe", "readinessProbe"} & engine.keys()
-    variables = {each["name"]: each["value"] for each in engine["env"]}
-    assert variables["OLLAMA_HOST"] == "127.0.0.1:11434"
     assert (proxy["name"], proxy["image"]) == ("key-proxy", "registry.example/pomona:1")
+
+
+def test_engine_cannot_be_reached_from_outside_of_its_pod() -> None:
+    engine, proxy = split(pod("ollama"))
+    assert {"name": "OLLAMA_HOST", "value": "127.0.0.1:11434"} in engine["env"]
+    # The kubelet would ask at the address of the pod.
+    assert not {"ports", "startupProbe", "readinessProbe"} & engine.keys()
     assert proxy["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
     assert proxy["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
 
 
 def test_engine_is_restarted_when_the_proxy_says_so_but_not_while_the_proxy_is_started() -> None:
     for runtime in ("ollama", "generic"):
-        (engine,), (proxy,) = pod(runtime)["initContainers"], pod(runtime)["containers"]
+        engine, proxy = split(pod(runtime))
         probe = engine["livenessProbe"]
         # A name would be looked up among the ports of the engine, which has none.
         assert probe["httpGet"] == {"path": "/live/engine", "port": proxy["ports"][0]["containerPort"]}
@@ -82,7 +88,7 @@ def test_engine_is_restarted_when_the_proxy_says_so_but_not_while_the_proxy_is_s
 def test_only_the_proxy_gets_the_token() -> None:
     for runtime in ("ollama", "generic"):
         spec = pod(runtime)
-        (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+        engine, proxy = split(spec)
         assert "token" not in mounts(engine)
         assert mounts(proxy)["token"] == "/run/secrets/pomona"
         assert arguments(spec)["--token-file"] == "/run/secrets/pomona/token"
@@ -110,7 +116,7 @@ def test_proxy_brings_the_model_into_ollama() -> None:
     assert (given["--prepare"], given["--source"]) == ("ollama", "/models/0123abcd/tiny.gguf")
     assert (given["--context-length"], given["--concurrency"]) == ("2048", "4")
     assert given["--engine-model"].startswith("pomona/chat:")
-    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    engine, proxy = split(spec)
     assert mounts(proxy)["models"] == "/models"
     # Ollama keeps a copy, for which the node needs room.
     limits = {each["name"]: each["emptyDir"].get("sizeLimit") for each in spec["volumes"] if "emptyDir" in each}
@@ -134,14 +140,14 @@ def test_model_of_the_library_needs_no_volume() -> None:
     spec = pod("ollama", OF_LIBRARY)
     assert arguments(spec)["--source"] == "ollama://tiny:1b"
     assert not [each for each in spec["volumes"] if "persistentVolumeClaim" in each]
-    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    engine, proxy = split(spec)
     assert "models" not in {**mounts(engine), **mounts(proxy)}
     assert proxy["env"] == [{"name": NETWORKS_VARIABLE, "value": "10.0.0.0/8"}]
 
 
 def test_devices_are_the_engines() -> None:
     spec = pod("ollama", accelerator="nvidia")
-    (engine,), (proxy,) = spec["initContainers"], spec["containers"]
+    engine, proxy = split(spec)
     assert engine["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     assert set(proxy["resources"]["limits"]) == {"memory"}
 

@@ -7,6 +7,7 @@ import pytest
 from controller.services.pods.pod_options import find_option_problem
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from crds.meta import Accelerator
+from crds.pods import ContainerOptions
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, PVCS
@@ -37,29 +38,25 @@ def refusal(options: Obj, **spec: Any) -> str:
     return str(ready["message"]) if is_refused else ""
 
 
-def test_options_are_added_beside_what_pomona_states() -> None:
+def test_pod_has_pull_secrets_runtime_class_and_variables_of_the_user() -> None:
+    spec = pod(imagePullSecrets=[{"name": "registry"}], runtimeClassName="gvisor", env=[{"name": "A", "value": "b"}])
+    assert (spec["imagePullSecrets"], spec["runtimeClassName"]) == ([{"name": "registry"}], "gvisor")
+    assert spec["containers"][0]["env"] == [{"name": "A", "value": "b"}]
+
+
+def test_volumes_of_the_user_are_added_under_names_of_their_own() -> None:
     claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "compiled"}}
     files = {"name": "tmp", "configMap": {"name": "templates"}}
-    spec = pod(
-        imagePullSecrets=[{"name": "registry"}],
-        env=[{"name": "A", "value": "b"}],
-        runtimeClassName="gvisor",
-        volumes=[SCRATCH, claim, files],
-        volumeMounts=[{"name": "tmp", "mountPath": "/etc/templates", "readOnly": True}],
-    )
-    bare = pod()
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert spec["runtimeClassName"] == "gvisor"
+    mount = {"name": "tmp", "mountPath": "/etc/templates", "readOnly": True}
+    spec, bare = pod(volumes=[SCRATCH, claim, files], volumeMounts=[mount]), pod()
+    own_mounts = bare["containers"][0]["volumeMounts"]
     assert spec["volumes"] == [
         *bare["volumes"],
-        {"name": "user-scratch", "emptyDir": {"sizeLimit": "1Gi"}},
-        {"name": "user-cache", "persistentVolumeClaim": {"claimName": "compiled"}},
-        {"name": "user-tmp", "configMap": {"name": "templates"}},
+        SCRATCH | {"name": "user-scratch"},
+        claim | {"name": "user-cache"},
+        files | {"name": "user-tmp"},
     ]
-    (engine,), (own,) = spec["containers"], bare["containers"]
-    assert engine["env"] == [{"name": "A", "value": "b"}]
-    added = {"name": "user-tmp", "mountPath": "/etc/templates", "readOnly": True}
-    assert engine["volumeMounts"] == [*own["volumeMounts"], added]
+    assert spec["containers"][0]["volumeMounts"] == [*own_mounts, mount | {"name": "user-tmp"}]
 
 
 def test_pod_has_the_class_of_its_priority_and_prefers_several_nodes() -> None:
@@ -181,22 +178,26 @@ def test_variable_that_chooses_devices_is_refused() -> None:
     assert message.startswith("pod.env sets NVIDIA_VISIBLE_DEVICES, by which a node would give the container devices")
 
 
-def test_engine_behind_a_proxy_has_the_options_and_keeps_its_own_folders() -> None:
-    stated: Obj = {"image": "registry.example/engine:1", "container": {"modelMountPath": "/weights"}}
-    choice = EngineChoice("generic", "cpu", VENDORS["cpu"], 1, None, as_service(service(**stated)).spec.container)
-    options = {
-        "env": [{"name": "A", "value": "b"}],
-        "volumes": [SCRATCH],
-        "volumeMounts": [{"name": "scratch", "mountPath": "/weights/a"}],
-    }
-    weights = MountedWeights("tiny-cache", "a/tiny.gguf")
-    spec = build_pod(as_service(service(pod=options, **stated)), choice, weights)
+def generic_pod(**options: Any) -> Obj:
+    """Return the pod of a container that the service states, with its weights at /weights."""
+    container = ContainerOptions(model_mount_path="/weights")
+    choice = EngineChoice("generic", "cpu", VENDORS["cpu"], 1, container=container)
+    chat = as_service(service(pod=options, image="registry.example/engine:1"))
+    return build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))
+
+
+def test_engine_behind_a_proxy_has_the_options_and_the_proxy_has_none() -> None:
+    mount = {"name": "scratch", "mountPath": "/opt/a"}
+    spec = generic_pod(env=[{"name": "A", "value": "b"}], volumes=[SCRATCH], volumeMounts=[mount])
     (engine,), (proxy,) = spec["initContainers"], spec["containers"]
     assert {"name": "A", "value": "b"} in engine["env"]
-    assert "user-scratch" in {each["name"] for each in engine["volumeMounts"]}
+    assert mount | {"name": "user-scratch"} in engine["volumeMounts"]
     assert "user-scratch" not in str(proxy)
-    bare = build_pod(as_service(service(**stated)), choice, weights)
-    message = find_option_problem(as_service(service(pod=options)).spec.pod, bare, ())
+
+
+def test_mount_over_the_weights_of_an_engine_behind_a_proxy_is_refused() -> None:
+    options = {"volumes": [SCRATCH], "volumeMounts": [{"name": "scratch", "mountPath": "/weights/a"}]}
+    message = find_option_problem(as_service(service(pod=options)).spec.pod, generic_pod(), ())
     assert message is not None
     assert message.startswith("pod.volumeMounts /weights/a overlaps /weights")
 
