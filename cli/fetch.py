@@ -32,7 +32,7 @@ _LINE_EVERY_SECONDS = 10.0
 @choose_files
 @click.option(
     "--sha256",
-    callback=outcome.digest,
+    callback=outcome.check_digest,
     help="Expected SHA-256. A download with another SHA-256 is deleted. Default: the SHA-256 that the hub "
     "states, if any.",
 )
@@ -137,7 +137,7 @@ async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     with _show_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
-            access = outcome.source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
+            access = outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
             return await fetch_source(
                 server,
                 wanted.folder or Path(),

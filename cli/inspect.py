@@ -19,7 +19,7 @@ from crds.size import size_text
 @choose_files
 @click.option(
     "--sha256",
-    callback=outcome.digest,
+    callback=outcome.check_digest,
     help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
 )
 @click.option(
@@ -106,7 +106,7 @@ async def _inspect(
     source = parse(text, files)
 
     async def read(server: Source, patience: Patience) -> Inspection:
-        access = outcome.source_access(server, source, file_root, allowed_networks, patience)
+        access = outcome.build_source_access(server, source, file_root, allowed_networks, patience)
         return await inspect(server, access, sha256=sha256, is_mounted=is_mounted)
 
     found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 RESULT_BYTES = 3500
 
 
-def token(source: Source) -> str | None:
+def read_token(source: Source) -> str | None:
     """Return the token for `source`: from the environment, since other users can read a command line.
 
     The hub's token goes to no other server, however the source is written. Raises ArtifactError: a registry's login
@@ -42,10 +42,10 @@ def token(source: Source) -> str | None:
         return read_environment(source.repo, os.environ)
     if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
         return own
-    return hub_token() if is_of_hub(source, endpoint()) else None
+    return read_hub_token() if is_of_hub(source, read_endpoint()) else None
 
 
-def source_access(
+def build_source_access(
     server: Source, source: Source, file_root: Path | None, allowed_networks: Networks, patience: "Patience"
 ) -> "SourceAccess":
     """Return the settings to read `server`, which is the source or a mirror of it, with the environment's credentials.
@@ -56,8 +56,8 @@ def source_access(
     from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
 
     return SourceAccess(
-        token=token(source) if server is source else None,
-        endpoint=endpoint(),
+        token=read_token(source) if server is source else None,
+        endpoint=read_endpoint(),
         file_root=file_root,
         allowed_networks=allowed_networks,
         patience=patience,
@@ -65,17 +65,17 @@ def source_access(
     )
 
 
-def hub_token() -> str | None:
+def read_hub_token() -> str | None:
     """Return the token for the hub."""
     return os.environ.get(HUB_TOKEN_VARIABLE) or None
 
 
-def endpoint() -> str:
+def read_endpoint() -> str:
     """Return the hub of hf:// sources."""
     return os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
 
 
-def digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def check_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Check an option that takes a SHA-256."""
     del context, parameter
     if value is None or re.fullmatch(r"[0-9a-fA-F]{64}", value):

@@ -81,7 +81,9 @@ def command(
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
-            options = StandaloneOptions(folder, port, outcome.endpoint(), outcome.hub_token(), allowed_networks)
+            options = StandaloneOptions(
+                folder, port, outcome.read_endpoint(), outcome.read_hub_token(), allowed_networks
+            )
             served = asyncio.run(_serve(found, sources, question, options, memory_budget))
     except ManifestError as error:
         for problem in error.problems:

@@ -61,24 +61,24 @@ _NO_ARTIFACT = "the registry has no such repository, tag, digest or blob: check 
 class Authorizer(Protocol):
     """Credentials for the own origin of a source."""
 
-    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+    def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers of a GET of `url`: those given, and the credentials. Raises ArtifactError."""
 
-    async def answer(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
         """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; False: there are none."""
 
 
-class FixedAuthorization(NamedTuple):
+class FixedAuthorizer(NamedTuple):
     """Credentials that are known beforehand."""
 
     value: str
 
-    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+    def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers with the Authorization."""
         del url
         return {**headers, "Authorization": self.value} if self.value else headers
 
-    async def answer(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
         """Return False: there are no others."""
         del challenges
         return False
@@ -198,7 +198,7 @@ class Origin:
             response = await self._request(url, headers)
             if response.status == _LOGIN_REQUIRED and url.origin() == self._url.origin():
                 challenges = response.headers.getall("WWW-Authenticate", [])
-                if await self._authorizer.answer(challenges):
+                if await self._authorizer.answer_challenges(challenges):
                     response.close()
                     response = await self._request(url, headers)
             if self._hub and url.origin() == self._hub.origin():
@@ -229,7 +229,7 @@ class Origin:
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send one request, with the credentials if `url` is of the source's own origin."""
         if url.origin() == self._url.origin():
-            headers = self._authorizer.headers(url, headers)
+            headers = self._authorizer.authorize_headers(url, headers)
         proxy = _find_proxy(url)
         chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
         # The proxy resolves names, and decides about their addresses.
@@ -356,7 +356,7 @@ async def connect(
             source,
             _parse_url(source, url or source.url(access.endpoint, revision)),
             head_seconds=access.patience.connect_seconds + access.patience.silence_seconds,
-            authorizer=authorizer or FixedAuthorization(f"Bearer {access.token}" if access.token else ""),
+            authorizer=authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
             accept=accept,
             explain=explain,
             networks=access.allowed_networks,

@@ -17,7 +17,7 @@ from yarl import URL
 
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import find_stated_address
-from artifacts.repositories.http_source import FixedAuthorization, Origin, connect
+from artifacts.repositories.http_source import FixedAuthorizer, Origin, connect
 from artifacts.repositories.oci_manifest import (
     INDEX_TYPES,
     MANIFEST_TYPES,
@@ -190,12 +190,12 @@ class _RegistryAuthorizer:
         self._login = login
         self._header = f"Bearer {login.secret}" if login and not login.user else ""
 
-    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+    def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers with the Authorization, once the registry has asked for it."""
         del url
         return {**headers, "Authorization": self._header} if self._header else headers
 
-    async def answer(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
         """Obtain the credentials that the registry asks for.
 
         Raises:
@@ -227,7 +227,7 @@ class _RegistryAuthorizer:
             self._source,
             self._access,
             url=str(challenge.realm.update_query(query)),
-            authorizer=FixedAuthorization(login.basic if login is not None else ""),
+            authorizer=FixedAuthorizer(login.basic if login is not None else ""),
         ) as origin:
             text = await origin.read_whole(_TOKEN_BYTES)
         try:

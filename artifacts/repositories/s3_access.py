@@ -88,7 +88,7 @@ class S3Access:
         # It is sent as it is signed: a URL library would undo some of the escapes.
         return URL(f"{base}{path}{question}", encoded=True)
 
-    def headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+    def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers of a GET of `url`: those given, and the signature.
 
         Raises:
@@ -119,7 +119,7 @@ class S3Access:
         signed = auth.aws_sign_request(request, settings).result(_SIGNING_SECONDS)
         return dict(signed.headers)
 
-    async def answer(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
         """Return False: there are no other keys."""
         del challenges
         return False

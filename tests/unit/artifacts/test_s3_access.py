@@ -29,7 +29,7 @@ OF_SESSION = {**KEYS, "AWS_SESSION_TOKEN": "session", "AWS_REGION": "eu-west-1"}
 
 def test_signature_covers_the_range_and_is_of_the_session() -> None:
     access = S3Access.read_environment(OF_SESSION)
-    sent = access.headers(access.url("m", "k"), {"Range": "bytes=1-"})
+    sent = access.authorize_headers(access.url("m", "k"), {"Range": "bytes=1-"})
     headers = {name.lower(): value for name, value in sent.items()}
     signature = headers["authorization"]
     assert "AK/" in signature
@@ -40,13 +40,13 @@ def test_signature_covers_the_range_and_is_of_the_session() -> None:
 
 def test_secret_is_neither_sent_nor_shown() -> None:
     access = S3Access.read_environment(OF_SESSION)
-    assert "hunter2" not in str(access.headers(access.url("m", "k"), {}))
+    assert "hunter2" not in str(access.authorize_headers(access.url("m", "k"), {}))
     for secret in ("hunter2", "session"):
         assert secret not in repr(access)
 
 
 def test_request_without_keys_is_not_signed() -> None:
-    assert dict(ANONYMOUS_S3.headers(ANONYMOUS_S3.url("m"), {})) == {"x-amz-checksum-mode": "ENABLED"}
+    assert dict(ANONYMOUS_S3.authorize_headers(ANONYMOUS_S3.url("m"), {})) == {"x-amz-checksum-mode": "ENABLED"}
 
 
 def test_line_break_at_the_end_of_a_value_is_left_out() -> None:
@@ -80,4 +80,4 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "awscrt", None)
     access = S3Access.read_environment(KEYS)
     with pytest.raises(ArtifactError, match=r"extra `s3`: pip install '\.\[s3\]'"):
-        access.headers(access.url("m"), {})
+        access.authorize_headers(access.url("m"), {})
