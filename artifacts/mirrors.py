@@ -1,11 +1,11 @@
 """Mirrors: further servers with the same bytes, asked in order while those before them cannot be reached.
 
-Only a known SHA-256 makes a mirror safe: whoever answers, the bytes are the wanted ones or are refused. So a digest
-that does not match is never a reason to ask the next server. A mirror gets no token: it is for the source's own server.
+Only a known SHA-256 makes a mirror safe: bytes with another digest are refused, from any server, and are never a
+reason to ask the next server. A mirror gets no token: it is for the source's own server.
 
 One file has the digest that the user states; an artifact of a registry, with all of its files, has that of its
 manifest. A folder or split model of a hub has none: its listing has digests of the weights only and not of its
-configuration, and while the hub is away nobody has that listing.
+configuration, and cannot be read while the hub is away.
 """
 
 import dataclasses

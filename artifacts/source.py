@@ -211,9 +211,9 @@ def _check_patterns(source: Source, files: Sequence[str]) -> None:
 
 
 def scheme_of(text: str) -> Scheme | None:
-    """Return the scheme that a source states, without a look at the rest of it; None if it is none of ours.
+    """Return the scheme of a source without parsing the rest of it, or None if Pomona does not know the scheme.
 
-    It is for decisions that are made at every event, about a source that is checked elsewhere.
+    Use it for decisions that are made at every event, about a source that was checked before.
     """
     scheme, separator, _ = text.partition("://")
     return _SCHEMES.get(scheme) if separator else None

@@ -137,7 +137,7 @@ class PodMemory(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """KV cache that is in the container's memory, for an engine that must be told; 0 if devices have it."""
+        """KV cache in the container's memory, for an engine that takes its size as an argument; 0: devices have it."""
         draft = self.container.draft
         return self.container.parts.cache_bytes + (draft.cache_bytes if draft else 0)
 

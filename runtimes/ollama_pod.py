@@ -23,7 +23,7 @@ IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
     {"cpu": _IMAGE, "nvidia": _IMAGE, "amd": f"{_IMAGE}-rocm", "intel": _IMAGE}
 )
 _ONLY_BY_VULKAN: Final = "gpu.intel.com/"
-"""Beginning of the resource of devices that Ollama uses by Vulkan, which it does only when it is told."""
+"""Beginning of the resource of devices that Ollama uses by Vulkan, which has to be turned on."""
 
 
 def render_name(identity: ModelIdentity) -> str:

@@ -1,8 +1,8 @@
 """The preparation of the Ollama in a pod: it gets its one model, and loads it, before the pod is Ready.
 
-`ollama serve` starts without a model. So the proxy in front of it (`pomona pod-proxy`) lets it pull the model, or
-create it from the GGUF on the Model's volume. What the daemon has in its folder already is not brought twice, so a
-container that restarts is ready again soon.
+`ollama serve` starts without a model. So the proxy in front of it (`pomona pod-proxy`) makes it pull the model, or
+create it from the GGUF file on the Model's volume. A model that is in the daemon's folder already is not fetched
+again, so a container that restarts is ready again soon.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _FIRST_PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _PERMANENT_REASONS: Final = frozenset({"SourceForbidden", "SplitUnsupported", "WeightsMissing"})
 _PERMANENT_TEXTS: Final = ("file does not exist", "no space left on device", "invalid model name")
-"""Errors of Ollama that another try does not cure; all have one status, so only the text tells them apart."""
+"""Errors of Ollama that another attempt does not cure; all have one status, so only their texts differ."""
 
 
 class PodModel(NamedTuple):

@@ -48,7 +48,7 @@ class PodServing(NamedTuple):
     devices: int = 0
     """Devices of the vendor that the container gets; 0: it runs on the processor."""
     cache_bytes: int | None = None
-    """Bytes of the KV cache, for an engine that keeps it in the container's memory and must be told; None: unknown."""
+    """Bytes of the KV cache in the container's memory, for an engine that takes them as an argument; None: unknown."""
 
 
 class EngineMetrics(NamedTuple):

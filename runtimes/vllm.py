@@ -49,7 +49,7 @@ def render_arguments(pod: PodServing) -> list[str]:
 
 
 def build_environment(pod: PodServing) -> dict[str, str]:
-    """Return vLLM's variables: it tells nobody of its use, and its processes talk to each other on loopback."""
+    """Return vLLM's variables: it sends no usage statistics, and its processes connect to each other on loopback."""
     del pod
     return {**PYTORCH_IN_POD, "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
 

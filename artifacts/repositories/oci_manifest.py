@@ -2,7 +2,7 @@
 
 Nothing is unpacked: a layer is one file, as `oras push`, ModelPack's raw layers, `docker model package` and Ollama make
 them. Names, sizes and digests are checked before any of them is used; URLs in a manifest are ignored, because they lead
-to servers that nobody chose.
+to servers that the user did not choose.
 """
 
 import dataclasses

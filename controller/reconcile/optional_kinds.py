@@ -1,7 +1,7 @@
 """Kinds that a cluster may have or not, such as PodMonitor: discovered from time to time, and watched while they exist.
 
 A decision asks whether objects of the kind can be written, so that a cluster without it is no error. A kind that is
-added later is found at the next look.
+added later is found by the next discovery.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from kube.resources import Resource
 from kube.store import Store
 from kube.watch import reflect
 
-LOOK_SECONDS: Final = 600.0
+DISCOVERY_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 60.0
-"""Pause after a look that failed."""
+"""Pause after a discovery that failed."""
 
 log = structlog.get_logger()
 
@@ -45,13 +45,13 @@ class OptionalKind:
             if exists:
                 await self._watch_while_served(client, store)
             else:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(DISCOVERY_SECONDS)
 
     async def _watch_while_served(self, client: Client, store: Store) -> None:
         log.info("optional_kind_found", resource=str(self.resource))
         async with self._reflecting(client, store):
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(DISCOVERY_SECONDS)
                 with contextlib.suppress(ApiError, Unreachable):
                     if not await self._is_served(client):
                         break

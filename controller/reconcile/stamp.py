@@ -20,7 +20,7 @@ from kube.resources import Resource
 
 ANNOTATION_STAMP: Final = f"{GROUP}/desired"
 ANNOTATION_INPUTS: Final = f"{GROUP}/inputs"
-"""Digest of what users decided about an object, by which an edit is told from an update of Pomona."""
+"""Digest of what users decided about an object; it changes with an edit, and not with an update of Pomona."""
 ANNOTATION_UPDATE: Final = f"{GROUP}/update"
 """On an object that an update of Pomona has replaced last, and no edit."""
 _MOST_REMEMBERED: Final = 20_000

@@ -1,4 +1,4 @@
-"""The traffic of a service by the metrics of its pods: which series tell it, and what two readings of them say.
+"""The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
 
 Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
 counts what clients asked for, and the port of the engine is closed. What a pod sends is not trusted: lines that are no
@@ -23,7 +23,7 @@ _DURATION_PARTS: Final = ("_count", "_sum")
 
 
 class TrafficSeries(NamedTuple):
-    """The series of a pod's metrics that tell its traffic."""
+    """The series of a pod's metrics that its traffic is computed from."""
 
     path: str
     needs_key: bool
@@ -69,7 +69,7 @@ class MetricsSample(NamedTuple):
 
 
 def find_series(engine: EnginePod) -> TrafficSeries | None:
-    """Return the series that tell the traffic of an engine's pods, or None if it counts no requests."""
+    """Return the series for the traffic of an engine's pods, or None if the engine counts no requests."""
     if engine.key == "proxy":
         return TrafficSeries(METRICS, needs_key=True, requests=f"{_PROXY_SECONDS}_count", seconds=_PROXY_SECONDS)
     metrics = engine.metrics
@@ -124,7 +124,7 @@ def measure_traffic(
     if not is_known:
         return UNKNOWN_TRAFFIC
     rounded = min(round(per_minute), _MOST)
-    # The controller's own probes are less than one request per minute, and tell no latency that anyone sees.
+    # The controller's own probes are less than one request per minute, and their latency is not that of clients.
     has_average = rounded > 0 and requests > 0
     return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
 

@@ -57,7 +57,7 @@ class _MeteredService:
     traffic: Traffic
     """As the status shows it."""
     read_at: float
-    """Time of the last reading that told something, or of the first look at the service."""
+    """Time of the last reading with a result, or of the first call of `follow`."""
     samples: dict[Endpoint, MetricsSample] = field(default_factory=dict)
     token: str = ""
 

@@ -1,9 +1,9 @@
 """The proxy of one pod: it checks the service's token for an engine that cannot, and that only it can reach.
 
-The token is read from a file, because the kubelet replaces the file when the Secret changes. The engine's health is
-asked once a second, whoever asks for it how often: GET /health, which needs no token, answers by the last result. A
-request in flight is finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET
-/live/engine, which needs no token either, answers 503 once the engine hangs, by which the kubelet restarts it.
+The token is read from a file, because the kubelet replaces the file when the Secret changes. The proxy asks the engine
+for its health once a second: GET /health, which needs no token, answers with the last result. A request in flight is
+finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET /live/engine, which needs
+no token either, answers 503 once the engine hangs, so that the kubelet restarts it.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ _END_SECONDS: Final = 2
 """Time in which the proxy ends after its last request, and then its engine."""
 _PROXY_START_SECONDS: Final = 1800
 """Time from the start of an engine in which the proxy's image is pulled: the sidecar is started first. Without a proxy
-after that, the engine is restarted, which disturbs nobody: only the proxy sends it requests."""
+after that, the engine is restarted, which fails no request: only the proxy sends it requests."""
 _PROBE_SECONDS: Final = 10
 _PROXY_RESTART_SECONDS: Final = 480
 """Time in which a proxy that ended is back: the kubelet waits at most 300 s before it starts a container again."""

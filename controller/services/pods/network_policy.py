@@ -1,7 +1,7 @@
 """The NetworkPolicy of a service in pods: who may send requests to it, and what its engine may reach.
 
-It is an option of the controller (`--network-policies`), because a cluster without such policies may have clients that
-nobody has labelled. Most network plugins exempt the kubelet, whose probes come from the node; one that does not needs a
+It is an option of the controller (`--network-policies`), because a cluster without such policies may have clients
+without the label. Most network plugins exempt the kubelet, whose probes come from the node; one that does not needs a
 policy of its own for them. Pods with the node's network, and a controller outside of the cluster, cannot be named by a
 policy: allow their addresses by another one, because policies add up.
 """

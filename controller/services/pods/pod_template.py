@@ -67,7 +67,7 @@ class EngineChoice(NamedTuple):
     memory: int | str
     """Memory of the node that each pod requests, as a Kubernetes quantity."""
     cache_bytes: int | None = None
-    """KV cache in that memory, for an engine that must be told; None: unknown."""
+    """KV cache in that memory, for an engine that takes its size as an argument; None: unknown."""
     container: ContainerOptions | None = None
     """The container that the service states, for an engine that Pomona does not know."""
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from controller.reconcile.optional_kinds import LOOK_SECONDS, OptionalKind
+from controller.reconcile.optional_kinds import DISCOVERY_SECONDS, OptionalKind
 from kube.client import ObjectList, WatchEvent
 from kube.errors import NotFound
 from kube.resources import POD_MONITORS, Resource
@@ -31,7 +31,7 @@ class ClusterWithKind:
         return ObjectList([{"metadata": metadata}], "1")
 
     async def watch(self, *_: Any, **__: Any) -> AsyncIterator[WatchEvent]:
-        await eventually(lambda: not self.exists, 10 * LOOK_SECONDS)
+        await eventually(lambda: not self.exists, 10 * DISCOVERY_SECONDS)
         no_events: list[WatchEvent] = []
         for event in no_events:
             yield event
@@ -44,10 +44,10 @@ async def follow_kind() -> None:
         await eventually(lambda: api.lists == 1)
         assert not kind.exists
         api.exists = True
-        await eventually(lambda: kind.exists, 2 * LOOK_SECONDS)
+        await eventually(lambda: kind.exists, 2 * DISCOVERY_SECONDS)
         assert len(store.list(POD_MONITORS)) == 1
         api.exists = False
-        await eventually(lambda: not kind.exists, 2 * LOOK_SECONDS)
+        await eventually(lambda: not kind.exists, 2 * DISCOVERY_SECONDS)
         await eventually(lambda: not store.list(POD_MONITORS))
 
 
