@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts.errors import ArtifactError
-from artifacts.formats.gguf_facts import count_active_parameters, count_of, text_of
+from artifacts.formats.header_values import count_active_parameters, read_count, read_text
 from crds.model import GGUF, Layers, Layout
 
 CONFIG: Final = "config.json"
@@ -154,13 +154,13 @@ def _find_foreign_class(classes: object) -> str | None:
 def summarize(config: dict[str, Any]) -> GGUF:
     """Return the configuration's facts for users; a fact that is missing or not valid is absent."""
     return GGUF(
-        architecture=text_of(config.get("model_type")),
+        architecture=read_text(config.get("model_type")),
         quantization=_describe_quantization(config),
-        context_length=count_of(config.get("max_position_embeddings")),
-        embedding_size=count_of(config.get("hidden_size")),
-        layer_count=count_of(config.get("num_hidden_layers")),
-        head_count=count_of(config.get("num_attention_heads")),
-        head_count_kv=count_of(config.get("num_key_value_heads")),
+        context_length=read_count(config.get("max_position_embeddings")),
+        embedding_size=read_count(config.get("hidden_size")),
+        layer_count=read_count(config.get("num_hidden_layers")),
+        head_count=read_count(config.get("num_attention_heads")),
+        head_count_kv=read_count(config.get("num_key_value_heads")),
     )
 
 
@@ -172,9 +172,11 @@ def is_mlx(config: dict[str, Any]) -> bool:
 
 def count_active(config: dict[str, Any], parameters: int, expert_parameters: int) -> int | None:
     """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
-    counts = [count_of(config.get(key)) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    counts = [read_count(config.get(key)) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((count for count in counts if count), 0)
-    return count_active_parameters(parameters, expert_parameters, experts, count_of(config.get("num_experts_per_tok")))
+    return count_active_parameters(
+        parameters, expert_parameters, experts, read_count(config.get("num_experts_per_tok"))
+    )
 
 
 def is_mlx_adapter(text: bytes) -> bool:
@@ -185,25 +187,25 @@ def is_mlx_adapter(text: bytes) -> bool:
 def _describe_quantization(config: dict[str, Any]) -> str:
     """Return the method of quantization, with its bits if a method has several, else the type of the weights."""
     mlx = config.get("quantization")
-    bits = count_of(mlx.get("bits")) if isinstance(mlx, dict) else None
+    bits = read_count(mlx.get("bits")) if isinstance(mlx, dict) else None
     if bits:
         return f"{bits}-bit"
     stated = config.get("quantization_config")
     if isinstance(stated, dict) and (found := _name_method(stated)):
         return found
-    return text_of(config.get("torch_dtype") or config.get("dtype"))
+    return read_text(config.get("torch_dtype") or config.get("dtype"))
 
 
 def _name_method(stated: dict[str, Any]) -> str:
     """Return the name of a method that `quantization_config` states: awq 4-bit, fp8, mxfp4 and so on."""
-    method = text_of(stated.get("quant_method")).lower()
+    method = read_text(stated.get("quant_method")).lower()
     if method.startswith("modelopt") or (not method and "quant_algo" in stated):
-        return text_of(stated.get("quant_algo")).lower() or method
+        return read_text(stated.get("quant_algo")).lower() or method
     if method == "compressed-tensors":
-        form = text_of(stated.get("format"))
+        form = read_text(stated.get("format"))
         if form in _PACKED_FORMATS:
             return _PACKED_FORMATS[form]
-    bits = count_of(stated.get("bits")) or _find_packed_bits(stated)
+    bits = read_count(stated.get("bits")) or _find_packed_bits(stated)
     if method == "bitsandbytes":
         bits = 4 if stated.get("load_in_4bit") else 8
     return f"{method} {bits}-bit" if method and bits else method
@@ -215,20 +217,20 @@ def _find_packed_bits(stated: dict[str, Any]) -> int | None:
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            return count_of(weights.get("num_bits"))
+            return read_count(weights.get("num_bits"))
     return None
 
 
 def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     """Return the layout that decides the memory of serving, or None when the configuration does not have all of it."""
-    embedding, heads = count_of(config.get("hidden_size")), count_of(config.get("num_attention_heads"))
-    vocabulary, count = count_of(config.get("vocab_size")), count_of(config.get("num_hidden_layers"))
+    embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
+    vocabulary, count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
     if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
         return None
-    if max(embedding, heads, vocabulary, count, *(count_of(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
+    if max(embedding, heads, vocabulary, count, *(read_count(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
         return None
-    width = count_of(config.get("head_dim")) or embedding // heads
-    elements = (count_of(config.get("num_key_value_heads")) or heads) * width
+    width = read_count(config.get("head_dim")) or embedding // heads
+    elements = (read_count(config.get("num_key_value_heads")) or heads) * width
     windows = _windows(config, count)
     feed_forward = _feed_forward(config)
     if not elements or windows is None or feed_forward is None:
@@ -240,7 +242,7 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
         attention_size=heads * width,
         head_count=heads,
         feed_forward_size=feed_forward,
-        expert_outputs=count_of(config.get("num_experts_per_tok")) or 0,
+        expert_outputs=read_count(config.get("num_experts_per_tok")) or 0,
         layers=[
             Layers(count=number, key_elements=elements, value_elements=elements, window=window)
             for window, number in sorted(windows.items(), key=lambda kind: kind[0] or 0)
@@ -254,7 +256,7 @@ def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({None: count})
-    window = count_of(config.get("sliding_window"))
+    window = read_count(config.get("sliding_window"))
     if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):
         return None
     return Counter(window if _ATTENTION[each] and window else None for each in types)
@@ -262,9 +264,9 @@ def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
 
 def _feed_forward(config: dict[str, Any]) -> int | None:
     """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
-    dense = count_of(config.get("intermediate_size"))
-    expert = count_of(config.get("moe_intermediate_size"))
-    used = count_of(config.get("num_experts_per_tok"))
+    dense = read_count(config.get("intermediate_size"))
+    expert = read_count(config.get("moe_intermediate_size"))
+    used = read_count(config.get("num_experts_per_tok"))
     if not used:
         return dense
     return max(dense or 0, (expert or dense or 0) * used) or None

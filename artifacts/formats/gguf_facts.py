@@ -12,10 +12,9 @@ from typing import Final
 import msgspec
 
 from artifacts.formats.gguf import GGUFHeader, Value
+from artifacts.formats.header_values import count_active_parameters, read_count, read_text
 from crds.model import GGUF, Layers, Layout
 
-_MAX_INT64: Final = (1 << 63) - 1
-_MAX_CHARACTERS: Final = 256
 _F32_BYTES: Final = 4
 _MAX_LAYERS: Final = 4096
 _LARGEST: Final = 1 << 48
@@ -66,37 +65,28 @@ FILE_TYPES = {
 def summarize(header: GGUFHeader) -> GGUF:
     """Return the header's facts for users; a fact that is missing or not valid is absent."""
     read = header.metadata.get
-    architecture = text_of(read("general.architecture"))
+    architecture = read_text(read("general.architecture"))
     heads_kv = read(f"{architecture}.attention.head_count_kv", read(f"{architecture}.attention.head_count"))
     return GGUF(
         architecture=architecture,
-        model_name=text_of(read("general.name")),
+        model_name=read_text(read("general.name")),
         quantization=_quantization(header),
-        context_length=count_of(read(f"{architecture}.context_length")),
-        embedding_size=count_of(read(f"{architecture}.embedding_length")),
-        layer_count=count_of(read(f"{architecture}.block_count")),
+        context_length=read_count(read(f"{architecture}.context_length")),
+        embedding_size=read_count(read(f"{architecture}.embedding_length")),
+        layer_count=read_count(read(f"{architecture}.block_count")),
         head_count=widest(read(f"{architecture}.attention.head_count")),
         head_count_kv=widest(heads_kv),
         tensor_count=header.tensor_count,
         file_version=header.version,
-        license=text_of(read("general.license")),
+        license=read_text(read("general.license")),
     )
 
 
 def count_active(header: GGUFHeader) -> int | None:
     """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
-    architecture = text_of(header.metadata.get("general.architecture"))
+    architecture = read_text(header.metadata.get("general.architecture"))
     experts, used = (widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count"))
     return count_active_parameters(header.parameters, header.expert_parameters, experts, used)
-
-
-def count_active_parameters(
-    parameters: int, expert_parameters: int, experts: int | None, used: int | None
-) -> int | None:
-    """Return the parameters that one token uses if it uses `used` of `experts` experts of equal size."""
-    if not expert_parameters or not experts or not used or used > experts or expert_parameters % experts:
-        return None
-    return parameters - expert_parameters // experts * (experts - used)
 
 
 def _quantization(header: GGUFHeader) -> str:
@@ -178,7 +168,7 @@ class _LayoutReader:
 
     def __init__(self, header: GGUFHeader) -> None:
         self._header = header
-        self._architecture = text_of(header.metadata.get("general.architecture"))
+        self._architecture = read_text(header.metadata.get("general.architecture"))
         self._count = self._number("block_count") or 0
 
     def layout(self) -> Layout | None:
@@ -206,7 +196,7 @@ class _LayoutReader:
         return layout if _is_sane(layout) else None
 
     def _number(self, key: str, default: int | None = None) -> int | None:
-        found = count_of(self._header.metadata.get(f"{self._architecture}.{key}"))
+        found = read_count(self._header.metadata.get(f"{self._architecture}.{key}"))
         return default if found is None else found
 
     def _values(self, key: str, default: int | None) -> tuple[int, ...] | None:
@@ -293,7 +283,7 @@ class _LayoutReader:
             pattern = per_layer(stated, self._count)
             return None if pattern is None else [window if near else None for near in pattern]
         period, first = _WINDOWS[self._architecture]
-        period = count_of(stated) or period
+        period = read_count(stated) or period
         if not period:
             return None
         full = 0 if first else period - 1
@@ -351,25 +341,12 @@ def _is_sane(layout: Layout) -> bool:
     return all(size <= _LARGEST for size in sizes if isinstance(size, int))
 
 
-def text_of(value: Value) -> str:
-    """Return a string that is safe in a status and on a terminal; empty for any other value."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(letter if letter.isprintable() else " " for letter in value[:_MAX_CHARACTERS]).strip()
-
-
-def count_of(value: Value) -> int | None:
-    """Return a number of 0 or more that fits a status, or None."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT64
-    return value if is_count and isinstance(value, int) else None
-
-
 def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
     """Return the count (or flag) of each layer, from a value for each layer or one for all; None if it is not valid."""
     if not isinstance(value, tuple):
-        one = count_of(value)
+        one = read_count(value)
         return None if one is None else (one,) * layers
-    counts = [int(each) if isinstance(each, bool) else count_of(each) for each in value]
+    counts = [int(each) if isinstance(each, bool) else read_count(each) for each in value]
     known = tuple(count for count in counts if count is not None)
     return known if len(known) == len(value) == layers else None
 
@@ -377,6 +354,6 @@ def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
 def widest(value: Value) -> int | None:
     """Return the largest of the counts per layer, or the single count for all layers."""
     if not isinstance(value, tuple):
-        return count_of(value)
-    counts = [count_of(number) for number in value]
+        return read_count(value)
+    counts = [read_count(number) for number in value]
     return None if not counts or None in counts else max(count or 0 for count in counts)
