@@ -25,12 +25,12 @@ from tests.unit.artifacts.stored_weights import HURRIED, obtain
 INDEX = "model.safetensors.index.json"
 
 
-async def look(server: FileServer, source: str, *files: str, **options: Any) -> Inspection:
+async def inspect_source(server: FileServer, source: str, *files: str, **options: Any) -> Inspection:
     access = take_access(options, endpoint=server.url, patience=HURRIED)
     return await inspect(parse(source, files), access, **options)
 
 
-async def bring(server: FileServer, to: Path, source: str, *files: str, **options: Any) -> FetchedArtifact:
+async def fetch_files(server: FileServer, to: Path, source: str, *files: str, **options: Any) -> FetchedArtifact:
     access = take_access(options, endpoint=server.url, patience=HURRIED)
     defaults: dict[str, Any] = {"sha256": None, "size_bytes": None, "revision": None}
     defaults["on_progress"] = lambda _done, _total: None
@@ -78,13 +78,13 @@ def count_elements(folder: Path) -> int:
     return sum(each.size for tensors in weights for each in tensors.values())
 
 
-def payload(folder: Path) -> set[str]:
+def list_fetched(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.endswith((".lock", ".verified.json"))}
 
 
 class TestSafetensors:
     async def test_folder_is_inspected_by_its_headers(self, server: FileServer, folder: Path) -> None:
-        found = await look(server, "hf://acme/tiny")
+        found = await inspect_source(server, "hf://acme/tiny")
         elements = count_elements(folder)
         assert (found.format, found.revision, found.file, found.sha256) == ("safetensors", COMMIT, "", None)
         assert (found.tensor_bytes, found.total_parameters, found.active_parameters) == (4 * elements, elements, None)
@@ -96,29 +96,29 @@ class TestSafetensors:
     async def test_files_for_an_engine_are_fetched_and_verified(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:
-        found = await look(server, "hf://acme/tiny")
-        told: list[tuple[int, int | None]] = []
-        done = await bring(
+        found = await inspect_source(server, "hf://acme/tiny")
+        progress: list[tuple[int, int | None]] = []
+        done = await fetch_files(
             server,
             tmp_path / "to",
             "hf://acme/tiny",
             revision=found.revision,
             size_bytes=found.size_bytes,
-            on_progress=lambda here, total: told.append((here, total)),
+            on_progress=lambda here, total: progress.append((here, total)),
         )
         assert (done.path, done.size_bytes, done.sha256) == (tmp_path / "to", found.size_bytes, "")
-        assert payload(done.path) == {
+        assert list_fetched(done.path) == {
             *("config.json", "tokenizer.json", "tokenizer_config.json", INDEX),
             *(f"model-{number:05}-of-00002.safetensors" for number in (1, 2)),
         }
-        assert all((done.path / name).read_bytes() == (folder / name).read_bytes() for name in payload(done.path))
-        assert told[-1] == (found.size_bytes, found.size_bytes)
+        assert all((done.path / name).read_bytes() == (folder / name).read_bytes() for name in list_fetched(done.path))
+        assert progress[-1] == (found.size_bytes, found.size_bytes)
 
     async def test_fetched_folder_has_the_facts_of_its_inspection(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:
-        found = await look(server, "hf://acme/tiny")
-        done = await bring(server, tmp_path / "to", "hf://acme/tiny", revision=found.revision)
+        found = await inspect_source(server, "hf://acme/tiny")
+        done = await fetch_files(server, tmp_path / "to", "hf://acme/tiny", revision=found.revision)
         stored = check_stored(parse("hf://acme/tiny"), done.path)
         assert (stored.format, stored.total_parameters) == (found.format, count_elements(folder))
 
@@ -127,10 +127,10 @@ class TestSafetensors:
     ) -> None:
         name = "model-00002-of-00002.safetensors"
         server.latency_seconds = 0
-        await bring(server, tmp_path / "to", "hf://acme/tiny")
+        await fetch_files(server, tmp_path / "to", "hf://acme/tiny")
         (tmp_path / "to" / name).unlink()
         server.requests.clear()
-        await bring(server, tmp_path / "to", "hf://acme/tiny")
+        await fetch_files(server, tmp_path / "to", "hf://acme/tiny")
         fetched = {Path(each.path).name for each in server.requests if each.port == server.cdn_port}
         assert fetched == {name, INDEX}, "the index is read to choose the files"
         assert (tmp_path / "to" / name).read_bytes() == (folder / name).read_bytes()
@@ -184,17 +184,17 @@ class TestSafetensors:
         self, server: FileServer, written_for: str, config: dict[str, Any], format_: str, quantization: str
     ) -> None:
         write_folder(server.root / "acme" / "tiny", written_for=written_for, **config)
-        found = await look(server, "hf://acme/tiny")
+        found = await inspect_source(server, "hf://acme/tiny")
         assert (found.format, found.gguf.quantization) == (format_, quantization)
 
     async def test_quantization_of_modelopt_is_found_in_its_own_file(self, server: FileServer, folder: Path) -> None:
         (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-        assert (await look(server, "hf://acme/tiny")).gguf.quantization == "nvfp4"
+        assert (await inspect_source(server, "hf://acme/tiny")).gguf.quantization == "nvfp4"
 
     async def test_cut_weights_are_refused_with_the_name_of_the_file(self, server: FileServer, folder: Path) -> None:
         path = folder / "model-00002-of-00002.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
-        error = await refused(look(server, "hf://acme/tiny"))
+        error = await refused(inspect_source(server, "hf://acme/tiny"))
         assert error.reason == "HeaderInvalid"
         assert error.message.startswith(f"hf://acme/tiny@main: {path.name}: has tensors up to byte")
 
@@ -203,19 +203,19 @@ class TestSafetensors:
     ) -> None:
         name = "model-00001-of-00002.safetensors"
         server.digests[name] = "0" * 64
-        error = await refused(bring(server, tmp_path / "to", "hf://acme/tiny"))
+        error = await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         assert (error.reason, name in error.message) == ("ChecksumMismatch", True)
-        assert name not in payload(tmp_path / "to")
+        assert name not in list_fetched(tmp_path / "to")
         assert (folder / name).exists()
 
     async def test_hostile_names_in_a_listing_are_not_fetched(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:
         server.listed += ["../../escape.json", "/etc/escape.json", ".config.json", "a\nb.json", "a/../../escape.json"]
-        done = await bring(server, tmp_path / "to", "hf://acme/tiny")
+        done = await fetch_files(server, tmp_path / "to", "hf://acme/tiny")
         assert not server.seen("escape.json")
-        assert payload(done.path) <= payload(folder)
-        assert payload(tmp_path) <= {"to", "www"}
+        assert list_fetched(done.path) <= list_fetched(folder)
+        assert list_fetched(tmp_path) <= {"to", "www"}
 
     @pytest.mark.parametrize(
         ("status", "reason"), [(401, "SourceUnauthorized"), (403, "SourceUnauthorized"), (404, "SourceNotFound")]
@@ -225,8 +225,8 @@ class TestSafetensors:
     ) -> None:
         del folder
         server.statuses.extend([status] * 2)
-        assert (await refused(look(server, "hf://acme/tiny"))).reason == reason
-        error = await refused(bring(server, tmp_path / "to", "hf://acme/tiny"))
+        assert (await refused(inspect_source(server, "hf://acme/tiny"))).reason == reason
+        error = await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         assert (error.reason, f"HTTP {status}" in error.message) == (reason, True)
 
     async def test_space_for_all_files_is_required_before_the_first(
@@ -237,7 +237,7 @@ class TestSafetensors:
         monkeypatch.setattr(
             "artifacts.fetch_source.shutil.disk_usage", lambda _path: type("Usage", (), {"free": usage.f_frsize})
         )
-        error = await refused(bring(server, tmp_path / "to", "hf://acme/tiny"))
+        error = await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         assert (error.reason, error.retryable) == ("NoSpace", True)
         assert not any(each.path.endswith("00001-of-00002.safetensors") for each in server.requests)
 
@@ -247,19 +247,19 @@ class TestSplitModels:
         self, server: FileServer, parts: list[Path], tmp_path: Path
     ) -> None:
         tiny_gguf.write(tmp_path / "whole.gguf")
-        whole = await look(server, f"file://{tmp_path}/whole.gguf", file_root=tmp_path)
+        whole = await inspect_source(server, f"file://{tmp_path}/whole.gguf", file_root=tmp_path)
         sources = (
             ("hf://acme/split/F32/tiny-00001-of-00003.gguf",),
             ("hf://acme/split", "F32/*.gguf"),
             (f"{server.url}/acme/split/F32/tiny-00001-of-00003.gguf",),
         )
         for source in sources:
-            found = await look(server, *source)
+            found = await inspect_source(server, *source)
             assert (found.format, found.file, found.sha256) == ("gguf", parts[0].name, None)
             assert found.size_bytes == sum(path.stat().st_size for path in parts)
             assert (found.layout, found.total_parameters) == (whole.layout, whole.total_parameters)
             assert found.gguf.tensor_count == whole.gguf.tensor_count
-        found = await look(server, f"file://{parts[0]}", file_root=server.root)
+        found = await inspect_source(server, f"file://{parts[0]}", file_root=server.root)
         assert (found.layout, found.file) == (whole.layout, parts[0].name)
 
     @pytest.mark.parametrize("scheme", ["hf", "http"])
@@ -268,10 +268,10 @@ class TestSplitModels:
     ) -> None:
         base = "hf://acme/split" if scheme == "hf" else f"{server.url}/acme/split"
         source = f"{base}/F32/{parts[0].name}"
-        found = await look(server, source)
-        done = await bring(server, tmp_path / "to", source, revision=found.revision, size_bytes=found.size_bytes)
+        found = await inspect_source(server, source)
+        done = await fetch_files(server, tmp_path / "to", source, revision=found.revision, size_bytes=found.size_bytes)
         assert (done.path, done.revision) == (tmp_path / "to" / parts[0].name, found.revision)
-        assert payload(tmp_path / "to") == {path.name for path in parts}
+        assert list_fetched(tmp_path / "to") == {path.name for path in parts}
         assert check_stored(parse(source), done.path).layout == found.layout
         (tmp_path / "to" / parts[1].name).unlink()
         with pytest.raises(ArtifactError, match=f"{parts[1].name} is missing"):
@@ -281,21 +281,21 @@ class TestSplitModels:
         self, server: FileServer, parts: list[Path], tmp_path: Path
     ) -> None:
         source = f"{server.url}/acme/split/F32/{parts[0].name}"
-        found = await look(server, source)
+        found = await inspect_source(server, source)
         os.utime(parts[2], (1, 1))
-        error = await refused(bring(server, tmp_path / "to", source, revision=found.revision))
+        error = await refused(fetch_files(server, tmp_path / "to", source, revision=found.revision))
         assert error.reason == "SourceChanged"
 
     async def test_missing_part_is_named(self, server: FileServer, parts: list[Path]) -> None:
         parts[1].unlink()
-        error = await refused(look(server, "hf://acme/split", "*.gguf"))
+        error = await refused(inspect_source(server, "hf://acme/split", "*.gguf"))
         assert (error.reason, parts[1].name in error.message) == ("SourceNotFound", True)
-        error = await refused(look(server, f"{server.url}/acme/split/F32/{parts[0].name}"))
+        error = await refused(inspect_source(server, f"{server.url}/acme/split/F32/{parts[0].name}"))
         assert (error.reason, parts[1].name in error.message) == ("SourceNotFound", True)
 
     async def test_part_of_another_model_is_refused(self, server: FileServer, parts: list[Path]) -> None:
         parts[1].write_bytes(parts[2].read_bytes())
-        error = await refused(look(server, "hf://acme/split", "*.gguf"))
+        error = await refused(inspect_source(server, "hf://acme/split", "*.gguf"))
         assert error.reason == "HeaderInvalid"
         assert f"{parts[1].name}: its header says that it is part 2 of 3" in error.message
 
@@ -305,9 +305,9 @@ class TestSplitModels:
         del parts
         tiny_gguf.write(server.root / "acme" / "split" / "tiny-Q8_0.gguf", ftype="q8_0")
         digest = hashlib.sha256((server.root / "acme" / "split" / "tiny-Q8_0.gguf").read_bytes()).hexdigest()
-        found = await look(server, "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
+        found = await inspect_source(server, "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
         assert (found.file, found.sha256) == ("tiny-Q8_0.gguf", digest)
-        done = await bring(server, tmp_path / "to", "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
+        done = await fetch_files(server, tmp_path / "to", "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
         assert (done.path.name, done.sha256) == ("tiny-Q8_0.gguf", digest)
 
     @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ class TestSplitModels:
         tiny_gguf.write(quantized, ftype="q8_0")
         server.digests[quantized.name] = hashlib.sha256(quantized.read_bytes()).hexdigest()
         assert parts[0].exists()
-        error = await refused(look(server, *source, sha256="0" * 64))
+        error = await refused(inspect_source(server, *source, sha256="0" * 64))
         assert (error.reason, says in error.message) == (reason, True), error.message
 
     async def test_active_parameters_follow_from_the_experts(self, server: FileServer, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ class TestSplitModels:
         for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
             write()
         writer.close()
-        found = await look(server, f"file://{tmp_path}/moe.gguf", file_root=tmp_path)
+        found = await inspect_source(server, f"file://{tmp_path}/moe.gguf", file_root=tmp_path)
         assert (found.total_parameters, found.active_parameters) == (1024 + 1024, 1024 + 256)
 
 
@@ -406,7 +406,7 @@ class TestVolumes:
     ) -> None:
         del folder
         server.faults.extend([TransferFault(10)] * HURRIED.attempts)
-        await refused(bring(server, tmp_path / "to", "hf://acme/tiny"))
+        await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         server.faults.clear()
-        done = await bring(server, tmp_path / "to", "hf://acme/tiny")
-        assert "model-00002-of-00002.safetensors" in payload(done.path)
+        done = await fetch_files(server, tmp_path / "to", "hf://acme/tiny")
+        assert "model-00002-of-00002.safetensors" in list_fetched(done.path)
