@@ -108,14 +108,30 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
-    engine = engine_port, health_path, engine_model, concurrency
-    options = PodProxyOptions(service, address, port, token_file, *engine, drain_seconds, hang_seconds)
+    options = PodProxyOptions(
+        service=service,
+        address=address,
+        port=port,
+        token_file=token_file,
+        engine_port=engine_port,
+        health_path=health_path,
+        model=engine_model,
+        concurrency=concurrency,
+        drain_seconds=drain_seconds,
+        hang_seconds=hang_seconds,
+    )
     preparation = None
     if prepare:
         if not (engine_model and source and context_length):
             raise click.UsageError("--prepare needs --engine-model, --source and --context-length")
-        model = engine_port, engine_model, source, context_length, allowed_networks
-        preparation = functools.partial(_prepare_ollama, *model)
+        preparation = functools.partial(
+            _prepare_ollama,
+            port=engine_port,
+            name=engine_model,
+            source=source,
+            context_length=context_length,
+            allowed_networks=allowed_networks,
+        )
     try:
         uvloop.run(run_pod_proxy(options, preparation))
     except PodProxyError as error:
@@ -124,14 +140,16 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-async def _prepare_ollama(port: int, model: str, source: str, context_length: int, allowed_networks: Networks) -> None:
+async def _prepare_ollama(
+    *, port: int, name: str, source: str, context_length: int, allowed_networks: Networks
+) -> None:
     # The clients that this imports take memory, which a proxy without preparation saves.
     from runtimes.daemon import DaemonError  # noqa: PLC0415
     from runtimes.ollama_prepare import PodModel, prepare_model  # noqa: PLC0415
 
     try:
         await prepare_model(
-            PodModel(port, model, source, context_length, allowed_networks),
+            PodModel(port, name, source, context_length, allowed_networks),
             _ProgressLog(),
             lambda error: log.warning("prepare_failed", error=str(error)),
         )

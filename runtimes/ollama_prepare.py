@@ -28,7 +28,7 @@ _PERMANENT_TEXTS: Final = ("file does not exist", "no space left on device", "in
 
 
 class PodModel(NamedTuple):
-    """The model of a pod, and its way into the daemon."""
+    """The model of a pod, and the daemon that serves it."""
 
     port: int
     """Port of the daemon on 127.0.0.1."""
