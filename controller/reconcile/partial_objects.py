@@ -1,8 +1,9 @@
 """Objects of which the store keeps a part: whole ones take 45 KB of memory for a pod alone, most of it unread.
 
-What drops here must be read by no decision: a change of nothing else is then no news either, because triggers compare
-the parts. Of managedFields, our own entries say what we applied, and in a MetalProcess when it was reported; in an
-object that is only created and never applied they say nothing. Equal entries are kept once, and so is each string.
+No decision may read a field that is dropped here. A change of dropped fields alone triggers no decision, because
+triggers compare the parts. Of managedFields, our own entries are kept: they have what we applied, and in a MetalProcess
+the time of the report. Objects that are only created and never applied keep none. Equal entries are kept once, and so
+is each string.
 """
 
 import functools
