@@ -16,6 +16,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION, LABEL_SERVICE, Condition
 from crds.metalhost import MetalHost as MetalHostObject
 from crds.metalprocess import MetalProcess
+from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -115,6 +116,18 @@ class Cluster:
             return found
 
         return await eventually(reached, seconds)
+
+    async def wait_for_model(self, name: str, kind: str, reason: str) -> Model:
+        """Wait until a condition of the Model has this reason."""
+
+        async def reached() -> Model:
+            model = msgspec.convert(await self.client.get(MODELS, name, self.namespace), Model)
+            found = find(model.status.conditions, kind)
+            assert found is not None, model.status
+            assert found.reason == reason, model.status
+            return model
+
+        return await eventually(reached, READY_SECONDS)
 
     async def ready(self, *services: str) -> None:
         for service in services:

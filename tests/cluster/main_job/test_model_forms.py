@@ -1,28 +1,11 @@
 """Models of several files: inspected and fetched by Jobs, and served by pods and hosts."""
 
-import msgspec
 import pytest
 
-from controller.reconcile.conditions import find
-from crds.model import Model
-from kube.resources import MODELS, PVCS
-from tests.cluster.main_job.cluster import PATHS, READY_SECONDS, Cluster
-from tests.support.eventually import eventually
+from kube.resources import PVCS
+from tests.cluster.main_job.cluster import PATHS, Cluster
 from tests.support.file_server import COMMIT
 from tests.support.tiny_models import tiny_mlx, tiny_split
-
-
-async def wait_for_model(cluster: Cluster, name: str, condition: str, reason: str) -> Model:
-    """Wait until a condition of the Model has this reason."""
-
-    async def reached() -> Model:
-        found = msgspec.convert(await cluster.client.get(MODELS, name, cluster.namespace), Model)
-        about = find(found.status.conditions, condition)
-        assert about is not None, found.status
-        assert about.reason == reason, found.status
-        return found
-
-    return await eventually(reached, READY_SECONDS)
 
 
 @pytest.mark.usefixtures("host")
@@ -35,7 +18,7 @@ async def test_split_model_of_a_pattern_is_served_on_both_paths(cluster: Cluster
     for service in ("by-pod", "by-host"):
         assert (await cluster.ask(service)).text.startswith("Hello from a tiny model")
 
-    found = await wait_for_model(cluster, "split", "Cached", "Fetched")
+    found = await cluster.wait_for_model("split", "Cached", "Fetched")
     assert (found.status.format, found.status.revision, found.status.file) == ("gguf", COMMIT, parts[0].name)
     assert found.status.size_bytes == sum(path.stat().st_size for path in parts)
     assert found.status.cached is not None
@@ -43,22 +26,28 @@ async def test_split_model_of_a_pattern_is_served_on_both_paths(cluster: Cluster
     assert (await cluster.process("by-host")).spec.artifact.files == ["F32/*.gguf"]
 
 
-async def test_folder_of_safetensors_is_fetched_for_pods_and_that_of_mlx_is_not(cluster: Cluster) -> None:
-    for name, written_for in (("tensors", "pt"), ("mlx", "mlx")):
-        folder = cluster.files.root / "acme" / name
-        tiny_mlx.write(folder, written_for=written_for)
-        (folder / "pytorch_model.bin").write_bytes(b"another copy")
-        await cluster.apply(
-            cluster.model(name, source=f"hf://acme/{name}"), cluster.service(name, "cpu", modelRef=name, extraArgs=[])
-        )
-    found = await wait_for_model(cluster, "tensors", "Cached", "Fetched")
+async def serve_folder(cluster: Cluster, name: str, written_for: str) -> None:
+    """Apply a Model of a folder at the hub, and a service of it in pods."""
+    folder = cluster.files.root / "acme" / name
+    tiny_mlx.write(folder, written_for=written_for)
+    (folder / "pytorch_model.bin").write_bytes(b"another copy")
+    service = cluster.service(name, "cpu", modelRef=name, extraArgs=[])
+    await cluster.apply(cluster.model(name, source=f"hf://acme/{name}"), service)
+
+
+async def test_folder_of_safetensors_is_fetched_for_pods(cluster: Cluster) -> None:
+    await serve_folder(cluster, "tensors", "pt")
+    found = await cluster.wait_for_model("tensors", "Cached", "Fetched")
     assert (found.status.format, found.status.file, found.status.phase) == ("safetensors", "", "Ready")
     assert found.status.total_parameters is not None
     assert found.status.cached is not None
     assert "/" not in found.status.cached.path
     assert not cluster.files.seen(".bin")
 
-    found = await wait_for_model(cluster, "mlx", "Cached", "NoConsumers")
+
+async def test_folder_of_mlx_is_not_fetched_for_pods(cluster: Cluster) -> None:
+    await serve_folder(cluster, "mlx", "mlx")
+    found = await cluster.wait_for_model("mlx", "Cached", "NoConsumers")
     assert found.status.format == "mlx"
     await cluster.wait_for_phase("mlx", "Failed", "InvalidSpec")
-    assert await cluster.names(PVCS) == ["tensors-cache"]
+    assert await cluster.names(PVCS) == []

@@ -3,15 +3,12 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
 from controller.models.source_secret import TYPE
-from controller.reconcile.conditions import find
-from crds.model import Model
 from kube.client import Obj
-from kube.resources import JOBS, MODELS, PODS, PVCS, SECRETS, Resource
+from kube.resources import JOBS, PODS, PVCS, SECRETS, Resource
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane.network import ADDRESS
 from tests.support.eventually import eventually
@@ -40,21 +37,10 @@ def bucket_secret(server: S3Server, keys: tuple[str, str]) -> Obj:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bucket"}, "type": TYPE, "stringData": data}
 
 
-async def wait_for_condition(cluster: Cluster, model: str, kind: str, reason: str) -> Model:
-    async def reached() -> Model:
-        found = msgspec.convert(await cluster.client.get(MODELS, model, cluster.namespace), Model)
-        condition = find(found.status.conditions, kind)
-        assert condition is not None
-        assert condition.reason == reason, condition
-        return found
-
-    return await eventually(reached)
-
-
 async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: Cluster, s3: S3Server) -> None:
     model = cluster.model(source="s3://models/llama/tiny.gguf", sourceSecretRef={"name": "bucket"})
     await cluster.apply(bucket_secret(s3, STRANGER), model, cluster.service("chat", "cpu"))
-    refused = await wait_for_condition(cluster, "tiny", "Ready", "SourceUnauthorized")
+    refused = await cluster.wait_for_model("tiny", "Ready", "SourceUnauthorized")
     message = next(each.message for each in refused.status.conditions if each.type == "Ready")
     assert "s3://models/llama/tiny.gguf: access denied: the keys may not read it: allow them s3:GetObject" in message
 
@@ -64,7 +50,7 @@ async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: C
     await cluster.client.delete(JOBS, job["metadata"]["name"], cluster.namespace)
     await cluster.ready("chat")
     assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
-    found = await wait_for_condition(cluster, "tiny", "Cached", "Fetched")
+    found = await cluster.wait_for_model("tiny", "Cached", "Fetched")
     assert found.status.sha256
     secret = await cluster.client.get(SECRETS, "bucket", cluster.namespace)
     for value in secret["data"].values():
@@ -92,7 +78,7 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
     await cluster.apply(cluster.model(source=source), cluster.service("chat", "cpu"))
     await cluster.ready("chat")
     assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
-    found = await wait_for_condition(cluster, "tiny", "Cached", "OnVolume")
+    found = await cluster.wait_for_model("tiny", "Cached", "OnVolume")
     assert found.status.gguf is not None
     assert found.status.gguf.architecture == "llama"
     assert [name.partition("-inspect-")[0] for name in await cluster.names(JOBS)] == ["tiny"]
@@ -102,7 +88,7 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
 @pytest.mark.parametrize("path", ["tiny.gguf", ""])
 async def test_claim_that_is_absent_is_named_until_it_is_there(cluster: Cluster, path: str) -> None:
     await cluster.apply(cluster.model(source=f"pvc://absent/{path}"))
-    found = await wait_for_condition(cluster, "tiny", "Ready", "ClaimNotReady")
+    found = await cluster.wait_for_model("tiny", "Ready", "ClaimNotReady")
     message = next(each.message for each in found.status.conditions if each.type == "Ready")
     assert message.startswith("PersistentVolumeClaim absent of spec.source cannot be mounted: ")
     assert message.endswith(f"kubectl -n {cluster.namespace} describe pvc absent")
@@ -112,7 +98,7 @@ async def test_claim_that_is_absent_is_named_until_it_is_there(cluster: Cluster,
 async def test_source_does_not_reveal_the_keys_of_its_secret(cluster: Cluster, s3: S3Server) -> None:
     model = cluster.model(source="s3://models/$(AWS_SECRET_ACCESS_KEY).gguf", sourceSecretRef={"name": "bucket"})
     await cluster.apply(bucket_secret(s3, OWNER), model)
-    found = await wait_for_condition(cluster, "tiny", "Ready", "SourceNotFound")
+    found = await cluster.wait_for_model("tiny", "Ready", "SourceNotFound")
     assert OWNER[1] not in str(found)
     (pod,) = (await cluster.client.list(PODS, cluster.namespace)).items
     assert OWNER[1] not in str(pod)
