@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metal_agent.memory.ledger import Ledger
-from metal_agent.native.process import NativeProcess, identify_process, spawn_process
+from metal_agent.native.process import NativeProcess, identify_process, is_owned, spawn_process
 from metal_agent.supervise.records import UnreadableRecord
 from metal_agent.supervise.unreadable_engines import UnreadableEngines
 from tests.support.eventually import eventually
@@ -25,6 +25,8 @@ async def test_unassigned_engine_is_ended_once_however_many_lists_lack_it(
     ledger = Ledger(100)
     host = build_context(tmp_path, ledger, exposure)
     engine = spawn_process([sleep, "600"], os.environ, tmp_path / "engine.log", tmp_path)
+    # Its environment is empty for a moment after the start.
+    await eventually(lambda: is_owned(engine.pid, tmp_path))
     ended, end = [], NativeProcess.end
 
     async def count_ends(self: NativeProcess, grace_seconds: float, *, for_all: bool = False) -> None:
