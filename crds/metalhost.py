@@ -118,6 +118,9 @@ class MetalHostStatus(ApiStruct, frozen=True):
     runtimes: Annotated[
         list[str], described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
     ] = []
+    inspects: Annotated[
+        bool, described("True if the agent can inspect Models, which agents of earlier versions cannot.")
+    ] = False
     processes: Annotated[
         list[HostProcess],
         described("Processes whose memory is already subtracted from availableBytes.", **keyed_by("uid")),

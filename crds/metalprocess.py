@@ -1,4 +1,4 @@
-"""`MetalProcess`: one native process on a host; the counterpart of a Pod on a node.
+"""`MetalProcess`: one native process on a host; the counterpart of a Pod on a node, or with `inspect` of a Job's pod.
 
 The spec is self-contained and contains no secret, so that a host can serve it from disk while the API server is away.
 The spec is immutable except `hostName`, which is absent until bound and then fixed: an edit or a move is a new object.
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from crds.cache import Sha256
+from crds.inspection import InspectionReport
 from crds.meta import (
     ApiStruct,
     Conditions,
@@ -61,23 +62,38 @@ class FurtherArtifact(ApiStruct, frozen=True):
 class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     """Everything that a host needs to serve one replica; the fields of `ServingOptions` are part of it."""
 
+    inspect: Annotated[
+        bool,
+        described(
+            "True: the host reads the header of the artifact, reports status.inspection and ends. Such a process "
+            "belongs to a Model, is created with hostName, reserves no memory, has no endpoint and gets no Secret. "
+            "Default: false, the process serves."
+        ),
+    ] = False
     service_name: Annotated[
         LabelName,
         described(
-            "Name of the InferenceService that this process belongs to. Requests use this name as the model name."
+            "Name of the InferenceService that this process belongs to. Requests use this name as the model name. "
+            "Required unless inspect is true."
         ),
-    ]
+    ] = ""
     model_name: Annotated[Name, described("Name of the Model that is served.")]
     runtime: Annotated[
         str,
         Meta(max_length=64),
-        described("Engine that serves the model, such as llama.cpp. A host without this engine rejects the process."),
-    ]
+        described(
+            "Engine that serves the model, such as llama.cpp. A host without this engine rejects the process. Required "
+            "unless inspect is true."
+        ),
+    ] = ""
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[
         int, Meta(ge=1), described("Memory that is reserved on the host, in bytes.", format="int64")
     ]
-    token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
+    token_secret: Annotated[
+        SecretName,
+        described("Name of the Secret with the service's bearer token. Required unless inspect is true."),
+    ] = ""
     further_artifacts: Annotated[
         list[FurtherArtifact],
         Meta(max_length=10),
@@ -140,7 +156,9 @@ class MetalProcessStatus(ApiStruct, frozen=True):
             "Pending until its host has memory again. Stopped: the engine was stopped on request. Failed: the "
             "process is tried again with back-off. Rejected: this host cannot run the process; a replacement is "
             "created for another host. If only memory was missing, this host tries the process again when enough "
-            "memory is free."
+            "memory is free. Of an inspection: Pending: it waits for its turn. Fetching: the header is being read. "
+            "Stopped: status.inspection has the result. Failed: another attempt may succeed. Rejected: the artifact "
+            "cannot be inspected."
         ),
     ] = "Pending"
     reason: Annotated[str, described("Reason for the phase: one CamelCase word.")] = ""
@@ -154,6 +172,10 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
     ready_at: Annotated[str | None, described("When the engine first answered.", format="date-time")] = None
     last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
+    inspection: Annotated[
+        InspectionReport | None,
+        described("Result of an inspection. The controller judges it before it becomes the status of the Model."),
+    ] = None
     conditions: Annotated[
         Conditions,
         described(
@@ -177,6 +199,13 @@ FIXED_RULE = rule(
     ),
     "a MetalProcess is fixed once written: edit its InferenceService, which replaces it",
 )
+INSPECT_RULE = rule(
+    "self.inspect ? has(self.hostName) && !has(self.serviceName) && !has(self.tokenSecret) && "
+    "!has(self.sourceSecret) && !has(self.furtherArtifacts) : has(self.serviceName) && has(self.tokenSecret) && "
+    "has(self.runtime)",
+    "a process that serves needs serviceName, runtime and tokenSecret; one with inspect has a hostName, and neither a "
+    "service nor Secrets",
+)
 HOST_RULE = rule(
     "!has(oldSelf.hostName) || (has(self.hostName) && self.hostName == oldSelf.hostName)",
     "spec.hostName is fixed once bound: a move is a new MetalProcess",
@@ -193,6 +222,7 @@ class MetalProcess(ApiStruct, frozen=True):
             "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
             "set once.",
             FIXED_RULE,
+            INSPECT_RULE,
             HOST_RULE,
         ),
     ]

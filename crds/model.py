@@ -257,12 +257,16 @@ class Layout(ApiStruct, frozen=True):
     ] = 0
 
 
+HeaderText = Annotated[str, Meta(max_length=256)]
+"""A text of a header, which is cut off when it is read."""
+
+
 class GGUF(ApiStruct, frozen=True):
     """Facts of the artifact's own header."""
 
-    architecture: Annotated[str, described("Architecture of the model, for example llama or qwen3.")] = ""
-    model_name: Annotated[str, described("Name of the model according to the artifact.")] = ""
-    quantization: Annotated[str, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
+    architecture: Annotated[HeaderText, described("Architecture of the model, for example llama or qwen3.")] = ""
+    model_name: Annotated[HeaderText, described("Name of the model according to the artifact.")] = ""
+    quantization: Annotated[HeaderText, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
     context_length: Annotated[
         int | None, described("Longest context that the model was trained for, in tokens.", format="int64")
     ] = None
@@ -275,7 +279,7 @@ class GGUF(ApiStruct, frozen=True):
     ] = None
     tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
     file_version: Annotated[int | None, described("Version of the GGUF format.", format="int64")] = None
-    license: Annotated[str, described("License that the artifact states.")] = ""
+    license: Annotated[HeaderText, described("License that the artifact states.")] = ""
 
 
 WeightsFormat = Literal["gguf", "safetensors", "mlx", "ollama"]
@@ -294,9 +298,8 @@ class ModelStatus(ApiStruct, frozen=True):
         Literal["Pending", "Downloading", "Ready", "Failed"],
         described(
             "Pending: the artifact is being inspected. Downloading: the weights are being downloaded to the "
-            "volume. Ready: the Model can be used; its artifact has been inspected, or a host inspects it "
-            "(file:// and ollama:// sources, and pinned public ones that only hosts serve). Failed: the conditions "
-            "show the cause."
+            "volume. Ready: the Model can be used; its artifact has been inspected, or the host that serves it "
+            "does that (file:// and ollama:// sources). Failed: the conditions show the cause."
         ),
     ] = "Pending"
     revision: Annotated[
@@ -355,6 +358,14 @@ class ModelStatus(ApiStruct, frozen=True):
             format="int64",
         ),
     ] = None
+    inspected_by: Annotated[
+        str,
+        Meta(max_length=63),
+        described(
+            "MetalHost that inspected the artifact; absent if a Job did. Before pods serve the Model, a Job inspects "
+            "it again: what a host reports is believed for hosts only."
+        ),
+    ] = ""
     cached: Annotated[Cached | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],

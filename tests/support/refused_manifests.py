@@ -34,7 +34,7 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "hardware": {"accelerator": "cpu"},
     },
     INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
-    METAL_PROCESSES: _SERVING,
+    METAL_PROCESSES: _SERVING | {"inspect": False},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -239,6 +239,29 @@ REFUSED_MANIFESTS = {
         METAL_PROCESSES,
         {"furtherArtifacts": [{"role": "draft", "artifact": {"source": "hf://a/b/c.gguf"}}] * 2},
         "an engine takes one draft and one projector: remove the others",
+    ),
+    "process without a service": RefusedManifest(
+        METAL_PROCESSES, {"serviceName": None}, "a process that serves needs serviceName, runtime and tokenSecret"
+    ),
+    "inspection with a service": RefusedManifest(
+        METAL_PROCESSES,
+        {"inspect": True, "hostName": "studio-1", "tokenSecret": None},
+        "one with inspect has a hostName, and neither a service nor Secrets",
+    ),
+    "inspection with a token": RefusedManifest(
+        METAL_PROCESSES,
+        {"inspect": True, "hostName": "studio-1", "serviceName": None},
+        "one with inspect has a hostName, and neither a service nor Secrets",
+    ),
+    "inspection with a Secret of its source": RefusedManifest(
+        METAL_PROCESSES,
+        {"inspect": True, "hostName": "a", "serviceName": None, "tokenSecret": None, "sourceSecret": "hub"},
+        "one with inspect has a hostName, and neither a service nor Secrets",
+    ),
+    "inspection without a host": RefusedManifest(
+        METAL_PROCESSES,
+        {"inspect": True, "serviceName": None, "tokenSecret": None},
+        "one with inspect has a hostName, and neither a service nor Secrets",
     ),
     "process with an unknown part": RefusedManifest(
         METAL_PROCESSES,
