@@ -1,6 +1,6 @@
 """The one error of this package: a CamelCase reason for conditions, a message for users, and whether to retry."""
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 RETRYABLE_EXIT: Final = 1
 """Exit code of `pomona inspect` and `pomona fetch` for a failure that a retry may heal."""
@@ -22,6 +22,8 @@ Reason = Literal[
     "NoSpace",
     "StorageFailed",
 ]
+REASONS: Final[frozenset[str]] = frozenset(get_args(Reason))
+"""All reasons, by which those that another machine states are checked."""
 
 
 class ArtifactError(Exception):

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
@@ -14,12 +14,13 @@ from artifacts.formats.gguf_facts import count_active, layout_of, summarize
 from artifacts.formats.gguf_split import keep_part, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.gguf_reader import FoundHeader, read_header, read_stored_header
+from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
 from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import retry_read
+from artifacts.retry import Patience, retry_read
 from artifacts.source import Source, refuse_library
 from crds.model import GGUF, Layout, WeightsFormat
 
@@ -169,6 +170,31 @@ async def inspect(
         if error.reason not in _OF_THE_ARTIFACT:
             raise
         raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
+
+
+async def inspect_with_mirrors(
+    source: Source,
+    mirrors: Sequence[str],
+    access: Callable[[Source, Patience], SourceAccess],
+    *,
+    sha256: str | None = None,
+    is_mounted: bool = False,
+) -> Inspection:
+    """Inspect the source, or the first of its mirrors that can be reached; see `inspect` for the other arguments.
+
+    `access` returns the settings to read the source or a mirror. The revision is empty if a mirror of one file was
+    read: a mirror has revisions of its own, which the source would not know.
+
+    Raises:
+        ArtifactError: with a reason and whether a retry may help.
+    """
+
+    async def read(server: Source, patience: Patience) -> Inspection:
+        return await inspect(server, access(server, patience), sha256=sha256, is_mounted=is_mounted)
+
+    found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
+    # An artifact has one digest everywhere.
+    return found if server is source or server.scheme == "oci" else dataclasses.replace(found, revision="")
 
 
 def check_stored(source: Source, path: Path) -> HeaderFacts:

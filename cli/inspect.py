@@ -98,24 +98,22 @@ async def _inspect(
     mirrors: tuple[str, ...],
 ) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
-    from artifacts.inspect import Inspection, inspect  # noqa: PLC0415
-    from artifacts.mirrors import parse_mirrors, read_from_any  # noqa: PLC0415
+    from artifacts.inspect import inspect_with_mirrors  # noqa: PLC0415
+    from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415
     from artifacts.retry import Patience  # noqa: PLC0415
     from artifacts.source import Source, parse  # noqa: PLC0415
 
     source = parse(text, files)
 
-    async def read(server: Source, patience: Patience) -> Inspection:
-        access = outcome.build_source_access(server, source, file_root, allowed_networks, patience)
-        return await inspect(server, access, sha256=sha256, is_mounted=is_mounted)
+    def access(server: Source, patience: Patience) -> SourceAccess:
+        return outcome.build_source_access(server, source, file_root, allowed_networks, patience)
 
-    found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
+    found = await inspect_with_mirrors(source, mirrors, access, sha256=sha256, is_mounted=is_mounted)
     return {
         "file": found.file,
         "sizeBytes": found.size_bytes,
         "tensorBytes": found.tensor_bytes,
-        # A mirror has revisions of its own, which the source would not know, but an artifact has one digest everywhere.
-        "revision": found.revision if server is source or server.scheme == "oci" else "",
+        "revision": found.revision,
         "sha256": found.sha256,
         **outcome.describe_headers(found),
     }

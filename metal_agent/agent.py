@@ -34,6 +34,7 @@ from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RE
 from metal_agent.cluster.events import PressureEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_tokens import HostTokens
+from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
@@ -131,8 +132,7 @@ class Agent:
         self._options = options
         self._name = options.name
         self._server = server
-        self._facts = host_facts
-        self._ledger = ledger
+        self._facts, self._ledger = host_facts, ledger
         self._store = Store()
         self._synced = asyncio.Event()
         self._queue: WorkQueue[WorkKey] = WorkQueue()
@@ -175,6 +175,7 @@ class Agent:
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
         self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog)
         self._pressure_events = PressureEvents(client, self._recorder, options.name, self._runners)
+        self._inspections = Inspections(client, self._store, self._host.context.weights, self._queue.add)
         self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
 
     async def run(self) -> None:
@@ -185,6 +186,7 @@ class Agent:
         self._store.subscribe(self._object_changed)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
+            self._inspections.start(group)
             await self._recover(group)
             self._host.start_loops(group)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
@@ -333,11 +335,12 @@ class Agent:
                 return await self._configure_proxy()
             case ("slice", namespace, name):
                 return await self._publish(ObjectKey(namespace, name))
-            case ("process" | "host" | "events", *_) if not self._renewed_once.is_set():
+            case ("process" | "inspection" | "host" | "events", *_) if not self._renewed_once.is_set():
                 pass  # another agent may have this name; the key is enqueued again once this agent has the Lease
             case ("process", uid):
-                if runner := self._runners.get(uid):
-                    await self._processes.report(runner, self._host.watchdog.displacement_condition(runner))
+                await self._report_process(uid)
+            case ("inspection", uid):
+                await self._inspections.report(uid)
             case ("host",):
                 await self._report_host()
                 return _REPORT_SECONDS
@@ -353,7 +356,9 @@ class Agent:
         """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
         if not (self._synced.is_set() and self._renewed_once.is_set()):
             return None
-        processes = self._store.list(METAL_PROCESSES)
+        bound = self._store.list(METAL_PROCESSES)
+        self._inspections.assign(filter(is_inspection, bound))
+        processes = [each for each in bound if not is_inspection(each)]
         now = time.monotonic()
         self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
         open_seconds = self._claims_end - now
@@ -407,6 +412,10 @@ class Agent:
         if changed:
             self._publish_all()
         return None if self._exposed.complete else _EXPOSE_SECONDS
+
+    async def _report_process(self, uid: str) -> None:
+        if runner := self._runners.get(uid):
+            await self._processes.report(runner, self._host.watchdog.displacement_condition(runner))
 
     async def _report_host(self) -> None:
         """Write the MetalHost, and the records of engines that are not on disk yet."""

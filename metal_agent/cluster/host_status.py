@@ -70,6 +70,7 @@ def build_status(
         available=size_text(available_bytes),
         agent_version=metadata.version("pomona"),
         runtimes=list(runtimes),
+        inspects=True,
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
             for each in assigned
