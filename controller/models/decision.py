@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from controller.models import refresh, source_secret
+from controller.models import jobs, refresh, source_secret
 from controller.models.jobs import JobProgress
 from controller.models.observation import ObservedModel
 from controller.models.served import own_claim
@@ -63,6 +63,10 @@ def refused_secret(observed: ObservedModel) -> SecretVerdict | None:
 def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:
     """Return reason and message of an unfinished work, with the way out if the user has one."""
     namespace, outcome = model.metadata.namespace, progress.outcome
+    if outcome.reason == jobs.NO_IMAGE:
+        return outcome.reason, outcome.message
+    if outcome.state == "Failed" and outcome.host:
+        return outcome.reason, f"{outcome.message.rstrip('.')}; edit the Model; it is retried automatically"
     if outcome.state == "Failed":
         way_out = f"edit the Model, or retry with: kubectl -n {namespace} delete job {progress.job}"
         return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
@@ -75,6 +79,8 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
     if (claim := own_claim(model)) is not None and "persistentvolumeclaim" in outcome.message.lower():
         message = f"PersistentVolumeClaim {claim} of spec.source cannot be mounted: {outcome.message.rstrip('.')}"
         return "ClaimNotReady", f"{message}; see: kubectl -n {namespace} describe pvc {claim}"
+    if outcome.host:
+        return doing, f"host {outcome.host} {what}"
     if outcome.reason:
         return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
     return doing, f"Job {progress.job} {what}"

@@ -1,35 +1,34 @@
-"""The Jobs that read and fetch weights for a Model: their specs and their outcomes.
+"""The works that read and fetch weights for a Model, and the Jobs that do them: their specs and their outcomes.
 
 The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights need a separate process
 with limits. A Job is one attempt and is never changed. Its name contains a digest of work and attempt, so creating
 the same Job again finds the existing one. Its result is the termination message of its container. The number of the
-attempt is stored on the Job, so that a restarted controller continues with the same attempt.
+attempt is stored on the Job, so that a restarted controller continues with the same attempt. A host can do the work of
+an inspection in place of a Job: see `host_inspection.py`.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from artifacts.errors import PERMANENT_EXIT
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
-from crds.cache import Sha256
+from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
-from crds.model import GGUF, Layout, Revision, WeightsFormat
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
-from kube.resources import JOBS, MODELS
+from kube.resources import JOBS, MODELS, Resource
 
 ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of the work of a Job; equal for all attempts."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
-_LARGEST: Final = (1 << 63) - 1
-"""The largest size that a status accepts; a server may state any number."""
+NO_IMAGE: Final = "NoImage"
+"""Reason of a work that needs a Job, of a controller without an image for Jobs."""
 MEMORY_MIB: Final = 512
 """Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
@@ -82,7 +81,7 @@ class SecretVariable(NamedTuple):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One task for a Model, in one or more attempts."""
+    """One task for a Model, in one or more attempts, each of which is a Job."""
 
     owner: ObjectMeta
     verb: Literal["inspect", "fetch"]
@@ -111,21 +110,42 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256(f"{self.digest()}\0{attempt}".encode()).hexdigest()
         return f"{self.owner.name}-{self.verb}-{digest[:8]}"
 
+    @property
+    def resource(self) -> Resource:
+        """The kind of the attempts."""
+        return JOBS
 
-class JobResult(msgspec.Struct, frozen=True, rename="camel"):
+    @property
+    def retried(self) -> Collection[str]:
+        """The states after which another attempt is made."""
+        return ("Broken",)
+
+    def find_obstacle(self) -> str:
+        """Return the reason why no attempt can be created, with the way out; empty if one can."""
+        if self.image:
+            return ""
+        return "the controller has no image for the Job that this needs: start `pomona controller` with --image"
+
+    def build(self, attempt: int, previous: Obj | None) -> Obj:
+        """Return the object of an attempt, which follows `previous`."""
+        del previous
+        return _build(self, attempt)
+
+    def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
+        """Return the outcome of an attempt so far; `pods` are those of the Job."""
+        return read(attempt, pods, now)
+
+    def wait_seconds(self, attempt: Obj, now: datetime) -> float | None:
+        """Return the time after which an attempt that goes on is looked at again; None if each change is an event."""
+        del now
+        return LOST_SECONDS if _ended(attempt) else None
+
+
+class JobResult(InspectionReport, frozen=True):
     """The content of `--result` of `pomona inspect` and `pomona fetch`, on success and on failure."""
 
     reason: str = ""
     message: str = ""
-    revision: Revision = ""
-    sha256: Sha256 | None = None
-    file: str = ""
-    size_bytes: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
-    format: WeightsFormat | None = None
-    total_parameters: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
-    active_parameters: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
-    gguf: GGUF | None = None
-    layout: Layout | None = None
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +156,9 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     ended: datetime | None = None
-    answer: JobResult = JobResult()
+    answer: InspectionReport = InspectionReport()
+    host: str = ""
+    """The host that made the attempt; empty: a Job did."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +166,9 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: JobOutcome
     job: str = ""
-    """Name of the current Job, if there is one; all others are deleted."""
+    """Name of the current attempt, if there is one; all others are deleted."""
+    resource: Resource = JOBS
+    """The kind of the attempt."""
     create: Obj | None = None
     again_seconds: float | None = None
 
@@ -158,28 +182,43 @@ class _Ended(NamedTuple):
     when: datetime
 
 
-def proceed(work: Work, jobs: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> JobProgress:
+def proceed(work: Work, attempts: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> JobProgress:
     """Start the work, wait for it, or retry it after a back-off, for ever; `pods` are keyed by the uid of their Job."""
-    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    current = find_current(work, attempts)
     if current is None:
-        return JobProgress(outcome=JobOutcome(state="Going"), job=work.name(0), create=_build(work, 0))
+        return _start(work, 0, None, JobOutcome(state="Going"))
     attempt = _attempt(current)
-    outcome = read(current, pods.get(current["metadata"]["uid"], ()), now)
-    if outcome.state != "Broken" or outcome.ended is None:
-        again = LOST_SECONDS if _ended(current) and outcome.state == "Going" else None
-        return JobProgress(outcome=outcome, job=work.name(attempt), again_seconds=again)
+    outcome = work.read(current, pods.get(current["metadata"]["uid"], ()), now)
+    progress = JobProgress(outcome=outcome, job=work.name(attempt), resource=work.resource)
+    if outcome.state not in work.retried or outcome.ended is None:
+        again = work.wait_seconds(current, now) if outcome.state == "Going" else None
+        return msgspec.structs.replace(progress, again_seconds=again)
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     pause = timedelta(seconds=seconds)
     if now < outcome.ended + pause:
         wait = (outcome.ended + pause - now).total_seconds()
-        return JobProgress(outcome=outcome, job=work.name(attempt), again_seconds=wait)
-    return JobProgress(outcome=outcome, job=work.name(attempt + 1), create=_build(work, attempt + 1))
+        return msgspec.structs.replace(progress, again_seconds=wait)
+    return _start(work, attempt + 1, current, outcome)
+
+
+def _start(work: Work, attempt: int, previous: Obj | None, outcome: JobOutcome) -> JobProgress:
+    if obstacle := work.find_obstacle():
+        return JobProgress(outcome=JobOutcome(state="Failed", reason=NO_IMAGE, message=obstacle))
+    create = work.build(attempt, previous)
+    if outcome.state == "Going":
+        outcome = msgspec.structs.replace(outcome, host=create["spec"].get("hostName", ""))
+    return JobProgress(outcome=outcome, job=work.name(attempt), resource=work.resource, create=create)
+
+
+def find_current(work: Work, attempts: Iterable[Obj]) -> Obj | None:
+    """Return the last attempt of a work, or None."""
+    return max((each for each in attempts if _is_of(each, work)), key=_attempt, default=None)
 
 
 def last(work: Work, jobs: Iterable[Obj]) -> str:
     """Return the name of the last Job of a finished work, which is kept as a record; empty if there is none."""
-    current = max((job for job in jobs if _is_of(job, work)), key=_attempt, default=None)
+    current = find_current(work, jobs)
     return "" if current is None else current["metadata"]["name"]
 
 
@@ -213,7 +252,8 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
     except msgspec.DecodeError as error:
         answer = JobResult()  # a killed container writes no result
         if said or state["exitCode"] == 0:
-            answer = JobResult("ResultUnreadable", f"the Job's result cannot be decoded ({error}): {said[-500:]!r}")
+            message = f"the Job's result cannot be decoded ({error}): {said[-500:]!r}"
+            answer = JobResult(reason="ResultUnreadable", message=message)
     else:
         if state["exitCode"] == 0:
             return JobOutcome(state="Succeeded", answer=answer, ended=when)
@@ -299,8 +339,13 @@ def _build(work: Work, attempt: int) -> Obj:
     if work.deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = work.deadline_seconds
     _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
-    job["metadata"]["annotations"] = {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
+    job["metadata"]["annotations"] = mark_attempt(work, attempt)
     return job
+
+
+def mark_attempt(work: Work, attempt: int) -> dict[str, str]:
+    """Return the annotations by which an attempt is recognized."""
+    return {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
 
 
 def _container(work: Work) -> Obj:

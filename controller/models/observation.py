@@ -1,11 +1,13 @@
 """Inputs of a decision about a Model: its Jobs, claims and consumers, and the changes after which it is decided."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from controller.models.claims import ObservedClaims, observe_claims
+from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
 from controller.models.served import accelerator_of
 from controller.models.source_secret import SecretVerdict
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
@@ -15,7 +17,7 @@ from crds.meta import LABEL_MODEL
 from crds.model import Model
 from devices.vendors import VENDORS, Vendors
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from kube.store import Store
 
 
@@ -32,6 +34,10 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Sequence[Obj] = ()
     pods: Mapping[str, Sequence[Obj]] = {}
     """Pods by the uid of their Job."""
+    processes: Sequence[Obj] = ()
+    """MetalProcesses with which hosts inspect the Model."""
+    hosts: Callable[[], Mapping[str, InspectingHost]] = dict
+    """Returns the hosts that are given to the namespace: few decisions need them, and there may be many."""
     claims: ObservedClaims = ObservedClaims()
     secret: SecretVerdict | None = None
     """Verdict on the Secret of the source; None if it was not read, or the source has none."""
@@ -46,6 +52,8 @@ def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Ven
     return ObservedModel(
         jobs=owned,
         pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
+        processes=snapshot.children(METAL_PROCESSES, key.namespace, model.metadata.uid),
+        hosts=functools.partial(list_inspecting_hosts, snapshot.store, key.namespace),
         claims=observe_claims(snapshot, model, inputs.expandable),
         consumer=_find_consumer(snapshot, key, model, vendors),
         secret=inputs.secret,

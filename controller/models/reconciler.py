@@ -1,8 +1,8 @@
 """The Model reconciler: inspect the artifact, then put verified weights on a volume where pods need them.
 
 Two works, each a Job (see `jobs.py`, `volume.py`): `inspect` for every Model that the cluster can reach, `fetch` only
-when a service that runs as pods refers to it. The results are kept in the status, so that nothing is lost with a
-deleted Job or a stopped controller.
+when a service that runs as pods refers to it. What only hosts serve is inspected by a host (`host_inspection.py`). The
+results are kept in the status, so that nothing is lost with a deleted Job or a stopped controller.
 """
 
 from datetime import datetime
@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import jobs, refresh, source_secret, volume
+from controller.models import host_inspection, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import DONE, InspectedModel, decide_weights
 from controller.models.claims import read_expandable
 from controller.models.decision import (
@@ -23,6 +23,7 @@ from controller.models.decision import (
     refused_secret,
 )
 from controller.models.discovery import describe_parameters, label_model
+from controller.models.inspecting_hosts import inspecting_facts, models_of_host
 from controller.models.jobs import JobProgress
 from controller.models.observation import (
     ModelInputs,
@@ -32,7 +33,6 @@ from controller.models.observation import (
     models_served_beside,
     observe_model,
 )
-from controller.models.served import METAL
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions
@@ -41,7 +41,7 @@ from controller.reconcile.triggers import Trigger, all_but_status, everything, o
 from crds.model import Model
 from crds.size import size_text
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, PVCS, ObjectKey
 
 
 def model_reconciler(settings: PodSettings) -> Reconciler:
@@ -66,7 +66,8 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
         decide=decide,
         observe=observe,
         triggers=(
-            *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
+            *(owned(resource, MODELS) for resource in (JOBS, PVCS, METAL_PROCESSES)),
+            Trigger(METAL_HOSTS, models_of_host, inspecting_facts),
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, all_but_status),
             Trigger(MODELS, models_served_beside, all_but_status),
@@ -90,8 +91,6 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"}:
         return _decide_hosts_only(model, source)
-    if _needs_no_job(model, source, observed):
-        return _decide_hosts_only(model, source)
     refused = refused_secret(observed)
     if refused and not _is_inspected(model):
         ready = model_condition(model, READY, true=False, reason=refused.reason, message=refused.message)
@@ -102,14 +101,18 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             facts=_kept_facts(model),
             cached=model.status.cached,
         )
+    if _is_inspected(model) and model.status.inspected_by and observed.consumer is not None:
+        return _decide_for_pods(model, observed, settings, now)
     if _is_inspected(model):
         facts, inspected = _inspected_facts(model, observed, settings, now)
         known = InspectedModel(model, observed, settings, now, facts, inspected)
         if refused or not refresh.is_watched(model):
             return decide_weights(known)
-        check = refresh.check_source(
-            model, facts, observed_jobs=observed.jobs, pods=observed.pods, settings=settings, now=now
-        )
+
+        def look(last_checked: str) -> JobProgress:
+            return host_inspection.inspect(model, observed, settings, now, last_checked=last_checked)
+
+        check = refresh.check_source(model, facts, look, now)
         made = decide_weights(known._replace(facts=check.facts))
         return msgspec.structs.replace(
             made,
@@ -117,10 +120,9 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             works=[*made.works, check.progress],
             last_checked=check.last_checked,
         )
-    work = volume.inspection(model, settings)
-    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    progress = host_inspection.inspect(model, observed, settings, now)
     if progress.outcome.state == "Succeeded":
-        facts = ModelFacts.of_answer(model, progress.outcome.answer)
+        facts = ModelFacts.of_answer(model, progress.outcome.answer, progress.outcome.host)
         return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
     reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
     cached = find(model.status.conditions, CACHED)
@@ -135,6 +137,25 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         cached=model.status.cached,
         works=[progress],
         undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
+    )
+
+
+def _decide_for_pods(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
+    """Inspect by a Job what a host has inspected; until that has ended hosts serve it, and no pod."""
+    progress = host_inspection.inspect(model, observed, settings, now)
+    if progress.outcome.state == "Succeeded":
+        facts = ModelFacts.of_answer(model, progress.outcome.answer)
+        return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
+    by_hosts = msgspec.structs.replace(observed, consumer=None)
+    made = decide_weights(InspectedModel(model, by_hosts, settings, now, ModelFacts.of_status(model), progress))
+    if made.cached is not None:
+        return made  # pods serve weights that an earlier Job has verified
+    reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header for pods")
+    cached = model_condition(model, CACHED, true=False, reason=reason, message=message)
+    return msgspec.structs.replace(
+        made,
+        phase="Failed" if progress.outcome.state == "Failed" else "Downloading",
+        conditions=[*(each for each in made.conditions if each["type"] != CACHED), cached],
     )
 
 
@@ -153,27 +174,13 @@ def _inspected_facts(
         # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
         kept = "" if refresh.is_watched(model) else jobs.last(work, observed.jobs)
         return known, JobProgress(outcome=DONE, job=kept)
-    progress = jobs.proceed(work, observed.jobs, observed.pods, now)
+    progress = host_inspection.inspect(model, observed, settings, now, known)
     if progress.outcome.state == "Succeeded":
-        known = known.after_inspection(ModelFacts.of_answer(model, progress.outcome.answer))
+        found = ModelFacts.of_answer(model, progress.outcome.answer, progress.outcome.host)
+        known = known.after_inspection(found)
     elif progress.outcome.state == "Failed":
         known = msgspec.structs.replace(known, inspection=volume.inspection_version(model))
     return known, progress
-
-
-def _needs_no_job(model: Model, source: Source, observed: ObservedModel) -> bool:
-    """Return whether hosts alone serve a public source that cannot change: then each finds the same by itself.
-
-    Unless the source is pinned, replicas that start at different times would serve different weights.
-    """
-    spec = model.spec
-    # The format of a folder is not known before it is inspected.
-    is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
-    is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
-    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None
-    # What was inspected once is inspected again after an edit: processes that name its revision would else be replaced.
-    is_new = model.status.size_bytes is None and not observed.jobs
-    return is_pinned and is_for_hosts and is_known and is_new
 
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
@@ -185,9 +192,6 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     if source.is_library:
         ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
-    elif source.scheme != "file":
-        ready = "the source is public and pinned, and spec.memoryBytes is stated: each host fetches and inspects it"
-        cached = "not needed: no InferenceService that runs in pods uses this Model"
     return ModelDecision(
         phase="Ready",
         conditions=[
@@ -199,9 +203,11 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 
 
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Plan:
-    """Return the plan: create the Jobs that are needed, delete the others, and write the status."""
-    kept = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
-    past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
+    """Return the plan: create the attempts that are needed, delete the others, and write the status."""
+    kept = {(work.resource, work.job) for work in decision.works}
+    kept |= {(JOBS, job["metadata"]["name"]) for job in decision.undecided}
+    attempts = [*((JOBS, job) for job in observed.jobs), *((METAL_PROCESSES, each) for each in observed.processes)]
+    past = [(resource, each) for resource, each in attempts if (resource, each["metadata"]["name"]) not in kept]
     status: Obj = {
         "observedGeneration": model.metadata.generation,
         "phase": decision.phase,
@@ -223,7 +229,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Pla
     if refused_secret(observed):
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
-        create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create is not None)),
+        create=(*decision.create, *((each.resource, each.create) for each in decision.works if each.create)),
         patch=decision.patch,
         delete=(*prune(past, ()), *decision.delete),
         status=status,
@@ -239,4 +245,5 @@ def _is_inspected(model: Model) -> bool:
     """Return whether the status has an inspection of this generation."""
     ready = find(model.status.conditions, READY)
     generation = model.metadata.generation
-    return ready is not None and ready.reason == "Inspected" and ready.observed_generation == generation
+    is_true = ready is not None and ready.status == "True" and ready.reason == "Inspected"
+    return is_true and ready is not None and ready.observed_generation == generation

@@ -1,19 +1,17 @@
 """`refreshPolicy: OnChange`: check a moving source at an interval, and find out that its revision changed.
 
-A check is another inspection, one Job at a time. Its facts become those of the Model at once; pods serve the earlier
+A check is another inspection, one at a time. Its facts become those of the Model at once; pods serve the earlier
 revision until the new one is verified on a volume of its own.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from artifacts.source import SourceError, parse
-from controller.models import jobs, volume
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.volume import ModelFacts
-from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition, find
 from crds.model import Model
 from kube.client import Obj
@@ -34,7 +32,7 @@ class SourceCheck(NamedTuple):
     facts: ModelFacts
     """The facts of the latest revision that is known."""
     progress: JobProgress
-    """The Job of a check that is under way, or the wait until the next one."""
+    """The inspection of a check that is under way, or the wait until the next one."""
     last_checked: str = ""
     conditions: Sequence[Obj] = ()
 
@@ -70,13 +68,13 @@ def wait_seconds(model: Model, now: datetime) -> float:
 def check_source(
     model: Model,
     facts: ModelFacts,
-    *,
-    observed_jobs: Sequence[Obj],
-    pods: Mapping[str, Sequence[Obj]],
-    settings: PodSettings,
+    inspect: Callable[[str], JobProgress],
     now: datetime,
 ) -> SourceCheck:
-    """Decide about the next check of a source that is watched; `facts` are those of the last one."""
+    """Decide about the next check of a source that is watched; `facts` are those of the last one.
+
+    `inspect` inspects the source once for each time of the check before.
+    """
     known = find(model.status.conditions, REFRESHED)
     last = _condition(model, true=known.status == "True", reason=known.reason, message=known.message) if known else None
     waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=model.spec.refresh_interval_seconds)
@@ -88,11 +86,10 @@ def check_source(
     if seconds := wait_seconds(model, now):
         waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
         return SourceCheck(facts, waits, model.status.last_checked, [last] if last else [])
-    work = volume.inspection(model, settings, last_checked=model.status.last_checked)
-    progress = jobs.proceed(work, observed_jobs, pods, now)
+    progress = inspect(model.status.last_checked)
     outcome = progress.outcome
     if outcome.state == "Succeeded":
-        found = ModelFacts.of_answer(model, outcome.answer)
+        found = ModelFacts.of_answer(model, outcome.answer, outcome.host)
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
         if found.revision != facts.revision:
             reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"

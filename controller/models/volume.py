@@ -10,7 +10,7 @@ import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
-from controller.models.jobs import JobResult, Placement, SecretVariable, Work
+from controller.models.jobs import Placement, SecretVariable, Work
 from controller.models.served import (
     is_artifact,
     is_in_bucket,
@@ -20,6 +20,7 @@ from controller.models.served import (
 )
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
+from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL
 from crds.model import GGUF, Layout, Model, WeightsFormat
 from crds.size import MIB
@@ -55,10 +56,14 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     gguf: GGUF | None = None
     layout: Layout | None = None
     inspection: int | None = None
+    inspected_by: str = ""
 
     @classmethod
-    def of_answer(cls, model: Model, answer: JobResult) -> "ModelFacts":
-        """Return the result of the inspect Job, with the checksum that the user states if the Job found none."""
+    def of_answer(cls, model: Model, answer: InspectionReport, host: str = "") -> "ModelFacts":
+        """Return the result of an inspection, with the checksum that the user states if it found none.
+
+        `host` is the host that made it; empty: a Job did.
+        """
         return cls(
             revision=answer.revision,
             sha256=answer.sha256 or model.spec.sha256 or "",
@@ -70,6 +75,7 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
             gguf=answer.gguf,
             layout=answer.layout,
             inspection=inspection_version(model),
+            inspected_by=host,
         )
 
     def after_inspection(self, found: "ModelFacts") -> "ModelFacts":
@@ -85,7 +91,7 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
             return msgspec.structs.replace(found, gguf=self.gguf, layout=self.layout)
         return found
 
-    def after_fetch(self, answer: JobResult) -> "ModelFacts":
+    def after_fetch(self, answer: InspectionReport) -> "ModelFacts":
         """Return the facts with those of the header that arrived; fetches of earlier versions did not read it."""
         if answer.gguf is None:
             return self
@@ -143,7 +149,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
             *([f"look={last_checked}"] if last_checked else []),
             *_mirrors(model),
         ),
-        arguments=(_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted, "--json"),
+        arguments=(pin_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted, "--json"),
         image=settings.image,
         environment=settings.environment,
         token_secret=None if is_artifact(model) else secret,
@@ -155,7 +161,8 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
     )
 
 
-def _source(model: Model, known: ModelFacts | None) -> str:
+def pin_source(model: Model, known: ModelFacts | None) -> str:
+    """Return the source at the revision in `known`, if there is one and the source can name it."""
     if known is None or not known.revision or not model.spec.source.startswith(("hf://", "oci://")):
         return model.spec.source
     source = parse(model.spec.source)

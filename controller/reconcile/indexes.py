@@ -15,6 +15,7 @@ from kube.resources import (
     JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODELS,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
     POD_MONITORS,
@@ -32,12 +33,17 @@ SERVICE_INDEX: Final = "service"
 MODEL_INDEX: Final = "model"
 """From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
 HOST_INDEX: Final = "host"
-"""From a host's name to the MetalProcesses bound to it, and to its EndpointSlices; the empty name: bound to none."""
+"""From a host's name to the MetalProcesses that it serves, and to its EndpointSlices; the empty name: bound to none.
+
+Inspections are not among them: they take no memory, and a host gets no Secret and no endpoint by one.
+"""
+INSPECTOR_INDEX: Final = "inspector"
+"""From a host's name to the MetalProcesses that inspect on it."""
 CLAIM_INDEX: Final = "claim"
 """From namespace/name of a PersistentVolumeClaim to the pods that mount it and have not ended, and the Deployments."""
 UNBOUND: Final = ""
 REASON_INDEX: Final = "reason"
-"""From the reason of the condition Ready to the InferenceServices that have it."""
+"""From the reason of the condition Ready to the InferenceServices and Models that have it."""
 ADDRESS_INDEX: Final = "address"
 """From an address to the MetalHosts that state it."""
 
@@ -101,7 +107,11 @@ def _models(obj: Obj) -> list[str]:
 
 
 def _host_of_process(obj: Obj) -> list[str]:
-    return [obj["spec"].get("hostName") or UNBOUND]
+    return [] if obj["spec"].get("inspect") else [obj["spec"].get("hostName") or UNBOUND]
+
+
+def _inspector(obj: Obj) -> list[str]:
+    return [obj["spec"].get("hostName") or UNBOUND] if obj["spec"].get("inspect") else []
 
 
 def _host_of_slice(obj: Obj) -> list[str]:
@@ -147,7 +157,8 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     PVCS: {OWNER_INDEX: _owners},
     PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE), CLAIM_INDEX: _claims_of_pod},
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
-    METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process},
+    METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons},
+    MODELS: {REASON_INDEX: _reasons},
 }

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kube.errors import NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS
-from tests.support.crash_world import GIB, CrashWorld, State
+from tests.support.crash_world import GIB, JOB_RESULTS, CrashWorld, State
 
 Scenario = Callable[[CrashWorld], Awaitable[None]]
 
@@ -37,7 +37,7 @@ async def remove_service(world: CrashWorld, name: str = "chat") -> None:
     await world.delete(INFERENCE_SERVICES, name)
     # The collector may not know our kinds for its first half minute: delete as it would.
     for process in (await world.client.list(METAL_PROCESSES, world.namespace)).items:
-        if process["spec"]["serviceName"] == name:
+        if process["spec"].get("serviceName") == name:
             with_uid = {"uid": process["metadata"]["uid"]}
             try:
                 await world.client.delete(METAL_PROCESSES, process["metadata"]["name"], world.namespace, **with_uid)
@@ -173,6 +173,32 @@ async def wait_for_room(world: CrashWorld) -> None:
     await world.checkpoint("deleted", partial(is_collected, name="late"))
 
 
+async def inspect_on_a_host(world: CrashWorld) -> None:
+    """A host inspects a Model and serves it; after an edit another does, since the first one dies meanwhile."""
+    report = JOB_RESULTS["inspect"] | {"format": "gguf"}
+    first = await world.host(1, lease_seconds=LEASE_SECONDS, inspects=report)
+    model = {"source": "http://models.example/tiny.gguf", "hardware": METAL, "memoryBytes": GIB}
+    await world.make(MODELS, "tiny", **model)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("inspected", partial(_is_inspected_by, host="NAMESPACE-1"))
+    await remove_service(world)
+    await world.checkpoint("service deleted", is_collected)
+    await world.host(2, inspects=report)
+    first.inspects = {}
+    await world.edit("tiny", MODELS, domains=["code"])
+    await world.checkpoint("asked", lambda state: len(state["metalprocesses"]) == 1)
+    first.silent = True
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("on the second", partial(_is_inspected_by, host="NAMESPACE-2"))
+    await remove_service(world)
+    await world.checkpoint("deleted", is_collected)
+
+
+def _is_inspected_by(state: State, host: str) -> bool:
+    is_by_host = state["models"]["tiny"]["status"].get("inspectedBy") == host
+    return is_by_host and not state["jobs"] and ready(state, processes=1)
+
+
 def _is_pending(state: State, name: str) -> bool:
     status: dict[str, Any] = state["inferenceservices"][name]["status"]
     return status.get("phase") == "Pending" and "NoHostFits" in str(status["conditions"])
@@ -180,5 +206,13 @@ def _is_pending(state: State, name: str) -> bool:
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     each.__name__: each
-    for each in (live_in_pods, replace_a_volume, live_on_hosts, move_from_pods_to_hosts, lose_a_host, wait_for_room)
+    for each in (
+        live_in_pods,
+        replace_a_volume,
+        live_on_hosts,
+        move_from_pods_to_hosts,
+        lose_a_host,
+        wait_for_room,
+        inspect_on_a_host,
+    )
 }

@@ -120,10 +120,19 @@ class CrashWorld:
                     await self.transport.settle()
             await assert_unchanged()
 
-    async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
+    async def host(
+        self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40, inspects: Obj | None = None
+    ) -> FakeMetalAgent:
         """Start a host, which runs until the world ends; return when processes may be bound to it."""
         name = f"{self.namespace}-{number}"
-        agent = FakeMetalAgent(self.client, name, gib * GIB, lease_seconds=lease_seconds, look_seconds=LOOK_SECONDS)
+        agent = FakeMetalAgent(
+            self.client,
+            name,
+            gib * GIB,
+            lease_seconds=lease_seconds,
+            look_seconds=LOOK_SECONDS,
+            inspects=inspects,
+        )
         await self._hosts.enter_async_context(agent.running())
 
         async def bindable() -> bool:

@@ -31,6 +31,7 @@ class FakeMetalAgent:
     Attributes:
         silent: while set, the host neither renews nor reports, as if its link were cut; its engine still answers.
         refuses: while set, the host rejects every process that is bound to it.
+        inspects: the report of each inspection; empty: the host never answers one. None: it cannot inspect.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class FakeMetalAgent:
         *,
         lease_seconds: int = LEASE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
+        inspects: Obj | None = None,
     ) -> None:
         self.client = client
         self.name = name
@@ -49,6 +51,7 @@ class FakeMetalAgent:
         self._look_seconds = look_seconds
         self.silent = False
         self.refuses = False
+        self.inspects = inspects
         self.most_reserved_bytes = 0
         self._port = 0
         number = next(_NUMBERS)
@@ -93,6 +96,11 @@ class FakeMetalAgent:
 
     async def _tend(self, process: Obj) -> None:
         """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""
+        if process["spec"]["inspect"]:
+            if self.inspects:
+                report: Obj = {"phase": "Stopped", "inspection": self.inspects}
+                await apply_status(self.client, METAL_PROCESSES, process, report, FIELD_MANAGER)
+            return
         if "deletionTimestamp" in process["metadata"]:
             name = slice_name(process["spec"]["serviceName"], self.name)
             with contextlib.suppress(ApiError):
@@ -108,10 +116,13 @@ class FakeMetalAgent:
 
     async def _report(self, processes: Collection[Obj]) -> None:
         """Report reserved and available memory; stopped and refused processes reserve nothing."""
-        held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
+        served = [each for each in processes if not each["spec"]["inspect"]]
+        held = [each for each in served if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
         status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held)
+        if self.inspects is not None:
+            status["inspects"] = True
         host = await self.client.apply(
             METAL_HOSTS, {"metadata": {"name": self.name}, "spec": {}}, field_manager=FIELD_MANAGER
         )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, build_view, decide_service
 from kube.client import Obj
@@ -30,6 +30,7 @@ from tests.support.api_objects import (
 )
 
 KEY = ObjectKey("team", "chat")
+SETTINGS = PodSettings("pomona:test")
 OK = ProbeResult(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
 METAL = {"hardware": {"accelerator": "metal"}}
 SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated a token")]}
@@ -39,7 +40,7 @@ def decide_chat(
     *objects: tuple[Resource, Obj],
     answer: ProbeResult | None = None,
     new_token: str | None = None,
-    settings: PodSettings = DEFAULT_SETTINGS,
+    settings: PodSettings = SETTINGS,
     **inputs: Any,
 ) -> Plan:
     """Return the plan for `chat`.

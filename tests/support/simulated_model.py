@@ -1,4 +1,4 @@
-"""A Model in a simulated cluster: each plan is executed in memory, and a test ends the Jobs."""
+"""A Model in a simulated cluster: each plan is executed in memory, and a test ends the Jobs and answers as hosts."""
 
 import json
 from datetime import UTC, datetime
@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from controller.models.claims import ObservedClaims
+from controller.models.inspecting_hosts import InspectingHost
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import desired
 from controller.models.source_secret import SecretVerdict
@@ -18,7 +19,7 @@ from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta
 from crds.model import Model, ModelSpec
 from kube.client import Obj
-from kube.resources import JOBS, PVCS
+from kube.resources import JOBS, METAL_PROCESSES, PVCS
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HTTP = "http://models.example/tiny.gguf"
@@ -41,6 +42,8 @@ class SimulatedModel:
         self.now = START
         self.jobs: dict[str, Obj] = {}
         self.pods: dict[str, list[Obj]] = {}
+        self.hosts: dict[str, InspectingHost] = {}
+        self.processes: dict[str, Obj] = {}
         self.claims: dict[str, Obj] = {}
         self.mounted: set[str] = set()
         self.leaving: set[str] = set()
@@ -50,11 +53,14 @@ class SimulatedModel:
         self.made: list[Obj] = []
         self.secret: SecretVerdict | None = None
         self.limits = UNLIMITED
+        self.image = SETTINGS.image
 
     def decide(self) -> Plan:
         observed = ObservedModel(
             jobs=list(self.jobs.values()),
             pods=self.pods,
+            processes=list(self.processes.values()),
+            hosts=lambda: self.hosts,
             claims=ObservedClaims(
                 claims=list(self.claims.values()),
                 leaving=frozenset(self.leaving),
@@ -64,7 +70,8 @@ class SimulatedModel:
             consumer=next(iter(self.consumers), None),
             secret=self.secret,
         )
-        return desired(self.model, observed, msgspec.structs.replace(SETTINGS, limits=self.limits), self.now)
+        settings = msgspec.structs.replace(SETTINGS, limits=self.limits, image=self.image)
+        return desired(self.model, observed, settings, self.now)
 
     def step(self) -> Plan:
         """Decide once, execute the plan, and return it."""
@@ -76,6 +83,10 @@ class SimulatedModel:
             if resource == JOBS:
                 assert stored["metadata"]["name"] not in self.jobs
                 self.jobs[stored["metadata"]["name"]] = stored
+            elif resource == METAL_PROCESSES:
+                assert stored["metadata"]["name"] not in self.processes
+                stored["metadata"]["creationTimestamp"] = self.now.isoformat()
+                self.processes[stored["metadata"]["name"]] = stored
             else:
                 assert resource == PVCS
                 self._add_claim(stored)
@@ -85,7 +96,7 @@ class SimulatedModel:
                     assert operation["path"] == "/spec/resources/requests/storage"
                     self.claims[patch.ref.name]["spec"]["resources"]["requests"]["storage"] = operation["value"]
         for ref in plan.delete:
-            children = self.jobs if ref.resource == JOBS else self.claims
+            children = {JOBS: self.jobs, METAL_PROCESSES: self.processes, PVCS: self.claims}[ref.resource]
             assert children[ref.name]["metadata"]["uid"] == ref.uid
             assert ref.name not in self.mounted, "pods serve from it"
             del children[ref.name]
@@ -148,6 +159,17 @@ class SimulatedModel:
     def mark(self, verb: str, kind: str, **said: str) -> None:
         condition = {"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat(), **said}
         self.job(verb)["status"] = {"conditions": [condition]}
+
+    @property
+    def inspection(self) -> Obj:
+        """The MetalProcess of the last attempt of a host."""
+        return max(self.processes.values(), key=lambda each: each["metadata"]["creationTimestamp"])
+
+    def report(self, **status: Any) -> None:
+        """Report about the last attempt of a host, as its agent does."""
+        process = self.inspection
+        process["status"] = status
+        process["metadata"]["managedFields"] = [{"subresource": "status", "time": self.now.isoformat()}]
 
     def lose_claim(self) -> None:
         self.claims.clear()

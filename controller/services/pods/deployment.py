@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from controller.models.jobs import NO_IMAGE
 from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
 from controller.placement.nodes import find_largest_memory
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
@@ -116,8 +117,14 @@ def find_pod_problem(
     choice: EngineChoice | None,
     settings: PodSettings,
 ) -> ServiceProblem | None:
-    """Return why pods cannot have what spec.pod adds to them, or None."""
+    """Return why the controller cannot make these pods, or why they cannot have what spec.pod adds, or None."""
     options = service.spec.pod
+    if choice is not None and choice.pod.key == "proxy" and not settings.image:
+        missing = (
+            f"runtime {choice.runtime} needs a container with an image of Pomona in its pods, and the controller has "
+            "none: start `pomona controller` with --image, or choose another runtime"
+        )
+        return ServiceProblem(NO_IMAGE, missing, "Failed")
     if choice is None or served is None or options == PodOptions():
         return None
     bare = replace(service, spec=replace(service.spec, pod=PodOptions()))

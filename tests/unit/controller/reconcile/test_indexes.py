@@ -10,6 +10,7 @@ from controller.reconcile.indexes import (
     CLAIM_INDEX,
     HOST_INDEX,
     INDEXES,
+    INSPECTOR_INDEX,
     MODEL_INDEX,
     OWNER_INDEX,
     REASON_INDEX,
@@ -19,9 +20,9 @@ from controller.reconcile.indexes import (
 )
 from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, Resource
 from kube.store import Store
-from tests.support.api_objects import condition, process, service, slice_of
+from tests.support.api_objects import condition, model, process, service, slice_of
 
 PHASES = {"one": "Pending", "two": "Running", "three": "Succeeded"}
 NAMES = st.sampled_from(["one", "two", "three"])
@@ -40,8 +41,16 @@ def chat(name: str, model: str, adapter: str) -> Obj:
     return service(name, modelRef=model, adapters=[{"modelRef": adapter}]) | {"status": reasons}
 
 
-def bound(name: str, host: str, _: str) -> Obj:
-    return process(name, host=None if host == "three" else host)
+def inspected(name: str, reason: str, _: str) -> Obj:
+    found = model(status={"conditions": [condition("Ready", "False", reason)]})
+    found["metadata"]["name"] = name
+    return found
+
+
+def bound(name: str, host: str, kind: str) -> Obj:
+    found = process(name, host=None if host == "three" else host)
+    found["spec"] |= {"inspect": True} if kind == "two" else {}
+    return found
 
 
 def offered(_: str, served: str, host: str) -> Obj:
@@ -51,6 +60,7 @@ def offered(_: str, served: str, host: str) -> Obj:
 KINDS: dict[Resource, Callable[[str, str, str], Obj]] = {
     PODS: pod,
     INFERENCE_SERVICES: chat,
+    MODELS: inspected,
     METAL_PROCESSES: bound,
     ENDPOINT_SLICES: offered,
 }
@@ -78,7 +88,9 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             (claim, _) = spec["volumes"]
             is_over = obj["status"]["phase"] == "Succeeded"
             return not is_over and f"{namespace}/{claim['persistentVolumeClaim']['claimName']}" == value
-        assert index == HOST_INDEX
+        assert index in {HOST_INDEX, INSPECTOR_INDEX}
+        if spec.get("inspect", False) != (index == INSPECTOR_INDEX):
+            return False
         host = spec.get("hostName", "") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         return bool(host == value)
 

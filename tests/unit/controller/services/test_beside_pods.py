@@ -20,7 +20,7 @@ from tests.support.api_objects import host, model
 from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
 
 OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
-GUARDED = PodSettings(network_policies=True)
+GUARDED = PodSettings("pomona:test", network_policies=True)
 BESIDE = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
 
 

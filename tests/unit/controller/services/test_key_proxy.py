@@ -236,3 +236,13 @@ def test_model_of_the_library_is_served_in_pods_without_a_volume() -> None:
     plan = decide_chat(chat_service(), (MODELS, of_library))
     (wanted,) = list_applied(plan, DEPLOYMENTS)
     assert wanted["spec"]["template"]["spec"]["initContainers"][0]["name"] == "ollama"
+
+
+def test_engine_behind_the_proxy_needs_an_image_of_pomona() -> None:
+    stated: Obj = {"image": "registry.example/engine:1", "container": {}, "resources": {"memory": "1Gi"}}
+    chat = (chat_service(runtime="generic", **stated), (MODELS, model()))
+    refused = decide_chat(*chat, settings=PodSettings(image=""))
+    assert ready_outcome(refused) == ("Failed", "False", "NoImage")
+    assert "start `pomona controller` with --image" in planned_condition(refused, "Ready")["message"]
+    assert not list_applied(refused, DEPLOYMENTS)
+    assert list_applied(decide_chat(*chat), DEPLOYMENTS)
