@@ -56,7 +56,8 @@ def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Pat
     "--image",
     default=f"ghcr.io/pomona-dev/pomona:{version('pomona')}",
     show_default=True,
-    help="Image for the Jobs that inspect and download weights; its entry point is pomona.",
+    help="Image for the Jobs that inspect and download weights; its entry point is pomona. Empty: no Jobs; public "
+    "Models that only Macs serve need none.",
 )
 @click.option(
     "--hosts-ca",
