@@ -83,5 +83,18 @@ class NodeCopy(ApiStruct, frozen=True):
     path: Annotated[str, described("Path of the weights, relative to the root of the volume.")]
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
     unused_since: Annotated[
-        str, described("When the last pod that mounted the copy went. Absent while one does.", format="date-time")
+        str,
+        described(
+            "Since when no pod mounts the copy and no replica needs it. Absent while it is in use.", format="date-time"
+        ),
     ] = ""
+
+
+class NodeShortage(ApiStruct, frozen=True):
+    """A node on whose disk a copy found no space: unused copies of all Models go from there, and it is tried again."""
+
+    node: Annotated[str, described("Name of the node.")]
+    job: Annotated[str, described("Job that found no space.")]
+    keep_bytes: Annotated[
+        int, described("Unused copies go until all copies on the node take at most this many bytes.", format="int64")
+    ]

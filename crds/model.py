@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.cache import Cache, Cached, NodeCopy, Sha256
+from crds.cache import Cache, Cached, NodeCopy, NodeShortage, Sha256
 from crds.meta import (
     Accelerator,
     ApiStruct,
@@ -371,6 +371,13 @@ class ModelStatus(ApiStruct, frozen=True):
         list[NodeCopy],
         described(
             "Verified weights on the disks of nodes, with spec.cache.scope node.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
+    shortages: Annotated[
+        list[NodeShortage],
+        described(
+            "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.",
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
