@@ -14,7 +14,7 @@ import uvloop
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
-from cli.options import allow_private_sources
+from cli.options import Size, allow_private_sources
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
@@ -116,6 +116,13 @@ def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Pat
     show_default=True,
     help="Namespace that may read the metrics of engines through a NetworkPolicy.",
 )
+@click.option(
+    "--node-cache-size",
+    "node_cache_bytes",
+    type=Size(),
+    help="Size of the copies of weights that may stay on each node for Models with spec.cache.scope node, such as "
+    "500Gi: beyond it, the copies that were not in use for the longest time are deleted. Default: no limit.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -131,6 +138,7 @@ def command(
     vendors: Vendors,
     network_policies: bool,
     monitoring_namespace: str,
+    node_cache_bytes: int | None,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -148,7 +156,9 @@ def command(
     trust = _load_authorities(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
-        pods = PodSettings(image, environment, limits, vendors, network_policies, monitoring_namespace)
+        pods = PodSettings(
+            image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes
+        )
         options = ControllerOptions(pods, trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (

@@ -22,6 +22,8 @@ class PodSettings(msgspec.Struct, frozen=True):
     """True if each service in pods gets a NetworkPolicy."""
     monitoring_namespace: str = "monitoring"
     """Namespace whose pods may read metrics through a NetworkPolicy."""
+    node_cache_bytes: int | None = None
+    """Size up to which unused copies of weights stay on a node; None: while there is space."""
 
 
 DEFAULT_SETTINGS: Final = PodSettings()

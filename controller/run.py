@@ -34,6 +34,7 @@ from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
+from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
@@ -124,7 +125,7 @@ def registrations(
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
     reconcilers = (
-        model_reconciler(options.pods),
+        model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
         service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
         release_reconciler(leases.wait_seconds),
         host_reconciler(leases, tokens),

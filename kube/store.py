@@ -116,6 +116,10 @@ class Store:
         """Return one object, or None when it is not known."""
         return self._objects[resource].get(ObjectKey(namespace or "", name))
 
+    def count(self, resource: Resource) -> int:
+        """Return the number of known objects of a resource."""
+        return len(self._objects[resource])
+
     def list(self, resource: Resource, namespace: str | None = None) -> Objects:
         """Return all known objects of a resource, in one namespace or in all."""
         objects = self._objects[resource]

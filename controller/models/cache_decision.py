@@ -4,59 +4,32 @@ They are fetched only when a service that runs as pods refers to the Model.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from artifacts.source import parse
 from controller.models import claims, jobs, volume
 from controller.models.claims import ObservedClaims, VolumeDecision
 from controller.models.decision import (
     CACHED,
+    DONE,
     READY,
     REASONS_WITHOUT_EVENT,
     VOLUME_CHANGING,
+    InspectedModel,
     ModelDecision,
     explain_progress,
     inspected_message,
     model_condition,
     refused_secret,
 )
-from controller.models.jobs import JobOutcome, JobProgress, Placement
-from controller.models.observation import ObservedModel
-from controller.models.served import accelerator_of, image_of, is_mounted_image, own_claim, select_nodes, weights_path
+from controller.models.jobs import JobOutcome, JobProgress
+from controller.models.node_copies import decide_copies
+from controller.models.served import image_of, is_mounted_image, own_claim, weights_path
 from controller.models.volume import MODELS_PATH, ModelFacts
-from controller.pod_settings import PodSettings
-from controller.tenant_limits import TenantLimits, allowed_tolerations, is_image_allowed
+from controller.tenant_limits import TenantLimits, is_image_allowed
 from crds.cache import Cached
-from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Obj
-
-DONE: Final = JobOutcome(state="Succeeded")
-"""The outcome of a work whose result is in the status."""
-
-
-class InspectedModel(NamedTuple):
-    """A Model whose header has been read, and all that decides about its weights."""
-
-    model: Model
-    observed: ObservedModel
-    settings: PodSettings
-    now: datetime
-    facts: ModelFacts
-    inspected: JobProgress
-    """The inspection that found the facts."""
-    is_edited: bool = False
-    """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
-
-    def decide(self, *conditions: Obj, cached: Cached | None = None) -> ModelDecision:
-        """Return the decision about a Model that needs no Job for its weights."""
-        ready = model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts))
-        return ModelDecision(
-            phase="Ready", conditions=[ready, *conditions], facts=self.facts, cached=cached, works=[self.inspected]
-        )
 
 
 def decide_weights(inspected: InspectedModel) -> ModelDecision:
@@ -69,6 +42,8 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
         mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
         held = _judge_image(model, mounted.image, inspected.settings.limits)
         return inspected.decide(held, cached=mounted if held["status"] == "True" else None)
+    if model.spec.cache.scope == "node":
+        return decide_copies(inspected, is_for_pods=_is_for_pods(model, facts))
     return _decide_volume(inspected)
 
 
@@ -92,7 +67,7 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
             path=path,
             sha256=facts.sha256,
         )
-        placement = _placement(model, consumer, inspected.settings)
+        placement = volume.place_fetch(model, consumer, inspected.settings)
         work = volume.fetching(model, facts, volumes.target, placement, inspected.settings)
         if claims.is_same(model.status.cached, there):
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
@@ -202,14 +177,3 @@ def _is_for_pods(model: Model, facts: ModelFacts) -> bool:
 def _cached_message(cached: Cached) -> str:
     message = f"weights are on the volume at {MODELS_PATH}/{cached.path}"
     return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message
-
-
-def _placement(model: Model, consumer: InferenceService | None, settings: PodSettings) -> Placement:
-    """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
-    if consumer is None:
-        return Placement()
-    spec = consumer.spec
-    allowed = allowed_tolerations(spec.tolerations, settings.limits)
-    tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
-    selected = select_nodes(consumer, model, settings.vendors)
-    return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))

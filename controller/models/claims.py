@@ -82,7 +82,7 @@ async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> f
     found = set()
     for claim in snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid):
         name = claim["spec"].get("storageClassName")
-        if name and _is_bound(claim) and _is_too_small(claim, model.spec.cache):
+        if name and _is_bound(claim) and is_too_small(claim, model.spec.cache):
             try:
                 storage_class = await client.get(STORAGE_CLASSES, name)
             except (Forbidden, NotFound):
@@ -119,7 +119,7 @@ def decide_volume(
         change = _replacement(name, superseded, holder, cache)
         return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
     change = _replacement(target["metadata"]["name"], superseded, holder, cache)
-    if is_needed and _is_too_small(target, cache):
+    if is_needed and is_too_small(target, cache):
         change = _growth(target, str(cache.size))
         return VolumeDecision(target, holder, (), (_grow(target, cache),), superseded, change)
     return VolumeDecision(target, holder, superseded=superseded, change=_unfinished_growth(target) or change)
@@ -169,10 +169,10 @@ def _fits(claim: Obj, cache: Cache, expandable: frozenset[str]) -> bool:
     storage_class = claim["spec"].get("storageClassName")
     if cache.storage_class_name not in {None, storage_class}:
         return False
-    return not _is_too_small(claim, cache) or (_is_bound(claim) and storage_class in expandable)
+    return not is_too_small(claim, cache) or (_is_bound(claim) and storage_class in expandable)
 
 
-def _is_too_small(claim: Obj, cache: Cache) -> bool:
+def is_too_small(claim: Obj, cache: Cache) -> bool:
     """Return whether the spec states a larger size than the claim requests and its volume has."""
     if cache.size is None:
         return False
@@ -236,7 +236,7 @@ def _replacement_cause(old: Obj, cache: Cache) -> str:
     storage_class = old["spec"].get("storageClassName", "")
     if cache.storage_class_name not in {None, storage_class}:
         return f"spec.cache.storageClassName is {cache.storage_class_name} now"
-    if _is_too_small(old, cache):
+    if is_too_small(old, cache):
         return f"its StorageClass {storage_class} cannot grow it to {cache.size}"
     return "the source has another revision"
 

@@ -4,19 +4,21 @@ Inspection and weights are decided in modules of their own, and both end here.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from datetime import datetime
+from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.models import jobs, refresh, source_secret
-from controller.models.jobs import JobProgress
+from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.observation import ObservedModel
 from controller.models.served import own_claim
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import ModelFacts
+from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Patch, Ref
-from crds.cache import Cached
+from crds.cache import Cached, NodeCopy, NodeShortage
 from crds.model import GGUF, Model
 from crds.size import size_text
 from kube.client import Obj
@@ -44,6 +46,10 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     conditions: Sequence[Obj]
     facts: ModelFacts | None = None
     cached: Cached | None = None
+    copies: Sequence[NodeCopy] = ()
+    """Verified copies on nodes, of a Model with spec.cache.scope node."""
+    shortages: Sequence[NodeShortage] = ()
+    """Nodes whose disk has no space for a copy that is being made."""
     works: Sequence[JobProgress] = ()
     """Works whose Jobs are kept or created."""
     create: tuple[tuple[Resource, Obj], ...] = ()
@@ -53,6 +59,31 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     last_checked: str = ""
     undecided: Sequence[Obj] = ()
     """Jobs that are kept until the inspection shows whether they are needed."""
+
+
+DONE: Final = JobOutcome(state="Succeeded")
+"""The outcome of a work whose result is in the status."""
+
+
+class InspectedModel(NamedTuple):
+    """A Model whose header has been read, and all that decides about its weights."""
+
+    model: Model
+    observed: ObservedModel
+    settings: PodSettings
+    now: datetime
+    facts: ModelFacts
+    inspected: JobProgress
+    """The inspection that found the facts."""
+    is_edited: bool = False
+    """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
+
+    def decide(self, *conditions: Obj, cached: Cached | None = None) -> ModelDecision:
+        """Return the decision about a Model that needs no Job for its weights."""
+        ready = model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts))
+        return ModelDecision(
+            phase="Ready", conditions=[ready, *conditions], facts=self.facts, cached=cached, works=[self.inspected]
+        )
 
 
 def refused_secret(observed: ObservedModel) -> SecretVerdict | None:

@@ -20,6 +20,7 @@ from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
+from crds.quantity import parse_quantity
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
 from kube.resources import JOBS, MODELS, Resource
@@ -32,6 +33,8 @@ NO_IMAGE: Final = "NoImage"
 MEMORY_MIB: Final = 512
 """Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
+_OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""Resources whose limit may be larger than the request."""
 LOGIN_PATH: Final = "/run/secrets/pomona"
 """Folder of the keys of a Secret with the login of a registry."""
 
@@ -72,6 +75,15 @@ class Placement(msgspec.Struct, frozen=True):
     tolerations: tuple[Obj, ...] = ()
 
 
+class Reservation(msgspec.Struct, frozen=True):
+    """Resources and nodes that a Job's pod asks for in the place of a replica, which then fits on the same node."""
+
+    requests: Mapping[str, str] = {}
+    """Quantity of each resource."""
+    affinity: Obj = {}
+    runtime_class_name: str | None = None
+
+
 class SecretVariable(NamedTuple):
     """An environment variable whose value is a key of a Secret."""
 
@@ -100,6 +112,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     deadline_seconds: int | None = None
     """An attempt that takes longer is ended and retried."""
     placement: Placement = Placement()
+    reservation: Reservation = Reservation()
 
     def digest(self) -> str:
         """Return the digest of this work, which is equal for all attempts."""
@@ -319,6 +332,10 @@ def _build(work: Work, attempt: int) -> Obj:
         "tolerations": list(work.placement.tolerations),
         "containers": [_container(work)],
     }
+    if work.reservation.affinity:
+        pod["affinity"] = work.reservation.affinity
+    if work.reservation.runtime_class_name is not None:
+        pod["runtimeClassName"] = work.reservation.runtime_class_name
     pod["volumes"] = []
     if work.claim is not None:
         claim = {"claimName": work.claim} | ({"readOnly": True} if work.verb == "inspect" else {})
@@ -364,7 +381,7 @@ def _container(work: Work) -> Obj:
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": f"{MEMORY_MIB}Mi"}},
+        "resources": _resources(work.reservation),
     }
     container["volumeMounts"] = []
     if work.claim is not None:
@@ -373,3 +390,17 @@ def _container(work: Work) -> Obj:
     if work.login_secret is not None:
         container["volumeMounts"].append({"name": "login", "mountPath": LOGIN_PATH, "readOnly": True})
     return container
+
+
+def _resources(reservation: Reservation) -> Obj:
+    """Return what a Job needs, and whatever it reserves beyond that."""
+    requests = {"cpu": "100m", "memory": "128Mi"}
+    for name, quantity in reservation.requests.items():
+        requests[name] = _larger(quantity, requests.get(name, "0"))
+    # Kubernetes demands that requests and limits of all other resources are equal.
+    limits = {name: quantity for name, quantity in requests.items() if name not in _OVERCOMMITTED}
+    return {"requests": requests, "limits": limits | {"memory": _larger(requests["memory"], f"{MEMORY_MIB}Mi")}}
+
+
+def _larger(quantity: str, other: str) -> str:
+    return max(quantity, other, key=lambda each: parse_quantity(each) or 0)

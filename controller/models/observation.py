@@ -1,21 +1,23 @@
 """Inputs of a decision about a Model: its Jobs, claims and consumers, and the changes after which it is decided."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from controller.models.claims import ObservedClaims, observe_claims
+from controller.models.copy_observation import ObservedCopies, Reserve, observe_copies, reserve_nothing
 from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
 from controller.models.served import accelerator_of
 from controller.models.source_secret import SecretVerdict
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Snapshot, decode_stored
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL
 from crds.model import Model
-from devices.vendors import VENDORS, Vendors
+from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from kube.store import Store
@@ -26,6 +28,8 @@ class ModelInputs(NamedTuple):
 
     secret: SecretVerdict | None = None
     expandable: frozenset[str] = frozenset()
+    binds_immediately: bool = False
+    """The result of `read_binding`."""
 
 
 class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,25 +47,46 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on the Secret of the source; None if it was not read, or the source has none."""
     consumer: InferenceService | None = None
     """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
+    copies: ObservedCopies = ObservedCopies()
+    """Empty unless spec.cache.scope is node."""
 
 
-def observe_model(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors = VENDORS) -> ObservedModel:
+def observe_model(
+    snapshot: Snapshot,
+    key: ObjectKey,
+    model: Model,
+    settings: PodSettings = DEFAULT_SETTINGS,
+    reserve: Reserve = reserve_nothing,
+) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
+    consumers = _find_consumers(snapshot, key, model, settings.vendors)
+    consumer, copies = next(consumers, None), ObservedCopies()
+    if model.spec.cache.scope == "node":
+        # A copy is for the main Model of a service only.
+        copies = observe_copies(
+            snapshot,
+            model,
+            [each for each in (consumer, *consumers) if each is not None and each.spec.model_ref == key.name],
+            reserve,
+            limit_bytes=settings.node_cache_bytes,
+            binds_immediately=inputs.binds_immediately,
+        )
     return ObservedModel(
         jobs=owned,
         pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
         processes=snapshot.children(METAL_PROCESSES, key.namespace, model.metadata.uid),
         hosts=functools.partial(list_inspecting_hosts, snapshot.store, key.namespace),
         claims=observe_claims(snapshot, model, inputs.expandable),
-        consumer=_find_consumer(snapshot, key, model, vendors),
+        consumer=consumer,
         secret=inputs.secret,
+        copies=copies,
     )
 
 
-def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> InferenceService | None:
-    """Return the oldest service that serves this Model in pods, with its accelerator stated, or None."""
+def _find_consumers(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> Iterator[InferenceService]:
+    """Yield the services that serve this Model in pods, the oldest first, each with its accelerator stated."""
     objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
     services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
     for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
@@ -69,8 +94,7 @@ def _find_consumer(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Ve
             placed = _with_accelerator(service, _served_model(snapshot, service) or model)
             vendor = vendors.get(accelerator_of(placed, model))
             if vendor is not None and vendor.in_pods:
-                return placed
-    return None
+                yield placed
 
 
 def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:

@@ -10,13 +10,24 @@ from datetime import datetime
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import host_inspection, jobs, refresh, source_secret, volume
-from controller.models.cache_decision import DONE, InspectedModel, decide_weights
+from controller.models import copy_eviction, host_inspection, jobs, refresh, source_secret, volume
+from controller.models.cache_decision import decide_weights
 from controller.models.claims import read_expandable
+from controller.models.copy_observation import (
+    MOUNTING,
+    Reserve,
+    models_of_mounts,
+    models_on_node,
+    mounts,
+    read_binding,
+    reserve_nothing,
+)
 from controller.models.decision import (
     CACHED,
+    DONE,
     READY,
     REASONS_WITHOUT_EVENT,
+    InspectedModel,
     ModelDecision,
     explain_progress,
     model_condition,
@@ -37,21 +48,22 @@ from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
-from controller.reconcile.triggers import Trigger, all_but_status, everything, owned
+from controller.reconcile.triggers import Trigger, all_but_status, everything, existence, owned
 from crds.model import Model
 from crds.size import size_text
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, PVCS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, PVCS, ObjectKey
+from kube.store import Store
 
 
-def model_reconciler(settings: PodSettings) -> Reconciler:
-    """Return the reconciler."""
+def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) -> Reconciler:
+    """Return the reconciler; `reserve` returns what a replica asks of its node."""
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
         model = snapshot.read(MODELS, key, Model)
         if model is None or model.metadata.deletion_timestamp is not None:
             return Plan()  # its children are garbage-collected
-        return desired(model, observe_model(snapshot, key, model, settings.vendors), settings, snapshot.now)
+        return desired(model, observe_model(snapshot, key, model, settings, reserve), settings, snapshot.now)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ModelInputs | None:
         model = snapshot.read(MODELS, key, Model)
@@ -59,7 +71,11 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
             return None
         has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
-        return ModelInputs(verdict, await read_expandable(client, snapshot, model))
+        expandable = await read_expandable(client, snapshot, model)
+        return ModelInputs(verdict, expandable, await read_binding(client, snapshot, model))
+
+    def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
+        return copy_eviction.models_of_victims(store, model, settings.node_cache_bytes)
 
     return Reconciler(
         resource=MODELS,
@@ -71,6 +87,9 @@ def model_reconciler(settings: PodSettings) -> Reconciler:
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, all_but_status),
             Trigger(MODELS, models_served_beside, all_but_status),
+            Trigger(MODELS, models_of_victims, copy_eviction.read_space),
+            *(Trigger(resource, models_of_mounts, mounts) for resource in MOUNTING),
+            Trigger(NODES, models_on_node, existence),
         ),
     )
 
@@ -100,6 +119,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             conditions=[ready, *([msgspec.to_builtins(cached)] if cached else [])],
             facts=_kept_facts(model),
             cached=model.status.cached,
+            copies=model.status.copies,
         )
     if _is_inspected(model) and model.status.inspected_by and observed.consumer is not None:
         return _decide_for_pods(model, observed, settings, now)
@@ -135,6 +155,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         ],
         facts=_kept_facts(model),
         cached=model.status.cached,
+        copies=model.status.copies,
         works=[progress],
         undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
     )
@@ -146,9 +167,9 @@ def _decide_for_pods(model: Model, observed: ObservedModel, settings: PodSetting
     if progress.outcome.state == "Succeeded":
         facts = ModelFacts.of_answer(model, progress.outcome.answer)
         return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
-    by_hosts = msgspec.structs.replace(observed, consumer=None)
+    by_hosts = msgspec.structs.replace(observed, consumer=None, copies=observed.copies.without_consumers())
     made = decide_weights(InspectedModel(model, by_hosts, settings, now, ModelFacts.of_status(model), progress))
-    if made.cached is not None:
+    if made.cached is not None or made.copies:
         return made  # pods serve weights that an earlier Job has verified
     reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header for pods")
     cached = model_condition(model, CACHED, true=False, reason=reason, message=message)
@@ -161,7 +182,7 @@ def _decide_for_pods(model: Model, observed: ObservedModel, settings: PodSetting
 
 def _kept_facts(model: Model) -> ModelFacts | None:
     """Return the facts of the weights on the volume, which stay known until an inspection shows others."""
-    return ModelFacts.of_status(model) if model.status.cached is not None else None
+    return ModelFacts.of_status(model) if model.status.cached is not None or model.status.copies else None
 
 
 def _inspected_facts(
@@ -215,6 +236,10 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Pla
     }
     if decision.cached is not None:
         status["cached"] = msgspec.to_builtins(decision.cached)
+    if decision.copies:
+        status["copies"] = msgspec.to_builtins(decision.copies)
+    if decision.shortages:
+        status["shortages"] = msgspec.to_builtins(decision.shortages)
     if decision.facts is not None:
         status |= msgspec.to_builtins(decision.facts)
         if decision.facts.size_bytes is not None:

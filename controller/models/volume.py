@@ -10,16 +10,20 @@ import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
-from controller.models.jobs import Placement, SecretVariable, Work
+from controller.models.jobs import Placement, Reservation, SecretVariable, Work
 from controller.models.served import (
+    accelerator_of,
     is_artifact,
     is_in_bucket,
     is_mounted_image,
     own_claim,
+    select_nodes,
     weights_path,
 )
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
+from controller.tenant_limits import allowed_tolerations
+from crds.inferenceservice import InferenceService
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL
 from crds.model import GGUF, Layout, Model, WeightsFormat
@@ -175,8 +179,19 @@ def _patterns(model: Model) -> list[str]:
     return [f"--files={pattern}" for pattern in model.spec.files]
 
 
-def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, settings: PodSettings) -> Work:
-    """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one."""
+def fetching(
+    model: Model,
+    facts: ModelFacts,
+    claim: Obj,
+    placement: Placement,
+    settings: PodSettings,
+    *,
+    reservation: Reservation | None = None,
+) -> Work:
+    """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one.
+
+    With a `reservation` the claim is for one node: it is replaced if it has none and the placement changes.
+    """
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
@@ -184,11 +199,12 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
     is_one = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
     sized = ("--size-bytes", str(facts.size_bytes)) if is_one else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
+    placed = (msgspec.json.encode(placement).decode(),) if reservation is None else ()
     return Work(
         owner=model.metadata,
         verb="fetch",
         # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
-        identity=(path, facts.sha256, uid, secret or "", msgspec.json.encode(placement).decode(), *_mirrors(model)),
+        identity=(path, facts.sha256, uid, secret or "", *placed, *_mirrors(model)),
         arguments=(
             model.spec.source,
             *_patterns(model),
@@ -207,7 +223,19 @@ def fetching(model: Model, facts: ModelFacts, claim: Obj, placement: Placement, 
         login_secret=secret if is_artifact(model) else None,
         claim=claim["metadata"]["name"],
         placement=placement,
+        reservation=reservation or Reservation(),
     )
+
+
+def place_fetch(model: Model, consumer: InferenceService | None, settings: PodSettings) -> Placement:
+    """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
+    if consumer is None:
+        return Placement()
+    spec = consumer.spec
+    allowed = allowed_tolerations(spec.tolerations, settings.limits)
+    tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
+    selected = select_nodes(consumer, model, settings.vendors)
+    return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))
 
 
 def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:

@@ -41,6 +41,10 @@ INSPECTOR_INDEX: Final = "inspector"
 """From a host's name to the MetalProcesses that inspect on it."""
 CLAIM_INDEX: Final = "claim"
 """From namespace/name of a PersistentVolumeClaim to the pods that mount it and have not ended, and the Deployments."""
+NODE_INDEX: Final = "node"
+"""From a node's name to the Models with verified copies on it."""
+SHORTAGE_INDEX: Final = "shortage"
+"""From a node's name to the Models with a copy that finds no space on its disk."""
 UNBOUND: Final = ""
 REASON_INDEX: Final = "reason"
 """From the reason of the condition Ready to the InferenceServices and Models that have it."""
@@ -141,6 +145,13 @@ def _claims_of_deployment(deployment: Obj) -> list[str]:
     return [namespaced(deployment["metadata"]["namespace"], claim) for claim in mounted_claims(spec)]
 
 
+def _stated_nodes(field: str) -> IndexKeys:
+    def keys(model: Obj) -> set[str]:
+        return {each["node"] for each in (model.get("status") or {}).get(field) or ()}
+
+    return keys
+
+
 def stated_addresses(host: Obj) -> list[str]:
     """Return the address that a MetalHost states, if any."""
     address = host.get("status", {}).get("address")
@@ -160,5 +171,9 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons},
-    MODELS: {REASON_INDEX: _reasons},
+    MODELS: {
+        REASON_INDEX: _reasons,
+        NODE_INDEX: _stated_nodes("copies"),
+        SHORTAGE_INDEX: _stated_nodes("shortages"),
+    },
 }

@@ -12,9 +12,11 @@ from controller.reconcile.indexes import (
     INDEXES,
     INSPECTOR_INDEX,
     MODEL_INDEX,
+    NODE_INDEX,
     OWNER_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
+    SHORTAGE_INDEX,
     controller_of,
     declare_indexes,
 )
@@ -41,8 +43,9 @@ def chat(name: str, model: str, adapter: str) -> Obj:
     return service(name, modelRef=model, adapters=[{"modelRef": adapter}]) | {"status": reasons}
 
 
-def inspected(name: str, reason: str, _: str) -> Obj:
-    found = model(status={"conditions": [condition("Ready", "False", reason)]})
+def inspected(name: str, reason: str, node: str) -> Obj:
+    copies = {"copies": [{"node": node}, {"node": "else"}]} if node != "three" else {"shortages": [{"node": reason}]}
+    found = model(status={"conditions": [condition("Ready", "False", reason)], **copies})
     found["metadata"]["name"] = name
     return found
 
@@ -88,6 +91,9 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             (claim, _) = spec["volumes"]
             is_over = obj["status"]["phase"] == "Succeeded"
             return not is_over and f"{namespace}/{claim['persistentVolumeClaim']['claimName']}" == value
+        if index in {NODE_INDEX, SHORTAGE_INDEX}:
+            field = "copies" if index == NODE_INDEX else "shortages"
+            return any(each["node"] == value for each in obj["status"].get(field, ()))
         assert index in {HOST_INDEX, INSPECTOR_INDEX}
         if spec.get("inspect", False) != (index == INSPECTOR_INDEX):
             return False

@@ -1,0 +1,198 @@
+"""The claims of a Model with a copy on each node, by what becomes of them; and the number of copies that replicas need.
+
+Earlier weights stay on a node while pods mount them there, until their successor on that node is verified.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from controller.models import claims, jobs
+from controller.models.copy_observation import CopyConsumer, stated_node
+from controller.models.decision import InspectedModel
+from controller.models.observation import ObservedModel
+from controller.models.volume import WEIGHTS
+from controller.reconcile.indexes import mounted_claims
+from crds.cache import NodeCopy
+from crds.meta import GROUP
+from kube.client import Obj
+
+MOST_COPIES: Final = 64
+EVICTED: Final = f"{GROUP}/evicted"
+"""Annotation of a claim whose copy was evicted: it is deleted, and never used again."""
+
+
+class CopyClaim(NamedTuple):
+    """One claim of the Model."""
+
+    obj: Obj
+    node: str
+    """Node that its volume is on, or will be; empty until the scheduler has chosen one."""
+    copy: NodeCopy | None
+    """The verified weights on it, as the status has them."""
+    fits: bool
+    """True if it is for the weights, the class and the size that the Model states now."""
+    is_mounted: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.obj["metadata"]["name"])
+
+    @property
+    def is_evicted(self) -> bool:
+        """True if it is marked as evicted."""
+        return EVICTED in annotations(self.obj)
+
+    @property
+    def is_superseded(self) -> bool:
+        """True if pods mount other weights than the wanted ones."""
+        return self.is_mounted and not self.fits
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """The oldest first."""
+        return self.obj["metadata"]["creationTimestamp"], self.name
+
+
+class CopyDemand(NamedTuple):
+    """The number of copies that replicas need, and the service for which the next one is made."""
+
+    number: int
+    consumer: CopyConsumer | None = None
+
+
+class SortedClaims(NamedTuple):
+    """The claims of a Model by what becomes of them."""
+
+    ready: Sequence[CopyClaim] = ()
+    """Verified copies of the wanted weights, one on a node."""
+    earlier: Sequence[CopyClaim] = ()
+    """Verified copies of other weights, class or size, from which pods serve meanwhile."""
+    making: Sequence[CopyClaim] = ()
+    """Claims that have a node, to which the weights are being fetched."""
+    unplaced: Sequence[CopyClaim] = ()
+    """The same without a node."""
+    evicted: Sequence[CopyClaim] = ()
+    """Copies that go to make room."""
+    deleted: Sequence[CopyClaim] = ()
+    """Claims that nothing needs once no pod mounts them."""
+    in_use: frozenset[str] = frozenset()
+    """Names of the claims of copies that are mounted or that a replica needs."""
+
+    @property
+    def taken_nodes(self) -> frozenset[str]:
+        """Nodes that have, or get, a copy of the wanted weights."""
+        return frozenset(each.node for each in (*self.ready, *self.making))
+
+    @property
+    def replaced_nodes(self) -> list[str]:
+        """Nodes whose pods mount earlier weights that nothing replaces yet, also those that an edit has superseded."""
+        mounted = (each.node for each in (*self.earlier, *self.deleted) if each.is_superseded)
+        return sorted({node for node in mounted if node} - self.taken_nodes)
+
+
+def annotations(claim: Obj) -> Obj:
+    """Return the annotations of a claim."""
+    found: Obj = claim["metadata"].get("annotations") or {}
+    return found
+
+
+def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
+    """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights."""
+    model, observed, facts = inspected.model, inspected.observed, inspected.facts
+    cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
+    found = []
+    for obj in observed.claims.claims:
+        name, copy = obj["metadata"]["name"], verified.get(claims.uid(obj))
+        is_of_class = obj["spec"].get("storageClassName") == cache.storage_class_name
+        fits = annotations(obj).get(WEIGHTS) == path and is_of_class and not claims.is_too_small(obj, cache)
+        is_wanted = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
+        if not is_wanted and (fits or inspected.is_edited):
+            copy = None
+        node = copy.node if copy is not None else _find_node(observed, obj)
+        found.append(CopyClaim(obj, node, copy, fits, name in observed.claims.mounted))
+    return sorted(found, key=lambda each: each.age)
+
+
+def _find_node(observed: ObservedModel, claim: Obj) -> str:
+    """Return the node of the pods that fetch to a claim or mount it, else that which it states; empty: none yet."""
+    name = claim["metadata"]["name"]
+    for job in observed.jobs:
+        if jobs.verb(job) == "fetch" and name in mounted_claims(job["spec"]["template"]["spec"]):
+            for pod in observed.pods.get(job["metadata"]["uid"], ()):
+                if node := pod.get("spec", {}).get("nodeName"):
+                    return str(node)
+    return observed.copies.pod_nodes.get(name) or stated_node(claim)
+
+
+def list_ready(surveyed: Iterable[CopyClaim], gone_nodes: Collection[str]) -> list[CopyClaim]:
+    """Return the verified copies of the wanted weights, one on each node: the one that is mounted, else the oldest."""
+    found: dict[str, CopyClaim] = {}
+    for each in surveyed:
+        if each.copy is not None and each.fits and not each.is_evicted and each.node not in gone_nodes:
+            known = found.get(each.node)
+            if known is None or (each.is_mounted and not known.is_mounted):
+                found[each.node] = each
+    return list(found.values())
+
+
+def count_demand(
+    consumers: Sequence[CopyConsumer], ready: Sequence[CopyClaim], surveyed: Sequence[CopyClaim]
+) -> CopyDemand:
+    """Return the number of copies: one for each replica, and one more if the present ones have no place for a replica.
+
+    Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
+    their place, a refusal is not final.
+    """
+    serving = [each for each in consumers if each.service.spec.replicas > 0]
+    if not serving:
+        return CopyDemand(0)
+    largest = max(serving, key=lambda each: each.service.spec.replicas)
+    number, names = min(largest.service.spec.replicas, MOST_COPIES), {each.name for each in ready}
+    is_changing = bool({each.node for each in ready} & {each.node for each in surveyed if each.is_superseded})
+    is_full = bool(ready) and not is_changing
+    refused = next((each for each in serving if is_full and names <= each.refused), None)
+    if refused is None:
+        return CopyDemand(number, largest)
+    return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), refused)
+
+
+def sort_claims(inspected: InspectedModel, surveyed: Sequence[CopyClaim], demand: CopyDemand) -> SortedClaims:
+    """Decide what becomes of each claim."""
+    observed = inspected.observed.copies
+    ready = list_ready(surveyed, observed.gone_nodes)
+    in_use = _list_in_use(ready, demand)
+    victims = [each for each in ready if claims.uid(each.obj) in observed.victims and each.name not in in_use]
+    ready = [each for each in ready if each not in victims]
+    there = {each.node for each in ready}
+    others = [
+        each
+        for each in surveyed
+        if each not in ready and each not in victims and not each.is_evicted and each.node not in observed.gone_nodes
+    ]
+    earlier = [
+        each
+        for each in others
+        if each.copy is not None and not each.fits and (not ready or (each.is_mounted and each.node not in there))
+    ]
+    if not ready and demand.number:
+        in_use |= {each.name for each in earlier}
+    in_use |= {each.name for each in earlier if each.is_mounted}
+    started = [each for each in others if each.copy is None and each.fits]
+    placed = {each.node: each for each in reversed(started) if each.node and each.node not in there}
+    lacking = max(0, demand.number - len(ready))
+    making = sorted(placed.values(), key=lambda each: each.age)[:lacking]
+    unplaced = [each for each in started if not each.node][: min(1, lacking - len(making))]
+    evicted = [*victims, *(each for each in surveyed if each.is_evicted)]
+    kept = [*ready, *earlier, *making, *unplaced, *evicted]
+    deleted = [each for each in surveyed if each not in kept]
+    return SortedClaims(ready, earlier, making, unplaced, evicted, deleted, frozenset(in_use))
+
+
+def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:
+    """Return the names of the copies that pods mount, and of those that a replica needs beside them."""
+    mounted = {each.name for each in ready if each.is_mounted}
+    # The one that was in use last is needed next.
+    spare = [each for each in ready if not each.is_mounted]
+    spare.sort(key=lambda each: (each.copy.unused_since if each.copy else "") or "9", reverse=True)
+    return mounted | {each.name for each in spare[: max(0, demand.number - len(mounted))]}

@@ -1,0 +1,83 @@
+"""The eviction of copies from nodes whose cache is full: the unused ones go, the one unused for the longest time first.
+
+All Models come to the same result by one pure function over all copies of a node, and each deletes only its own.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from controller.reconcile.indexes import NODE_INDEX, SHORTAGE_INDEX
+from crds.quantity import parse_quantity
+from kube.client import Obj
+from kube.resources import MODELS, PVCS, ObjectKey, object_key
+from kube.store import Store
+
+
+class StoredCopy(NamedTuple):
+    """One copy on a node, of any Model."""
+
+    unused_since: str
+    """Empty: the copy is in use, and stays."""
+    model: ObjectKey
+    claim: str
+    """metadata.uid of its PersistentVolumeClaim."""
+    size_bytes: int
+
+
+def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
+    """Return the copies of one node that go, so that the others take at most `limit_bytes` if possible."""
+    copies = sorted(copies)
+    total = sum(each.size_bytes for each in copies)
+    victims = []
+    for copy in copies:
+        if total > limit_bytes and copy.unused_since:
+            victims.append(copy)
+            total -= copy.size_bytes
+    return victims
+
+
+def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
+    """Return the copies that go from a node of the cluster, whose limit the administrator states, or its disk."""
+    short = store.by_index(MODELS, SHORTAGE_INDEX, node)
+    limits = [each["keepBytes"] for model in short for each in model["status"]["shortages"] if each["node"] == node]
+    if limit_bytes is not None:
+        limits.append(limit_bytes)
+    return choose_victims(_list_copies(store, node), min(limits)) if limits else []
+
+
+def count_bytes(store: Store, node: str) -> int:
+    """Return the size of all copies on a node."""
+    return sum(copy.size_bytes for copy in _list_copies(store, node))
+
+
+def models_of_victims(store: Store, model: Obj, limit_bytes: int | None) -> list[ObjectKey]:
+    """Return the Models with a copy that goes from one of the nodes of this Model."""
+    nodes = {each["node"] for part in _read_parts(model) for each in part}
+    return sorted({victim.model for node in sorted(nodes) for victim in find_victims(store, node, limit_bytes)})
+
+
+def read_space(model: Obj) -> object:
+    """Return what the eviction of other Models' copies depends on."""
+    return [part for part in _read_parts(model) if part]
+
+
+def _read_parts(model: Obj) -> list[list[Obj]]:
+    status = model.get("status") or {}
+    return [status.get("copies") or [], status.get("shortages") or []]
+
+
+def _list_copies(store: Store, node: str) -> list[StoredCopy]:
+    found = []
+    for model in store.by_index(MODELS, NODE_INDEX, node):
+        key, status = object_key(model), model["status"]
+        for copy in status["copies"]:
+            if copy["node"] == node:
+                claim = store.get(PVCS, copy["name"], key.namespace)
+                size_bytes = requested_bytes(claim) if claim else status.get("sizeBytes") or 0
+                found.append(StoredCopy(copy.get("unusedSince", ""), key, copy["claim"], size_bytes))
+    return found
+
+
+def requested_bytes(claim: Obj) -> int:
+    """Return the space that a claim takes from the disk."""
+    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"]) or 0)

@@ -1,0 +1,222 @@
+"""The decision about copies of a Model's weights on nodes (spec.cache.scope node): those that are made, and that go.
+
+A copy is made by a claim and a Job. The scheduler chooses the node of both, because the Job asks for what a replica
+asks for, on a node without a copy; at most one claim has no node yet, or two Jobs could choose the same. A copy belongs
+to the status once its Job has succeeded, and stays when no replica needs it any more: it is a cache. Where pods mount
+earlier weights, the Job of their successor asks for nothing but the node, whose devices are still in use.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.models import claims, jobs, volume
+from controller.models.copy_claims import (
+    EVICTED,
+    CopyClaim,
+    CopyDemand,
+    SortedClaims,
+    annotations,
+    count_demand,
+    list_ready,
+    sort_claims,
+    survey_claims,
+)
+from controller.models.copy_eviction import requested_bytes
+from controller.models.copy_observation import NODE
+from controller.models.copy_placement import digest_placement, reserve_elsewhere, reserve_on
+from controller.models.copy_status import CopyReport, find_obstacle
+from controller.models.decision import DONE, InspectedModel, ModelDecision
+from controller.models.jobs import JobProgress, Placement, Reservation, Work
+from controller.models.served import weights_path
+from controller.models.volume import ModelFacts
+from controller.reconcile.plan import Patch, ref
+from crds.cache import NodeCopy, NodeShortage
+from crds.meta import GROUP
+from crds.model import Model
+from kube.client import Obj
+from kube.resources import PVCS, Resource
+from kube.time import rfc3339
+
+MOST_FETCHES: Final = 4
+"""Copies of a Model that are made at the same time."""
+PLACEMENT: Final = f"{GROUP}/placement"
+"""Annotation of a claim without a node: digest of what its Job asks of one. If that changes, the claim is replaced."""
+NO_SPACE: Final = "NoSpace"
+"""Reason of a fetch to a disk that is full."""
+_DIGITS: Final = 8
+_LONGEST_NAME: Final = 63
+"""Characters of a claim's name, which is the value of a label."""
+
+
+class _Fetch(NamedTuple):
+    """The work that makes one copy."""
+
+    claim: CopyClaim
+    progress: JobProgress
+
+    @property
+    def is_done(self) -> bool:
+        return self.progress.outcome.state == "Succeeded" and bool(self.claim.node)
+
+
+def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecision:
+    """Decide about the copies of an inspected Model."""
+    model, observed, facts = inspected.model, inspected.observed, inspected.facts
+    path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
+    surveyed = survey_claims(inspected, path)
+    consumers = observed.copies.consumers if is_for_pods else ()
+    demand = count_demand(consumers, list_ready(surveyed, observed.copies.gone_nodes), surveyed)
+    found = sort_claims(inspected, surveyed, demand)
+    # The replicas of an inspection that the status does not have yet cannot be measured.
+    is_news = facts != ModelFacts.of_status(model)
+    plan = _CopyPlan(inspected, path, demand, found).without_outdated()
+    obstacle = find_obstacle(inspected) if demand.number > len(found.ready) else None
+    fetches = [] if obstacle else plan.fetch()
+    create = () if obstacle or is_news else tuple(plan.new_claims())
+    going = [each.progress for each in fetches if not each.is_done]
+    copies = plan.list_copies(each.claim for each in fetches if each.is_done)
+    report = CopyReport(inspected, path, demand, obstacle, copies, going)
+    offered = {copy.claim for copy in model.status.copies}
+    released = [each for each in (*plan.found.evicted, *plan.found.deleted) if not each.is_mounted]
+    is_offered = any(claims.uid(each.obj) in offered for each in released)
+    return ModelDecision(
+        phase=report.phase(),
+        conditions=report.conditions(found.earlier),
+        facts=_update_facts(inspected, found, fetches),
+        copies=copies,
+        shortages=[short for each in fetches if (short := _find_shortage(inspected, each)) is not None],
+        works=[inspected.inspected, *(each.progress for each in fetches), *plan.records()],
+        create=create,
+        patch=tuple(_mark_evicted(each) for each in found.evicted if not each.is_evicted),
+        # A claim is deleted when the status does not offer it to services any more.
+        delete=tuple(ref(PVCS, each.obj) for each in released if claims.uid(each.obj) not in offered),
+        again_seconds=0.0 if is_offered or (is_news and demand.number) else obstacle and obstacle.again_seconds,
+    )
+
+
+class _CopyPlan(NamedTuple):
+    """The claims of a Model, and what follows for each."""
+
+    inspected: InspectedModel
+    path: str
+    demand: CopyDemand
+    found: SortedClaims
+
+    def without_outdated(self) -> "_CopyPlan":
+        """Return the plan without the claim that has no node yet if its Job would ask for something else now."""
+        wanted, found = digest_placement(*self._place_anywhere()), self.found
+        outdated = [each for each in found.unplaced if annotations(each.obj).get(PLACEMENT) != wanted]
+        unplaced = [each for each in found.unplaced if each not in outdated]
+        return self._replace(found=found._replace(unplaced=unplaced, deleted=[*found.deleted, *outdated]))
+
+    def fetch(self) -> list[_Fetch]:
+        """Return the works that make copies."""
+        return [self._fetch(each) for each in (*self.found.making, *self.found.unplaced)]
+
+    def _fetch(self, claim: CopyClaim) -> _Fetch:
+        observed = self.inspected.observed
+        placement, reservation = self._place_anywhere()
+        if claim.node:
+            placement, reservation = Placement(tolerations=placement.tolerations), reserve_on(claim.node)
+        work = self._work(claim, placement, reservation)
+        return _Fetch(claim, jobs.proceed(work, observed.jobs, observed.pods, self.inspected.now))
+
+    def _work(self, claim: CopyClaim, placement: Placement, reservation: Reservation) -> Work:
+        model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
+        return volume.fetching(model, facts, claim.obj, placement, settings, reservation=reservation)
+
+    def _place_anywhere(self) -> tuple[Placement, Reservation]:
+        """Return what a Job asks whose node the scheduler chooses."""
+        consumer, found = self.demand.consumer, self.found
+        if consumer is None:
+            return Placement(), Reservation()
+        placement = volume.place_fetch(self.inspected.model, consumer.service, self.inspected.settings)
+        return placement, reserve_elsewhere(consumer.reservation, {*found.taken_nodes, *found.replaced_nodes})
+
+    def records(self) -> list[JobProgress]:
+        """Return the ended works of the copies, whose last Jobs are kept."""
+        observed = self.inspected.observed.jobs
+        works = (self._work(each, Placement(), Reservation()) for each in self.found.ready)
+        return [JobProgress(outcome=DONE, job=jobs.last(work, observed)) for work in works]
+
+    def new_claims(self) -> Iterator[tuple[Resource, Obj]]:
+        """Yield the claims to create: where earlier weights are replaced, and one whose node the scheduler chooses."""
+        found, model, observed = self.found, self.inspected.model, self.inspected.observed.claims
+        lacking = min(self.demand.number - len(found.ready), MOST_FETCHES) - len(found.making) - len(found.unplaced)
+        replaced = found.replaced_nodes[: max(0, lacking)]
+        marks = [{NODE: node} for node in replaced]
+        if lacking > len(replaced) and not found.unplaced:
+            marks.append({PLACEMENT: digest_placement(*self._place_anywhere())})
+        used = {*(each["metadata"]["name"] for each in observed.claims), *observed.leaving}
+        used |= {copy.name for copy in model.status.copies}
+        for mark in marks:
+            name = _free_name(model, self.path, used)
+            used.add(name)
+            resource, claim = volume.new_claim(model, self.inspected.facts, name, self.path)
+            claim["metadata"]["annotations"] |= mark
+            yield resource, claim
+
+    def list_copies(self, done: Iterable[CopyClaim]) -> list[NodeCopy]:
+        """Return the copies for the status, with the time since which each is not in use."""
+        found, now = self.found, rfc3339(self.inspected.now)
+        copies = [
+            NodeCopy(
+                node=each.node,
+                name=each.name,
+                claim=claims.uid(each.obj),
+                path=self.path,
+                sha256=self.inspected.facts.sha256,
+            )
+            for each in done
+        ]
+        for each in (*found.ready, *found.earlier):
+            if (copy := each.copy) is not None:
+                since = "" if each.name in found.in_use else copy.unused_since or now
+                copies.append(msgspec.structs.replace(copy, unused_since=since))
+        return sorted(copies, key=lambda each: (each.node, each.name))
+
+
+def _free_name(model: Model, path: str, used: Collection[str]) -> str:
+    """Return a name that no claim has, also none that is being deleted and may have other weights."""
+    cache = model.spec.cache
+    # The name has to fit into a label, and its digest tells apart Models whose names begin alike.
+    start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
+    stated = (model.metadata.name, path, cache.storage_class_name or "", str(cache.size or ""))
+    digests = (hashlib.sha256("\0".join((*stated, str(ordinal))).encode()) for ordinal in itertools.count())
+    names = (f"{start}-cache-{digest.hexdigest()[:_DIGITS]}" for digest in digests)
+    return next(name for name in names if name not in used)
+
+
+def _update_facts(inspected: InspectedModel, found: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
+    """Return the facts, with those of the header that arrived."""
+    if found.ready:
+        return inspected.facts.of_same_weights(inspected.model)
+    answer = next((each.progress.outcome.answer for each in fetches if each.is_done), None)
+    return inspected.facts.after_fetch(answer) if answer is not None else inspected.facts
+
+
+def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:
+    """Return the shortage that a fetch found last; each attempt that finds one demands its space once."""
+    node, outcome = fetch.claim.node, fetch.progress.outcome
+    known = next((each for each in inspected.model.status.shortages if each.node == node), None)
+    if fetch.is_done or outcome.state == "Failed":
+        return None
+    # With the next attempt comes the outcome of the last one, which is known.
+    is_news = known is None or known.job != fetch.progress.job
+    if (outcome.state, outcome.reason) != ("Broken", NO_SPACE) or fetch.progress.create is not None or not is_news:
+        return known
+    keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - requested_bytes(fetch.claim.obj)
+    return NodeShortage(node=node, job=fetch.progress.job, keep_bytes=max(0, keep_bytes))
+
+
+def _mark_evicted(claim: CopyClaim) -> Patch:
+    """Return the patch after which a claim is not taken for a copy again when the status has lost it."""
+    operations = (
+        {"op": "test", "path": "/metadata/uid", "value": claims.uid(claim.obj)},
+        {"op": "add", "path": f"/metadata/annotations/{EVICTED.replace('/', '~1')}", "value": "true"},
+    )
+    return Patch(ref(PVCS, claim.obj), operations)

@@ -1,0 +1,58 @@
+"""The resources and nodes that one replica in a pod asks for, for the Job that fetches weights to where it will run.
+
+They are read from the pod itself, so that the two cannot differ.
+"""
+
+from decimal import Decimal
+from typing import Final
+
+from msgspec.structs import replace
+
+from controller.models.jobs import Reservation
+from controller.models.served import Served, accelerator_of
+from controller.pod_settings import PodSettings
+from controller.services.pods.deployment import choose_engine
+from controller.services.pods.devices import request_devices
+from controller.services.pods.pod_template import MountedWeights, build_pod
+from controller.services.preconditions import CheckedService, check_service
+from controller.services.replica_memory import measure_replica
+from controller.tenant_limits import check_limits
+from crds.inferenceservice import InferenceService
+from crds.quantity import parse_quantity
+from kube.client import Obj
+
+_CLAIM: Final = "copy"
+"""Stands for the claim that the Job is for."""
+
+
+def reserve_replica(service: InferenceService, served: Served, settings: PodSettings) -> Reservation | None:
+    """Return what one replica of a service with these Models asks of its node, or None if its spec is refused.
+
+    Memory that is not known is left out: the service reports it.
+    """
+    checked = check_service(service, served.model, served.companions, settings.vendors, largest_device_bytes=None)
+    is_refused = checked.problem is not None and checked.problem.reason == "InvalidSpec"
+    accelerator = accelerator_of(service, served.model)
+    vendor = settings.vendors.get(accelerator)
+    if is_refused or vendor is None or check_limits(service, settings.limits) is not None:
+        return None
+    memory = measure_replica(service, served, request_devices(service, vendor).number)
+    if service.spec.resources.memory is None and memory.container_bytes is None:
+        spec = service.spec
+        service = replace(service, spec=replace(spec, resources=replace(spec.resources, memory=0)))
+    choice = choose_engine(service, accelerator, CheckedService(served, None, None, memory), settings)
+    if choice is None:
+        return None
+    weights = MountedWeights(_CLAIM, served.model.status.file or _CLAIM, served.model.status.size_bytes)
+    pod = build_pod(service, choice, weights, settings=settings)
+    nodes = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}
+    return Reservation(_sum_requests(pod), nodes, pod.get("runtimeClassName"))
+
+
+def _sum_requests(pod: Obj) -> dict[str, str]:
+    """Return the requests of all containers; those of init containers are sidecars."""
+    total: dict[str, Decimal] = {}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        for resource, quantity in container.get("resources", {}).get("requests", {}).items():
+            total[resource] = total.get(resource, Decimal()) + (parse_quantity(quantity) or 0)
+    return {resource: f"{quantity.normalize():f}" for resource, quantity in total.items()}
