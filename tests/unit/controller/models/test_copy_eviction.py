@@ -1,0 +1,188 @@
+"""Copies that leave a node to make room: all Models come to the same choice by one pure function."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.models.copy_eviction import StoredCopy, choose_victims, find_victims, models_of_victims
+from controller.reconcile.indexes import declare_indexes
+from kube.client import Obj
+from kube.resources import MODELS, PODS, PVCS, ObjectKey
+from kube.store import Store
+from tests.support.simulated_copies import SimulatedCopies
+
+MIB = 1 << 20
+COPIES = st.lists(
+    st.builds(
+        StoredCopy,
+        unused_since=st.sampled_from(["", "2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z", "2026-11-21T12:00:00Z"]),
+        model=st.builds(ObjectKey, st.just("team"), st.sampled_from("abc")),
+        claim=st.uuids().map(str),
+        size_bytes=st.integers(0, 100),
+    ),
+    max_size=8,
+)
+
+
+@given(COPIES, st.integers(0, 500), st.randoms())
+def test_only_unused_copies_go_and_no_more_than_needed(copies: list[StoredCopy], limit: int, random: Any) -> None:
+    victims = choose_victims(copies, limit)
+    assert all(each.unused_since for each in victims)
+    left = [each for each in copies if each not in victims]
+    total = sum(each.size_bytes for each in left)
+    assert total <= limit or not any(each.unused_since for each in left)
+    if victims:
+        assert total + victims[-1].size_bytes > limit, "the last one had to go"
+    newest = max((each.unused_since for each in victims), default="")
+    assert all(each.unused_since >= newest for each in left if each.unused_since)
+    random.shuffle(copies)
+    assert choose_victims(copies, limit) == victims, "each Model comes to the same result"
+
+
+@given(COPIES, st.integers(0, 500))
+def test_what_has_gone_lets_the_rest_stay(copies: list[StoredCopy], limit: int) -> None:
+    victims = choose_victims(copies, limit)
+    assert choose_victims([each for each in copies if each not in victims], limit) == []
+
+
+def copy(name: str, node: str = "a", unused: str = "") -> Obj:
+    found = {"node": node, "name": f"{name}-cache", "claim": f"uid-{name}", "path": "x"}
+    return found | ({"unusedSince": f"2026-11-21T{unused}:00:00Z"} if unused else {})
+
+
+def store_of(*models: tuple[str, list[Obj], list[Obj]]) -> Store:
+    """Return a store with Models of 10 bytes each; their copies and shortages are stated."""
+    store = Store()
+    declare_indexes(store)
+    for name, copies, shortages in models:
+        metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
+        status = {"sizeBytes": 10, "copies": copies, "shortages": shortages}
+        store.put(MODELS, {"metadata": metadata, "spec": {}, "status": status})
+    return store
+
+
+def names(store: Store, node: str, limit: int | None) -> list[str]:
+    return [each.model.name for each in find_victims(store, node, limit)]
+
+
+def test_limit_counts_the_copies_of_all_models_on_one_node() -> None:
+    store = store_of(
+        ("one", [copy("one", unused="10"), copy("one", "b", unused="09")], []),
+        ("two", [copy("two", unused="11")], []),
+        ("three", [copy("three")], []),
+    )
+    assert names(store, "a", None) == []
+    assert names(store, "a", 30) == []
+    assert names(store, "a", 29) == ["one"]
+    assert names(store, "a", 0) == ["one", "two"]
+    assert names(store, "b", 9) == ["one"]
+
+
+def test_copy_counts_with_what_its_claim_takes_from_the_disk() -> None:
+    store = store_of(("one", [copy("one", unused="10")], []))
+    metadata = {"name": "one-cache", "namespace": "team", "uid": "uid-one", "resourceVersion": "1"}
+    store.put(PVCS, {"metadata": metadata, "spec": {"resources": {"requests": {"storage": "1Ki"}}}})
+    assert names(store, "a", 1023) == ["one"]
+    assert names(store, "a", 1024) == []
+
+
+@pytest.mark.parametrize(("limit", "found"), [(None, ["one"]), (20, ["one"]), (5, ["one", "two"])])
+def test_shortage_of_any_model_is_a_limit_of_its_node(limit: int | None, found: list[str]) -> None:
+    store = store_of(
+        ("one", [copy("one", unused="10")], []),
+        ("two", [copy("two", unused="11")], []),
+        ("large", [], [{"node": "a", "job": "x", "keepBytes": 10}]),
+    )
+    assert names(store, "a", limit) == found
+    large = store.get(MODELS, "large", "team")
+    assert large is not None
+    assert [key.name for key in models_of_victims(store, large, limit)] == sorted(found)
+
+
+def make_cache(limit_bytes: int, *names: str) -> SimulatedCopies:
+    """Return Models with a copy of 126 MiB each on one node, whose pods went in this order, an hour apart."""
+    simulated = SimulatedCopies({"a": 9}, limit_bytes)
+    for name in names:
+        simulated.make_model(name)
+        simulated.make_service(f"of-{name}", model=name, replicas=1)
+        simulated.fetch_all()
+        simulated.serve(simulated.copies(name)[0].name, node="a", service=f"of-{name}")
+    for name in names:
+        simulated.remove(PODS, f"of-{name}-{simulated.copies(name)[0].name}")
+        simulated.make_service(f"of-{name}", model=name, replicas=0)
+        simulated.pass_time(hours=1)
+    return simulated
+
+
+def test_unused_copies_go_when_a_node_has_too_many_the_one_first_that_was_unused_longest() -> None:
+    simulated = make_cache(3 * 126 * MIB, "one", "two", "three")
+    assert [len(simulated.copies(name)) for name in ("one", "two", "three")] == [1, 1, 1]
+    simulated.make_model("four")
+    simulated.make_service("of-four", model="four", replicas=1)
+    simulated.fetch_all()
+    assert [len(simulated.copies(name)) for name in ("one", "two", "three", "four")] == [0, 1, 1, 1]
+    assert simulated.claims("one") == {}
+
+
+def test_copy_in_use_stays_whatever_the_limit() -> None:
+    simulated = SimulatedCopies({"a": 9}, 1)
+    simulated.make_model()
+    simulated.make_service(replicas=1)
+    simulated.fetch_all()
+    assert simulated.nodes_of() == ["a"], "a replica needs it"
+    simulated.serve(simulated.copies()[0].name, node="a")
+    simulated.make_service(replicas=0)
+    assert simulated.nodes_of() == ["a"], "a pod mounts it"
+    simulated.remove(PODS, f"chat-{simulated.copies()[0].name}")
+    simulated.settle()
+    assert (simulated.copies(), simulated.claims()) == ([], {})
+
+
+def test_claim_of_an_evicted_copy_is_marked_and_deleted_only_after_the_status_has_lost_it() -> None:
+    """A controller that dies in between must not take it for a copy again."""
+    simulated = make_cache(126 * MIB, "one")
+    (copy,) = simulated.copies("one")
+    simulated.plans.clear()
+    simulated.make_model("two")
+    simulated.make_service("of-two", model="two", replicas=1)
+    simulated.fetch_all()
+    changes = [plan for plan in simulated.plans if any(each.ref.name == copy.name for each in plan.patch)]
+    deletions = [plan for plan in simulated.plans if any(each.name == copy.name for each in plan.delete)]
+    assert len(changes) == len(deletions) == 1
+    assert simulated.plans.index(changes[0]) < simulated.plans.index(deletions[0])
+    assert changes[0].status is not None
+    assert simulated.copies("one") == []
+
+
+def test_full_disk_takes_no_more_unused_copies_than_it_needs() -> None:
+    simulated = SimulatedCopies({"a": 9})
+    for name in ("one", "two", "three"):
+        simulated.make_model(name)
+        simulated.make_service(f"of-{name}", model=name, replicas=1)
+        simulated.fetch_all()
+    for name in ("one", "two"):
+        simulated.make_service(f"of-{name}", model=name, replicas=0)
+        simulated.pass_time(hours=1)
+    simulated.make_model("large")
+    simulated.make_service("of-large", model="large", replicas=1)
+    simulated.schedule()
+    failed = {"reason": "NoSpace", "message": "needs 100 MiB more"}
+    simulated.end(simulated.pending("large")[0], 1, failed)
+    simulated.settle()
+    assert [len(simulated.copies(name)) for name in ("one", "two", "three")] == [0, 1, 1]
+    assert "needs 100 MiB more" in simulated.condition("Cached", "large").message
+    simulated.settle()
+    assert len(simulated.copies("two")) == 1, "one attempt demands its space once"
+
+    simulated.pass_time(minutes=1)
+    simulated.end(simulated.pending("large")[0], 1, failed)
+    simulated.settle()
+    assert [len(simulated.copies(name)) for name in ("two", "three")] == [0, 1]
+    simulated.pass_time(minutes=1)
+    simulated.finish("large")
+    simulated.schedule()
+    simulated.finish("large")
+    assert simulated.nodes_of("large") == ["a"]
+    assert simulated.model("large").status.shortages == []

@@ -1,0 +1,95 @@
+"""A Job that fetches a copy asks for exactly what one replica asks for."""
+
+from typing import Any
+
+import pytest
+
+from controller.models.jobs import Placement, Reservation, proceed
+from controller.models.served import Served
+from controller.models.volume import ModelFacts, fetching
+from controller.pod_settings import PodSettings
+from controller.services.pods.replica_reservation import reserve_replica
+from controller.tenant_limits import TenantLimits
+from crds.model import Model
+from kube.client import Obj
+from tests.support.api_objects import GIB, NOW, as_model, as_service, model, service
+
+SETTINGS = PodSettings("pomona:test")
+NODE_CACHE = {"scope": "node", "storageClassName": "local"}
+
+
+def reserve(settings: PodSettings = SETTINGS, *, of_model: Model | None = None, **spec: Any) -> Reservation | None:
+    spec = {"hardware": {"accelerator": "nvidia"}, "resources": {"memory": "3Gi"}} | spec
+    served = Served(of_model or as_model(model(cache=NODE_CACHE)))
+    return reserve_replica(as_service(service(**spec)), served, settings)
+
+
+def test_devices_memory_and_processors_of_one_replica_are_reserved() -> None:
+    found = reserve(replicas=3, hardware={"accelerator": "nvidia", "count": 2}, resources={"memory": "3Gi", "cpu": "4"})
+    assert found is not None
+    assert found.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB), "cpu": "4"}
+
+
+def test_memory_is_that_of_the_pod_if_nobody_states_it() -> None:
+    found = reserve(resources={}, hardware={"accelerator": "cpu"})
+    assert found is not None
+    assert int(found.requests["memory"]) > GIB
+
+
+def test_memory_that_is_not_known_yet_leaves_the_devices_reserved() -> None:
+    unknown = as_model(model(cache=NODE_CACHE, status={"layout": None, "sizeBytes": None}))
+    found = reserve(resources={}, of_model=unknown)
+    assert found is not None
+    assert found.requests == {"nvidia.com/gpu": "1", "memory": "0"}
+
+
+def test_engine_and_its_proxy_are_reserved_together() -> None:
+    found = reserve(runtime="generic", image="registry.example/engine:1", container={})
+    assert found is not None
+    assert found.requests["memory"] == str(3 * GIB + 96 * 2**20)
+    assert found.requests["cpu"] == "0.05"
+
+
+def test_nodes_are_those_of_hardware_and_affinity() -> None:
+    stated = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
+    terms = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [stated]}}
+    found = reserve(
+        hardware={"accelerator": "nvidia", "products": ["NVIDIA-L4"]},
+        pod={"affinity": {"nodeAffinity": terms}, "runtimeClassName": "nvidia"},
+    )
+    assert found is not None
+    (term,) = found.affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {each["key"] for each in term["matchExpressions"]} == {"zone", "nvidia.com/gpu.product"}
+    assert found.runtime_class_name == "nvidia"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"runtime": "quantum"},
+        {"runtime": "vllm"},
+        {"hardware": {"accelerator": "nvidia", "count": 1}, "resources": {"gpu": 2}},
+        {"image": "elsewhere.example/engine:1"},
+    ],
+    ids=["unknown engine", "another format", "contradiction", "image that is not allowed"],
+)
+def test_service_whose_spec_is_refused_gets_no_copy(spec: Obj) -> None:
+    assert reserve(PodSettings("pomona:test", limits=TenantLimits(("registry.example/",))), **spec) is None
+
+
+def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
+    of_model = as_model(model(cache=NODE_CACHE))
+    claim = {"metadata": {"name": "tiny-cache-1", "uid": "claim"}}
+    requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
+    facts = ModelFacts.of_status(of_model)
+    work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
+    job = proceed(work, [], {}, NOW).create
+    assert job is not None
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "100m"},
+        "limits": {"nvidia.com/gpu": "2", "memory": "3Gi"},
+    }
+    small = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation())
+    assert work.digest() == small.digest(), "an attempt goes on although the service asks for something else"
+    assert "affinity" not in pod
