@@ -1,7 +1,10 @@
 """The controller dies, or an answer is lost, at every single write of a Model's life: it ends in the same state."""
 
+import contextlib
+import functools
 import itertools
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +15,7 @@ from controller.models.reconciler import model_reconciler
 from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.plan import Reconciler
 from crds.model import Model
 from kube import credentials
 from kube.client import Client, Obj
@@ -23,6 +27,7 @@ from kube.transport import AiohttpTransport
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import Crash, Fault, FaultyTransport, nth
+from tests.support.eventually import eventually
 
 ANSWERS = {
     "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
@@ -34,9 +39,10 @@ KIND = model_reconciler(PodSettings("pomona:test"))
 class ControllerLife:
     """The controller's executor for one Model, restarted after each crash; results of Jobs are put into its store."""
 
-    def __init__(self, transport: FaultyTransport, namespace: str, name: str) -> None:
+    def __init__(self, transport: FaultyTransport, namespace: str, name: str, kind: Reconciler = KIND) -> None:
         self.transport = transport
         self.key = ObjectKey(namespace, name)
+        self.kind = kind
         self.ahead = timedelta()
         """Simulated time that has passed in addition to real time."""
 
@@ -53,7 +59,7 @@ class ControllerLife:
                 lambda: None,
             )
             try:
-                again_seconds = await executor.reconcile(KIND, self.key)
+                again_seconds = await executor.reconcile(self.kind, self.key)
             except (Crash, ApiError, Unreachable):
                 continue
             if again_seconds is not None:
@@ -74,9 +80,10 @@ class ControllerLife:
 
 
 def _ended_pod(job: Obj) -> Obj:
-    """Return the pod of a Job that has succeeded at once."""
-    metadata = job["metadata"]
-    verb = job["spec"]["template"]["spec"]["containers"][0]["name"]
+    """Return the pod of a Job that has succeeded at once, on a node that differs from claim to claim."""
+    metadata, template = job["metadata"], job["spec"]["template"]["spec"]
+    verb = template["containers"][0]["name"]
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in template.get("volumes", ())]
     ended = {"exitCode": 0, "message": json.dumps(ANSWERS[verb]), "finishedAt": "2026-11-21T12:00:00Z"}
     owner = {
         "apiVersion": "batch/v1",
@@ -94,6 +101,7 @@ def _ended_pod(job: Obj) -> Obj:
             "creationTimestamp": "2026-11-21T12:00:00Z",
             "ownerReferences": [owner],
         },
+        "spec": {"nodeName": f"node-of-{''.join(claims)}"},
         "status": {"containerStatuses": [{"state": {"terminated": ended}}]},
     }
 
@@ -121,13 +129,22 @@ EXPECTED = {
 }
 
 
+@contextlib.asynccontextmanager
+async def faulty(plane: ControlPlane) -> AsyncIterator[FaultyTransport]:
+    """The controller's own connection, which can fail."""
+    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
+    transport = FaultyTransport(AiohttpTransport(credentials.load(kubeconfig)))
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CUT, Fault.TWICE])
 async def test_fault_at_any_write_does_not_change_the_result(
     plane: ControlPlane, client: Client, namespace: str, fault: Fault
 ) -> None:
-    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
-    transport = FaultyTransport(AiohttpTransport(credentials.load(kubeconfig)))
-    try:
+    async with faulty(plane) as transport:
         for number in itertools.count():
             name = f"m{number:02}"
             source = {"source": f"http://models.example/{name}.gguf"}
@@ -142,8 +159,54 @@ async def test_fault_at_any_write_does_not_change_the_result(
             writes = [request for request in transport.sent if request.method != "GET"]
             if number >= len(writes):
                 break
-    finally:
-        await transport.close()
     assert number >= 6, "claim, two Jobs, and the status after each"
     events = await client.list(EVENTS, namespace)
     assert {"Inspected", "Fetched"} <= {event["reason"] for event in events.items}
+
+
+COPIES = model_reconciler(PodSettings("pomona:test", node_cache_bytes=0))
+"""Copies that no replica needs are deleted at once."""
+
+
+# A crash before a write is one after the write before it.
+@pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.TWICE])
+async def test_fault_at_any_write_does_not_change_the_copies_on_nodes(
+    plane: ControlPlane, client: Client, namespace: str, fault: Fault
+) -> None:
+    """Two copies are made, one after the other, and evicted when no replica needs them any more."""
+    async with faulty(plane) as transport:
+        for number in itertools.count():
+            name = f"n{number:02}"
+            cache = {"scope": "node", "storageClassName": "none"}
+            source = {"source": f"http://models.example/{name}.gguf", "cache": cache}
+            await client.create(MODELS, {"metadata": {"name": name, "namespace": namespace}, "spec": source})
+            spec = {"modelRef": name, "replicas": 2, "hardware": {"accelerator": "cpu"}}
+            service = {"metadata": {"name": f"c-{name}", "namespace": namespace}, "spec": spec}
+            await client.create(INFERENCE_SERVICES, service)
+            transport.sent.clear()
+            transport.plan = nth(number, fault)
+            life = ControllerLife(transport, namespace, name, COPIES)
+            await life.settle()
+            assert await outcome(client, life.key) == EXPECTED | {
+                "children": {"jobs.batch": 3, "persistentvolumeclaims": 2}
+            }, number
+            copies = msgspec.convert(await client.get(MODELS, name, namespace), Model).status.copies
+            assert [copy.node for copy in copies] == sorted(f"node-of-{copy.name}" for copy in copies)
+
+            scaled = [{"op": "replace", "path": "/spec/replicas", "value": 0}]
+            await client.patch_json(INFERENCE_SERVICES, f"c-{name}", namespace, scaled)
+            await life.settle()
+            await eventually(functools.partial(has_no_copies, client, life))
+            writes = [request for request in transport.sent if request.method != "GET"]
+            if number >= len(writes):
+                break
+    assert number >= 15, "claim, Job and status of each copy, then mark, status and deletion of each"
+
+
+async def has_no_copies(client: Client, life: ControllerLife) -> bool:
+    """Decide whether all copies are deleted; the controller may have to look again when a claim has gone."""
+    await life.settle()
+    found = await outcome(client, life.key)
+    assert found["conditions"] == [("Cached", "False", "NoConsumers"), ("Ready", "True", "Inspected")], found
+    assert found["children"]["persistentvolumeclaims"] == 0, found
+    return True
