@@ -44,6 +44,11 @@ async def test_examples_of_vendors_are_accepted(plane: ControlPlane) -> None:
     assert len(said.splitlines()) == 2 * len(paths)
 
 
+async def test_examples_of_volumes_are_accepted(plane: ControlPlane) -> None:
+    said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples' / 'volumes'}")
+    assert len(said.splitlines()) == 3
+
+
 async def test_the_example_host_can_be_renamed(plane: ControlPlane, tmp_path: Path) -> None:
     path = tmp_path / "host.yaml"
     path.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", "office-7"))
