@@ -42,7 +42,7 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
-from tests.cluster.policy.objects import build_event, build_inspection, build_process
+from tests.cluster.policy.objects import build_event, build_process
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.refused_manifests import make_manifest
@@ -182,12 +182,6 @@ def metal_process(thief: Thief, owner: str = "InferenceService", **metadata: Any
     spec = build_process(thief.namespace, "one-1", None)["spec"]
     resource, obj = thief.owned(owner, METAL_PROCESSES, "one-1", spec=spec)
     return resource, {**obj, "metadata": {**obj["metadata"], "finalizers": [PROCESS_FINALIZER], **metadata}}
-
-
-def inspection(thief: Thief, owner: str = "Model", model: str = "one", **metadata: Any) -> tuple[Resource, Obj]:
-    spec = build_inspection(thief.namespace, "one-look", HOST)["spec"] | {"modelName": model}
-    resource, obj = thief.owned(owner, METAL_PROCESSES, "one-look", spec=spec)
-    return resource, {**obj, "metadata": {**obj["metadata"], **metadata}}
 
 
 def event(thief: Thief, **metadata: Any) -> tuple[Resource, Obj]:
@@ -433,9 +427,6 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     ),
     "process of no service": ("of an InferenceService only", create(metal_process, ownerReferences=[])),
     "process of a Model": ("of an InferenceService only", create(metal_process, "Model")),
-    "inspection of no Model": ("those that inspect of the Model", create(inspection, ownerReferences=[])),
-    "inspection of a service": ("those that inspect of the Model", create(inspection, "InferenceService")),
-    "inspection of another Model": ("those that inspect of the Model", create(inspection, model="other")),
     "process that cannot be deleted": ("adds no finalizer", create(metal_process, finalizers=["thief.example/stay"])),
     "Secret that cannot be deleted": ("adds no finalizer", create(secret, finalizers=["thief.example/stay"])),
     "Event that cannot be deleted": ("adds no finalizer", create(event, finalizers=["thief.example/stay"])),
@@ -484,7 +475,7 @@ async def test_stolen_controller_token_is_no_way_around(
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
-    for build in (secret, deployment, service, metal_process, inspection, event, budget, policy, monitor):
+    for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
     finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
     await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)

@@ -15,7 +15,7 @@ from crds.meta import (
     MANAGED_BY,
 )
 from kube.client import Obj
-from kube.errors import ApiError, Forbidden
+from kube.errors import Forbidden
 from kube.resources import (
     ENDPOINT_SLICES,
     EVENTS,
@@ -32,14 +32,7 @@ from kube.resources import (
     Resource,
 )
 from tests.cluster.policy.conftest import Hosts
-from tests.cluster.policy.objects import (
-    ADDRESSES,
-    build_event,
-    build_inspection,
-    build_lease,
-    build_process,
-    build_slice,
-)
+from tests.cluster.policy.objects import ADDRESSES, build_event, build_lease, build_process, build_slice
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.eventually import eventually
 
@@ -76,16 +69,6 @@ def owner(hosts: Hosts, **changes: Any) -> list[Obj]:
 
 def status(hosts: Hosts, process: str, phase: str = "Stopped") -> Awaitable[object]:
     obj = {"metadata": {"namespace": hosts.namespace, "name": process}, "status": {"phase": phase}}
-    return apply(hosts, (METAL_PROCESSES, obj), "status")
-
-
-REPORT = {"revision": "v1", "file": "tiny.gguf", "sizeBytes": 1, "format": "gguf"}
-
-
-def report(hosts: Hosts, process: str, **changes: Any) -> Awaitable[object]:
-    """Report about an inspection."""
-    status = {"phase": "Stopped", "inspection": REPORT | changes}
-    obj = {"metadata": {"namespace": hosts.namespace, "name": process}, "status": status}
     return apply(hosts, (METAL_PROCESSES, obj), "status")
 
 
@@ -209,26 +192,6 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
         lambda hosts: status(hosts, "other-1"),
     ),
     "status of a process that waits": ("/waiting-1 is not bound", lambda hosts: status(hosts, "waiting-1", "Rejected")),
-    "report about another host's inspection": (
-        "MetalProcess .*/look-2 is not bound to host studio-1",
-        lambda hosts: report(hosts, "look-2"),
-    ),
-    "inspection of its choice": (
-        'cannot create resource "metalprocesses"',
-        lambda hosts: hosts.own.create(METAL_PROCESSES, build_inspection(hosts.namespace, "look-3", "studio-1")),
-    ),
-    "slice by an inspection": (
-        "no process of service .*/tiny is bound to host studio-1",
-        own_slice(name="tiny.studio-1", labels=labels("tiny")),
-    ),
-    "Event about its own inspection": (
-        "and about the MetalProcesses that are bound to it, only",
-        lambda hosts: hosts.own.create(
-            *build_event(
-                {**hosts.processes["chat-1"], **build_inspection(hosts.namespace, "look-1", "studio-1")}, "studio-1"
-            )
-        ),
-    ),
     "creation of a process": (
         'cannot create resource "metalprocesses"',
         lambda hosts: hosts.own.create(METAL_PROCESSES, build_process(hosts.namespace, "more-1", "studio-1")),
@@ -336,8 +299,6 @@ BY_KUBECTL = {
 @pytest.fixture
 async def waiting(hosts: Hosts) -> Hosts:
     await hosts.admin.create(METAL_PROCESSES, build_process(hosts.namespace, "waiting-1", None))
-    for host in ("1", "2"):
-        await hosts.admin.create(METAL_PROCESSES, build_inspection(hosts.namespace, f"look-{host}", f"studio-{host}"))
     return hosts
 
 
@@ -369,24 +330,6 @@ async def test_stolen_host_token_is_no_way_around(
     kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, "studio-1")
     with pytest.raises(PlaneError, match=says):
         await plane.kubectl(f"--kubeconfig={kubeconfig}", f"--cache-dir={tmp_path}", *command.split())
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"file": "a" * 1025}, "inspection.file: Too long"),
-        ({"sha256": "x"}, "inspection.sha256: .*should match"),
-        ({"sizeBytes": -1}, "inspection.sizeBytes: .*greater than or equal to 0"),
-        ({"sizeBytes": "1"}, "failed to create typed patch object .*inspection.sizeBytes"),
-        ({"gguf": {"architecture": "a" * 257}}, "inspection.gguf.architecture: Too long"),
-        ({"format": "pickle"}, "inspection.format: Unsupported value"),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-async def test_report_of_a_wrong_form_is_refused(waiting: Hosts, changes: Obj, says: str) -> None:
-    await report(waiting, "look-1")
-    with pytest.raises(ApiError, match=says):
-        await report(waiting, "look-1", **changes)
 
 
 async def test_slice_that_an_administrator_made_is_not_changed(hosts: Hosts) -> None:
