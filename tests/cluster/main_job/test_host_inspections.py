@@ -18,11 +18,15 @@ from tests.cluster.conftest import StartMetalHost, led
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.controlplane import members
 from tests.controlplane.members import MetalHost
+from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
-from tests.support.file_server import COMMIT
+from tests.support.file_server import COMMIT, FileServer
+from tests.support.registry_artifacts import build_artifact, push
+from tests.support.servers.programs import find_free_port
+from tests.support.servers.registry import serve_registry
 
 METAL: dict[str, Any] = {"hardware": {"accelerator": "metal"}}
 
@@ -32,6 +36,21 @@ async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]
     """The controller, without an image for Jobs."""
     async with led(plane, await members.controller(plane, tmp_path, "--image="), watched) as process:
         yield process
+
+
+@pytest.fixture
+def registry_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A port at which agents take a registry without TLS."""
+    port = find_free_port(ADDRESS)
+    monkeypatch.setenv("POMONA_PLAIN_HTTP_REGISTRIES", f"{ADDRESS}:{port}")
+    return port
+
+
+@pytest.fixture
+def files(registry_port: int, files: FileServer) -> FileServer:
+    """The file server, after the port: controller and agents start with it in their environment."""
+    del registry_port
+    return files
 
 
 @pytest_asyncio.fixture
@@ -80,6 +99,22 @@ async def test_public_model_is_served_without_a_job_and_an_image(cluster: Cluste
     assert [each.metadata.name for each in await cluster.processes()] == [process.metadata.name]
     for resource in (JOBS, PODS, PVCS):
         assert await cluster.names(resource) == []
+
+
+@pytest.mark.usefixtures("host")
+async def test_artifact_of_a_public_registry_is_served_without_a_job_and_an_image(
+    cluster: Cluster, registry_port: int, tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    url = await stack.enter_async_context(serve_registry(tmp_path / "registry", address=ADDRESS, port=registry_port))
+    artifact = build_artifact({"tiny.gguf": (cluster.files.root / "tiny.gguf").read_bytes()})
+    digest = await push(url, "acme/tiny", "v1", artifact)
+    source = f"oci://{ADDRESS}:{registry_port}/acme/tiny:v1"
+    await cluster.apply(cluster.model(source=source, files=["*.gguf"], **METAL), cluster.service("chat", "metal"))
+    await cluster.ready("chat")
+    assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
+    found = await wait_for_reason(cluster, "Inspected")
+    assert (found.status.inspected_by, found.status.revision) == ("studio-1", digest)
+    assert await cluster.names(JOBS) == []
 
 
 @pytest.mark.usefixtures("host")
