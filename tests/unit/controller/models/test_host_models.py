@@ -11,6 +11,9 @@ from crds.cache import Cache
 from crds.meta import SecretReference
 from crds.model import ModelHardware
 from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS
+from tests.support.api_objects import host
+from tests.support.simulated_copies import SimulatedCopies
 from tests.support.simulated_model import INSPECTED, SHA, SimulatedModel, make_inspected, pod
 
 LIVE = InspectingHost(is_live=True)
@@ -427,3 +430,27 @@ def test_mirror_that_was_read_has_no_revision() -> None:
     simulated.report(phase="Stopped", inspection=REPORT | {"revision": ""})
     simulated.settle()
     assert (simulated.model.status.revision, simulated.model.status.sha256) == ("", SHA)
+
+
+def test_copies_on_nodes_wait_for_a_job_too() -> None:
+    simulated = SimulatedCopies({"a": 1})
+    live = host(inspects=True)
+    simulated.put(METAL_HOSTS, "studio-1", namespace="", status=live["status"])
+    cache = {"scope": "node", "storageClassName": "local"}
+    spec = {"source": "http://models.example/tiny.gguf", "cache": cache, "hardware": {"accelerator": "metal"}}
+    simulated.put(MODELS, "tiny", spec=spec)
+    simulated.settle()
+    (asked,) = simulated.store.list(METAL_PROCESSES)
+    reported = {"phase": "Stopped", "inspection": REPORT}
+    simulated.put(METAL_PROCESSES, asked["metadata"]["name"], **{**asked, "status": reported})
+    simulated.settle()
+    assert simulated.model().status.inspected_by == "studio-1"
+    assert simulated.store.list(METAL_PROCESSES) == []
+
+    simulated.make_service()
+    assert (simulated.claims(), simulated.condition("Ready").status) == ({}, "True")
+    (job,) = simulated.jobs("inspect")
+    simulated.end(job, 0, INSPECTED | {"revision": '"etag-0"'})
+    simulated.settle()
+    assert (simulated.model().status.inspected_by, simulated.model().status.revision) == ("", '"etag-0"')
+    assert len(simulated.claims()) == 1
