@@ -172,7 +172,12 @@ def _is_refused(pod: Obj) -> bool:
 
 
 def _is_leaving(pod: Obj) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
+    return "deletionTimestamp" in pod["metadata"] and not _is_over(pod)
+
+
+def _is_over(pod: Obj) -> bool:
+    """Return whether a pod has ended, so that it takes nothing of its node any more."""
+    return (pod.get("status") or {}).get("phase") in _ENDED
 
 
 async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
@@ -214,8 +219,7 @@ def mounts(user: Obj) -> object:
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})
-    is_over = (user.get("status") or {}).get("phase") in _ENDED
-    return None if is_over else (mounted_claims(spec), _is_refused(user))
+    return None if _is_over(user) else (mounted_claims(spec), _is_refused(user))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

@@ -145,7 +145,8 @@ def test_replica_that_waits_for_another_one_to_leave_gets_no_other_copy() -> Non
     simulated.put(PODS, "old", **{**old, "metadata": leaving})
     simulated.serve(copy.name, pod="new")
     assert [*simulated.claims()] == [copy.name]
-    simulated.remove(PODS, "old")
+    # Its end is the last change that concerns the Model: the kubelet removes it later.
+    simulated.put(PODS, "old", **{**old, "metadata": leaving, "status": {"phase": "Succeeded"}})
     simulated.settle()
     assert len(simulated.claims()) == 2, "the node has no room although the pod has left"
 
