@@ -67,6 +67,20 @@ def is_scheduled(pod: Obj) -> bool:
     return is_placed or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
 
 
+def is_refused(pod: Obj) -> bool:
+    """Return whether the scheduler found no node for a pod, which it tries again when nodes change."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(
+        (each["type"], each["status"], each.get("reason")) == ("PodScheduled", "False", "Unschedulable")
+        for each in conditions
+    )
+
+
+def refused_pod(pod: Obj) -> object:
+    """Return the identity of a pod that the scheduler found no node for."""
+    return pod["metadata"].get("uid") if is_refused(pod) else None
+
+
 def scheduled_pod(pod: Obj) -> object:
     """Return a pod at which a scheduler has looked: until then it is no replica, and has no problem either."""
     return everything(pod) if is_scheduled(pod) else None

@@ -125,7 +125,10 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
     if ready.status != "True":
         return ServiceProblem("ModelNotReady", f"Model {name}: {ready.message}", "Pending")
     # A model of Ollama's library is on no volume: the Ollama of each pod pulls it.
-    if in_pods and format_of(model) != "ollama" and (cached is None or cached.status != "True"):
+    has_weights = cached is not None and cached.status == "True"
+    if model.spec.cache.scope == "node":
+        has_weights = has_weights and bool(model.status.copies)
+    if in_pods and format_of(model) != "ollama" and not has_weights:
         message = cached.message if cached else "waiting for its weights to be fetched to the volume"
         return ServiceProblem("Downloading", f"Model {name}: {message}", "Downloading")
     return None
@@ -230,7 +233,7 @@ def _contradiction(
                 "source"
             )
     if vendor.in_pods:
-        return None
+        return next((message for each in companions if (message := _refuse_copies(each)) is not None), None)
     for each in (model, *(companion.model for companion in companions)):
         if each is not None and each.spec.source.startswith(("s3://", "pvc://")):
             return (
@@ -250,6 +253,17 @@ def _contradiction(
     if stated:
         return f"accelerator {accelerator} runs outside the cluster, where {stated} cannot hold: remove {stated}"
     return None
+
+
+def _refuse_copies(companion: Companion) -> str | None:
+    """Return why the weights of a companion are not beside those of the main Model, or None."""
+    model = companion.model
+    if model is None or model.spec.cache.scope != "node":
+        return None
+    return (
+        f"{companion.field} {companion.name} has cache.scope node, so its weights are on nodes of their own: name a "
+        "Model with cache.scope model and cache.accessMode ReadWriteMany, whose volume every node can mount"
+    )
 
 
 def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMemory) -> ServiceProblem | None:

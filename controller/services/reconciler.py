@@ -22,16 +22,18 @@ from controller.reconcile.triggers import (
     everything,
     offered_endpoints,
     owned,
+    refused_pod,
     scheduled_pod,
     steady_facts,
 )
 from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
-from controller.services.pods.deployment import choose_engine, find_pod_problem, network_service, observe_pods
+from controller.services.pods.deployment import choose_engine, find_pod_problem, network_service
 from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.pod_monitor import build_pod_monitor
+from controller.services.pods.pod_replicas import observe_pods
 from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
@@ -45,7 +47,7 @@ from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, r
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
+from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
 from crds.quantity import quantity_bytes
 from kube.client import Client, Obj
@@ -72,6 +74,8 @@ from runtimes.registry import RUNTIMES
 
 _OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
 """Kinds of the objects that a service has as long as it has pods."""
+AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
+"""Remark about a service whose pods an update replaces after those of other services."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
@@ -89,8 +93,8 @@ class ServiceInputs(NamedTuple):
     """All other inputs, as they were at `revision` of the store."""
     revision: int = 0
     rotation: TokenRotation = TokenRotation()
-    may_roll: bool = True
-    """True if it is the turn of this service to be replaced by an update of Pomona."""
+    may_roll_out: bool = True
+    """True if an update of Pomona may replace the pods of this service now."""
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
@@ -111,7 +115,7 @@ def service_reconciler(
         prober: probes the endpoints.
         settings: options of the controller.
         tokens: the tokens of services, shared with the reconciler of hosts.
-        pacer: gives services their turn to be replaced by an update.
+        pacer: orders the services whose pods an update replaces.
         monitors: the kind PodMonitor, if the cluster has it.
         meter: reads the metrics of pods.
     """
@@ -125,10 +129,10 @@ def service_reconciler(
             pacer.forget(key)
             return None
         revision = snapshot.store.revision
-        may_roll = pacer.has_turn(key)
-        view = build_view(snapshot, key, service, settings, may_roll=may_roll)
-        if view.replicas.keep:
-            pacer.wait(key)
+        may_roll_out = pacer.may_roll_out(key)
+        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out)
+        if view.replicas.awaiting:
+            pacer.wait(key, view.replicas.awaiting)
         else:
             pacer.forget(key)
         question = view.question
@@ -141,7 +145,7 @@ def service_reconciler(
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
         exists, rotation = monitors.exists, step.rotation
-        return ServiceInputs(question, answer, step.new_token, view, revision, rotation, may_roll, exists, traffic)
+        return ServiceInputs(question, answer, step.new_token, view, revision, rotation, may_roll_out, exists, traffic)
 
     def restart() -> None:
         tokens.restart()
@@ -164,6 +168,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         Trigger(METAL_HOSTS, _services_of_host, steady_facts),
         Trigger(NODES, _services_without_device, everything),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
+        Trigger(PODS, _services_of_fetch, refused_pod),
         Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
     )
 
@@ -176,7 +181,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
-    view = view or build_view(snapshot, key, service, settings, may_roll=inputs.may_roll)
+    view = view or build_view(snapshot, key, service, settings, may_roll_out=inputs.may_roll_out)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -191,6 +196,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     # What is beside pods that stay, such as a policy whose option is off by now, may be why they are not ready.
     is_pruned = replaced or bool(view.replicas.apply or view.replicas.keep)
+    pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, network_service(service), *beside_pods),
@@ -202,7 +208,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
-        else min((each for each in (steps.again_seconds, rotation.again_seconds) if each is not None), default=None),
+        else min((each for each in pauses if each is not None), default=None),
     )
 
 
@@ -256,7 +262,7 @@ def build_view(
     service: InferenceService,
     settings: PodSettings = DEFAULT_SETTINGS,
     *,
-    may_roll: bool = True,
+    may_roll_out: bool = True,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
@@ -279,17 +285,21 @@ def build_view(
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
+    replicas = _observe_replicas(
+        snapshot, service, checked, choice, wanted, settings=settings, may_roll_out=may_roll_out
+    )
+    remarks = preconditions.list_remarks(service, model)
     return ServiceView(
         service=service,
         accelerator=accelerator,
         runtime=runtime_of(service, model) if model is not None else "",
-        remarks=preconditions.list_remarks(service, model),
+        remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
         memory=checked.memory if checked.served is not None else ReplicaMemory(),
         served=checked.served,
         model_problem=checked.model_problem,
         blocker=checked.problem,
         wanted=wanted,
-        replicas=_observe_replicas(snapshot, service, checked, choice, wanted, settings=settings, may_roll=may_roll),
+        replicas=replicas,
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
     )
@@ -311,11 +321,11 @@ def _observe_replicas(
     wanted: int,
     *,
     settings: PodSettings,
-    may_roll: bool,
+    may_roll_out: bool,
 ) -> Replicas:
     """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
     served = checked.served
-    pods = observe_pods(snapshot, service, served, choice, wanted, settings=settings, may_roll=may_roll)
+    pods = observe_pods(snapshot, service, served, choice, wanted, settings=settings, may_roll_out=may_roll_out)
     if served is None or choice is None:
         hosts = observe_hosts(snapshot, service, served, wanted, checked.memory.total_bytes)
         return combine_replicas(pods, hosts)
@@ -327,6 +337,14 @@ def _observe_replicas(
 def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
     named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
+
+
+def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
+    """Return the services whose replicas wait for the copy of weights that a pod fetches."""
+    metadata = pod["metadata"]
+    name = (metadata.get("labels") or {}).get(LABEL_MODEL)
+    model = store.get(MODELS, name, metadata["namespace"]) if name else None
+    return _services_of_model(store, model) if model is not None else []
 
 
 def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:

@@ -27,9 +27,13 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """The most severe reason why a replica is not ready."""
     apply: tuple[tuple[Resource, Obj], ...] = ()
     keep: tuple[tuple[Resource, Obj], ...] = ()
-    """Existing objects that stay as they are until their turn to be replaced by an update of Pomona."""
+    """Existing objects whose template stays as it is for now."""
+    awaiting: tuple[str, ...] = ()
+    """Names of Deployments that an update of Pomona will change when it is their turn."""
     patch: tuple[Patch, ...] = ()
     steps: MetalProcessSteps = MetalProcessSteps()
+    again_seconds: float | None = None
+    """Decide again after this time even if no watch reports a change."""
 
 
 def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
@@ -41,6 +45,8 @@ def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
         problem=most_severe((pods.problem, hosts.problem)),
         apply=pods.apply,
         keep=pods.keep,
+        awaiting=pods.awaiting,
         patch=pods.patch,
         steps=hosts.steps,
+        again_seconds=pods.again_seconds,
     )

@@ -55,7 +55,7 @@ def decide_chat(
     known = store(*objects)
     snapshot = Snapshot(known, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
-    question = build_view(snapshot, KEY, chat, settings, may_roll=inputs.get("may_roll", True)).question
+    question = build_view(snapshot, KEY, chat, settings, may_roll_out=inputs.get("may_roll_out", True)).question
     facts = ServiceInputs(question, answer if question else None, new_token, **inputs)
     return decide_service(Snapshot(known, NOW, facts), KEY, settings)
 

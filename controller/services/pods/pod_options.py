@@ -51,6 +51,21 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor) -> Obj:
     return {**pod, **added, "containers": [engine, *others]}
 
 
+def pin_to_node(pod: Obj, node: str) -> Obj:
+    """Return the spec of a pod that runs on this node, if all else that is required of nodes holds for it."""
+    affinity = pod.get("affinity", {})
+    nodes = affinity.get("nodeAffinity", {})
+    fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    stated = nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
+    # Terms are alternatives. An empty one matches no node, and with the name it would match this one.
+    terms = [
+        {**term, "matchFields": [*term.get("matchFields", ()), *fields]} if any(term.values()) else term
+        for term in stated
+    ]
+    required = {"nodeSelectorTerms": terms or [{"matchFields": fields}]}
+    return {**pod, "affinity": {**affinity, "nodeAffinity": {**nodes, _REQUIRED: required}}}
+
+
 def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[str]) -> str | None:
     """Return the first option that a pod cannot have, with the way out, or None.
 

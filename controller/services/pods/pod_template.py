@@ -15,7 +15,7 @@ from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
-from controller.services.pods.pod_options import add_options
+from controller.services.pods.pod_options import add_options, pin_to_node
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -50,6 +50,8 @@ class MountedWeights(NamedTuple):
     size_bytes: int | None = None
     image: str = ""
     """Image that the node mounts instead of a claim; the service's image pull secrets open its registry."""
+    node: str = ""
+    """The one node that has the claim's volume; empty: any node that the scheduler finds for the volume."""
 
     def volume(self) -> Obj:
         """Return the source of the pod's volume."""
@@ -128,6 +130,8 @@ def build_pod(
     if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:
         pod["nodeSelector"] = selected
     pod = add_options(pod, service, vendor)
+    if weights.node:
+        pod = pin_to_node(pod, weights.node)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
         return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))

@@ -4,16 +4,21 @@ A new version of Pomona, or another option of the controller, may render another
 were replaced at once, every model of a cluster would load again at the same time. So the Deployment has a digest of the
 user's inputs beside its stamp: if the template differs and the inputs do not, the rollout waits for its turn
 (`update_pacer.py`). All of that is in the Deployment, so another leader decides alike.
+
+A service with copies of weights on nodes has several Deployments. Of those that serve, one at a time gets another
+template, after an edit, too.
 """
 
 import hashlib
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_UPDATE, is_desired, stamp
+from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.model import Model
 from kube.client import Obj
@@ -25,44 +30,80 @@ _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 """Values that nobody decided: a field that a later version adds has its default in all objects."""
 
 
-def digest_inputs(service: InferenceService, served: Served) -> str:
-    """Return the digest of what users decided about the pods of a service; scaling replaces none."""
+class TemplateChange(NamedTuple):
+    """A desired Deployment, and what applying it does to the pods that exist."""
+
+    desired: Obj
+    cause: Literal["", "edit", "update"] = ""
+    """Why pods are replaced; empty: none is."""
+
+
+def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | None = None) -> str:
+    """Return the digest of what users decided about the pods of a service; scaling replaces none.
+
+    `copy` is the copy of the weights that these pods mount, if the Model has copies.
+    """
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
         if value != getattr(_DEFAULTS, name) and name not in {"replicas", "suspend"}
     }
-    models = (served.model, *(each.model for each in served.companions if each.model is not None))
-    inputs = (stated, service.status.token_rotation, [_list_inputs(each) for each in models])
+    companions = (_list_inputs(each.model) for each in served.companions if each.model is not None)
+    inputs = (stated, service.status.token_rotation, [_list_inputs(served.model, copy), *companions])
     return hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:16]
 
 
-def _list_inputs(model: Model) -> tuple[Any, ...]:
+def _list_inputs(model: Model, copy: NodeCopy | None = None) -> tuple[Any, ...]:
     """Return what the pods of a Model have of it; other edits of it, and a revision to come, change no pod."""
     spec, image = model.spec, model.status.cached.image if model.status.cached else ""
-    return model.metadata.uid, spec.hardware, spec.memory_bytes, cached_claim(model), cache_path(model), image
+    claim, path = (copy.name, copy.path) if copy is not None else (cached_claim(model), cache_path(model))
+    return model.metadata.uid, spec.hardware, spec.memory_bytes, claim, path, image
 
 
-def decide_rollout(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool, may_roll: bool) -> Obj | None:
-    """Return the Deployment to apply, or None if its new template waits for its turn.
+def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool) -> TemplateChange:
+    """Return the Deployment to apply, and whether an edit or an update of Pomona then replaces its pods.
 
     Args:
         made: the desired Deployment.
         observed: the present one.
         inputs: the digest of the user's inputs.
         is_estimate: True if the memory of its pods is estimated, and stated by no user.
-        may_roll: True if it is the service's turn to be replaced by an update.
     """
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier not in {None, inputs}
     if (kept := _keep_pods(made, observed, is_estimate=is_estimate, is_edited=is_edited)) is not None:
-        return annotate(kept, inputs)
+        return TemplateChange(annotate(kept, inputs))
     if is_edited:
-        return annotate(made, inputs)
-    # Without a ready pod there is nothing to interrupt, and the update may be the remedy.
-    if not may_roll and observed.get("status", {}).get("readyReplicas"):
-        return None
-    return annotate(made, inputs, {ANNOTATION_UPDATE: "true"})
+        return TemplateChange(annotate(made, inputs), "edit")
+    return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true"}), "update")
+
+
+def select_changes(changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_roll_out: bool) -> list[bool]:
+    """Return for each change of a Deployment of one service whether it is applied now, or waits.
+
+    Args:
+        changes: the changes, each with the present Deployment.
+        may_roll_out: True if it is the turn of the service to be replaced by an update.
+    """
+    interrupts = [
+        bool(change.cause) and observed is not None and bool(observed.get("status", {}).get("readyReplicas"))
+        for change, observed in changes
+    ]
+    # What has no ready pod is changed at once: there is nothing to interrupt, and the change may be the remedy.
+    selected = [not each for each in interrupts]
+    if all(selected) or any(
+        observed is None or change.cause or not is_rolled_out(observed)
+        for (change, observed), is_selected in zip(changes, selected, strict=True)
+        if is_selected
+    ):
+        return selected
+    # One that lacks pods loses the least.
+    order = sorted(range(len(changes)), key=lambda place: is_rolled_out(changes[place][1] or {}))
+    for place in order:
+        if interrupts[place] and (may_roll_out or changes[place][0].cause == "edit"):
+            selected[place] = True
+            break
+    return selected
 
 
 def annotate(desired: Obj, inputs: str, annotations: Obj | None = None) -> Obj:

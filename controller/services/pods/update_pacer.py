@@ -1,57 +1,59 @@
-"""Turns of the services whose pods an update of Pomona replaces: one service at a time, on the leader.
+"""The order in which an update of Pomona replaces the pods of services: one service at a time, on the leader.
 
 The next service follows when the pods of the one before are replaced and it is Ready again, or after a limit, so that
 one service that cannot start does not keep the others on their earlier template for ever. That a service waits is in
 memory alone, because each leader first decides about all services anew; a rollout that is under way is seen by the
-annotation of its Deployment. If two leaders overlap, two services may be replaced at once, which is harmless.
+annotation of its Deployments. If two leaders overlap, two services may be replaced at once, which is harmless.
 """
 
 import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
+from controller.reconcile.indexes import OWNER_INDEX, controller_of, namespaced
 from controller.reconcile.plan import Leading
 from controller.reconcile.stamp import ANNOTATION_STAMP, ANNOTATION_UPDATE
 from controller.services.pods.template_rollout import is_rolled_out
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey
 from kube.store import Store
 
 LIMIT_SECONDS: Final = 1800.0
 """Time for one service; weights that load for longer are rare."""
 START_SECONDS: Final = 60.0
-"""Time in which a service whose turn it is must have applied its template; a refusal is reported by its reconcile."""
+"""Time in which a service must have applied a template; a refusal is reported by its reconcile."""
 LOOK_SECONDS: Final = 1.0
-"""Pause between two looks at the service whose turn it is, while others wait."""
+"""Pause between two looks at the service that is rolled out, while others wait."""
 
 log = structlog.get_logger()
 
 
-class Turn(NamedTuple):
-    """The turn of one service."""
+class UpdateRollout(NamedTuple):
+    """The rollout of one service."""
 
     since: float
     """Time of the event loop, in seconds."""
-    earlier: str | None
-    """Stamp of the Deployment before; None: another leader has replaced it already."""
+    earlier: Mapping[str, str]
+    """Stamps of the Deployments to change, by name; none if another leader has changed them already."""
 
 
 class UpdatePacer:
-    """The services that wait for their turn, and those whose turn it is; more than one only after another leader."""
+    """The services that wait, and those that are rolled out; more than one only after another leader."""
 
     def __init__(self) -> None:
-        self._waiting: dict[ObjectKey, None] = {}
-        self._turns: dict[ObjectKey, Turn] = {}
+        self._waiting: dict[ObjectKey, frozenset[str]] = {}
+        self._rollouts: dict[ObjectKey, UpdateRollout] = {}
         self._wake = asyncio.Event()
 
-    def has_turn(self, key: ObjectKey) -> bool:
-        """Return whether a service may be replaced now."""
-        return key in self._turns
+    def may_roll_out(self, key: ObjectKey) -> bool:
+        """Return whether the pods of a service may be replaced now."""
+        return key in self._rollouts
 
-    def wait(self, key: ObjectKey) -> None:
-        """Note that a service waits for its turn."""
-        self._waiting[key] = None
+    def wait(self, key: ObjectKey, deployments: Collection[str]) -> None:
+        """Note that Deployments of a service wait, also for each other while it is rolled out."""
+        self._waiting[key] = frozenset(deployments)
         self._wake.set()
 
     def forget(self, key: ObjectKey) -> None:
@@ -59,49 +61,63 @@ class UpdatePacer:
         self._waiting.pop(key, None)
 
     def restart(self) -> None:
-        """Forget all turns, before this replica leads."""
+        """Forget all services, before this replica leads."""
         self._waiting.clear()
-        self._turns.clear()
+        self._rollouts.clear()
 
     async def run(self, leading: Leading) -> None:
-        """Give one service after the other its turn."""
+        """Roll out one service after the other."""
         loop = asyncio.get_running_loop()
         for deployment in leading.store.list(DEPLOYMENTS):
-            if _annotations(deployment).get(ANNOTATION_UPDATE) and not is_rolled_out(deployment):
-                self._turns[object_key(deployment)] = Turn(loop.time(), None)
+            owner = controller_of(deployment)
+            if owner and _annotations(deployment).get(ANNOTATION_UPDATE) and not is_rolled_out(deployment):
+                service = ObjectKey(deployment["metadata"]["namespace"], owner["name"])
+                self._rollouts[service] = UpdateRollout(loop.time(), {})
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                if (key := self.give_turn(leading.store, loop.time())) is not None:
-                    log.info("update_turn_given", service=str(key), waiting=len(self._waiting))
+                if (key := self.start_next(leading.store, loop.time())) is not None:
+                    log.info("update_rollout_started", service=str(key), waiting=len(self._waiting))
                     leading.enqueue(INFERENCE_SERVICES, key)
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def give_turn(self, store: Store, now_seconds: float) -> ObjectKey | None:
-        """End the turns that are over, and return the service whose turn has begun, if any."""
-        for key, turn in list(self._turns.items()):
-            if _is_over(store, key, turn, now_seconds):
-                del self._turns[key]
-        if self._turns or not self._waiting:
+    def start_next(self, store: Store, now_seconds: float) -> ObjectKey | None:
+        """End the rollouts that are over, and return the service whose rollout has begun, if any."""
+        for key, rollout in list(self._rollouts.items()):
+            if self._is_over(store, key, rollout, now_seconds):
+                del self._rollouts[key]
+        if self._rollouts or not self._waiting:
             return None
         key = next(iter(self._waiting))
-        del self._waiting[key]
-        deployment = store.get(DEPLOYMENTS, key.name, key.namespace)
-        earlier = _annotations(deployment).get(ANNOTATION_STAMP, "") if deployment is not None else None
-        self._turns[key] = Turn(now_seconds, earlier)
+        names = self._waiting.pop(key)
+        earlier = {name: stamp for name, stamp in _list_stamps(_list_deployments(store, key)).items() if name in names}
+        self._rollouts[key] = UpdateRollout(now_seconds, earlier)
         return key
 
+    def _is_over(self, store: Store, key: ObjectKey, rollout: UpdateRollout, now_seconds: float) -> bool:
+        deployments = _list_deployments(store, key)
+        service = store.get(INFERENCE_SERVICES, key.name, key.namespace)
+        taken_seconds = now_seconds - rollout.since
+        if not deployments or service is None or taken_seconds >= LIMIT_SECONDS:
+            return True
+        stamps = _list_stamps(deployments)
+        unchanged = [name for name, stamp in rollout.earlier.items() if stamps.get(name) == stamp]
+        if unchanged and len(unchanged) == len(rollout.earlier):
+            return taken_seconds >= START_SECONDS
+        is_ready = service.get("status", {}).get("phase") in {"Ready", "Suspended"}
+        return not unchanged and all(map(is_rolled_out, deployments)) and is_ready
 
-def _is_over(store: Store, key: ObjectKey, turn: Turn, now_seconds: float) -> bool:
-    deployment = store.get(DEPLOYMENTS, key.name, key.namespace)
+
+def _list_deployments(store: Store, key: ObjectKey) -> Sequence[Obj]:
     service = store.get(INFERENCE_SERVICES, key.name, key.namespace)
-    taken_seconds = now_seconds - turn.since
-    if deployment is None or service is None or taken_seconds >= LIMIT_SECONDS:
-        return True
-    if _annotations(deployment).get(ANNOTATION_STAMP, "") == turn.earlier:
-        return taken_seconds >= START_SECONDS
-    return is_rolled_out(deployment) and service.get("status", {}).get("phase") in {"Ready", "Suspended"}
+    if service is None:
+        return ()
+    return store.by_index(DEPLOYMENTS, OWNER_INDEX, namespaced(key.namespace, service["metadata"]["uid"]))
+
+
+def _list_stamps(deployments: Sequence[Obj]) -> dict[str, str]:
+    return {each["metadata"]["name"]: _annotations(each).get(ANNOTATION_STAMP, "") for each in deployments}
 
 
 def _annotations(deployment: Obj) -> Obj:

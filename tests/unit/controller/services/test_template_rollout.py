@@ -1,4 +1,4 @@
-"""Rollouts of a template: an edit replaces pods at once, an update of Pomona in turn, and scaling never."""
+"""Rollouts of a template: an edit replaces pods at once, an update of Pomona one service at a time, scaling none."""
 
 from copy import deepcopy
 from typing import Any
@@ -17,11 +17,13 @@ from controller.reconcile.stamp import (
     stamp,
 )
 from controller.services.pods.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
+from controller.services.reconciler import AWAITS_UPDATE
+from crds.meta import API_VERSION
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, ObjectKey
 from kube.store import Store
-from tests.support.api_objects import NAMESPACE, model, service, store
+from tests.support.api_objects import NAMESPACE, model, planned_condition, service, store
 from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
 
 CPU = replace(VENDORS["cpu"], images={"llama.cpp": "engine:2"})
@@ -35,9 +37,9 @@ def running(**spec: Any) -> Obj:
     return kept
 
 
-def decide(there: Obj, settings: PodSettings = UPDATED, *, may_roll: bool = False, **spec: Any) -> Plan:
+def decide(there: Obj, settings: PodSettings = UPDATED, *, may_roll_out: bool = False, **spec: Any) -> Plan:
     objects = ((MODELS, model()), (DEPLOYMENTS, there), (PODS, chat_pod()))
-    return decide_chat(chat_service(**spec), *objects, settings=settings, may_roll=may_roll)
+    return decide_chat(chat_service(**spec), *objects, settings=settings, may_roll_out=may_roll_out)
 
 
 def image(plan: Plan) -> str | None:
@@ -55,7 +57,7 @@ def test_update_waits_for_its_turn_and_the_service_serves_on() -> None:
 
 
 def test_update_is_rolled_out_in_its_turn() -> None:
-    plan = decide(running(), may_roll=True)
+    plan = decide(running(), may_roll_out=True)
     assert image(plan) == "engine:2"
     assert list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
@@ -75,7 +77,7 @@ def decide_edited(there: Obj, edited: Obj, settings: PodSettings = UPDATED) -> P
     """Return the plan after an edit of the Model."""
     edited["metadata"]["generation"], edited["status"]["observedGeneration"] = 2, 2
     objects = ((MODELS, edited), (DEPLOYMENTS, there), (PODS, chat_pod()))
-    return decide_chat(chat_service(), *objects, settings=settings, may_roll=False)
+    return decide_chat(chat_service(), *objects, settings=settings, may_roll_out=False)
 
 
 @pytest.mark.parametrize("edited", [model(memoryBytes=3 << 30), held_by("tiny-cache-2")], ids=["memory", "weights"])
@@ -126,7 +128,7 @@ def test_pods_of_an_earlier_version_keep_the_limit_of_their_start() -> None:
     probe["failureThreshold"] = 3600
     del there["metadata"]["annotations"]
     (kept,) = store((DEPLOYMENTS, stamp(there))).list(DEPLOYMENTS)
-    plan = decide_chat(chat_service(), large, (DEPLOYMENTS, kept), (PODS, chat_pod()), may_roll=False)
+    plan = decide_chat(chat_service(), large, (DEPLOYMENTS, kept), (PODS, chat_pod()), may_roll_out=False)
     (applied,) = list_applied(plan, DEPLOYMENTS)
     assert applied["spec"] == there["spec"]
 
@@ -151,7 +153,7 @@ def test_service_that_is_suspended_is_not_kept_for_its_turn() -> None:
 
 def test_template_stays_after_its_turn() -> None:
     there = running()
-    (applied,) = list_applied(decide(there, may_roll=True), DEPLOYMENTS)
+    (applied,) = list_applied(decide(there, may_roll_out=True), DEPLOYMENTS)
     after = {**there, "metadata": {**there["metadata"], "annotations": applied["metadata"]["annotations"]}}
     (again,) = list_applied(decide(after), DEPLOYMENTS)
     assert not needs_apply(DEPLOYMENTS, again, after)
@@ -189,7 +191,12 @@ def decided_template(replicas: int, spec: Obj) -> Obj:
     return template
 
 
-# The turns.
+def test_service_that_waits_says_so() -> None:
+    assert AWAITS_UPDATE in planned_condition(decide(running()), "ModelReady")["message"]
+    assert AWAITS_UPDATE not in planned_condition(decide(running(), may_roll_out=True), "ModelReady")["message"]
+
+
+# The order of services.
 
 ONE, TWO = ObjectKey(NAMESPACE, "one"), ObjectKey(NAMESPACE, "two")
 
@@ -200,23 +207,38 @@ def world(
     """Return services; the Deployment of `one` has this stamp and this many replaced pods of one."""
     objects = []
     for name in names:
-        metadata = {"name": name, "namespace": NAMESPACE, "uid": f"d-{name}", "resourceVersion": "1", "generation": 1}
-        annotations = {ANNOTATION_STAMP: stamp if name == "one" else "old", ANNOTATION_INPUTS: "i"}
-        counts = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": updated, "observedGeneration": 1}
-        spec = {"replicas": 1, "template": {"spec": {"containers": []}}}
-        deployment = {"metadata": metadata | {"annotations": annotations}, "spec": spec, "status": counts}
-        objects += [(DEPLOYMENTS, deployment), (INFERENCE_SERVICES, service(name, status={"phase": phase}))]
+        objects.append((INFERENCE_SERVICES, service(name, status={"phase": phase})))
+        objects.append((DEPLOYMENTS, deployment_of(name, name, stamp if name == "one" else "old", updated=updated)))
     return store(*objects)
+
+
+def deployment_of(owner: str, name: str, stamp: str, *, updated: int = 1) -> Obj:
+    """Return a Deployment of this service."""
+    reference = {"apiVersion": API_VERSION, "kind": "InferenceService", "name": owner, "uid": f"uid-{owner}"}
+    counts = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": updated, "observedGeneration": 1}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": f"d-{name}",
+            "resourceVersion": "1",
+            "generation": 1,
+            "ownerReferences": [reference | {"controller": True}],
+            "annotations": {ANNOTATION_STAMP: stamp, ANNOTATION_INPUTS: "i"},
+        },
+        "spec": {"replicas": 1, "template": {"spec": {"containers": []}}},
+        "status": counts,
+    }
 
 
 @pytest.fixture
 def pacer() -> UpdatePacer:
-    """Two services wait, and the first has its turn since time 0."""
+    """Two services wait, and the rollout of the first has begun at time 0."""
     pacer = UpdatePacer()
-    pacer.wait(ONE)
-    pacer.wait(TWO)
-    assert pacer.give_turn(world(), 0) == ONE
-    assert (pacer.has_turn(ONE), pacer.has_turn(TWO)) == (True, False)
+    pacer.wait(ONE, ["one"])
+    pacer.wait(TWO, ["two"])
+    assert pacer.start_next(world(), 0) == ONE
+    assert (pacer.may_roll_out(ONE), pacer.may_roll_out(TWO)) == (True, False)
     return pacer
 
 
@@ -236,17 +258,46 @@ def pacer() -> UpdatePacer:
 def test_next_service_follows_when_the_one_before_is_ready_again(
     pacer: UpdatePacer, known: Store, now: float, follows: bool
 ) -> None:
-    assert pacer.give_turn(known, now) == (TWO if follows else None)
-    assert (pacer.has_turn(ONE), pacer.has_turn(TWO)) == (not follows, follows)
+    assert pacer.start_next(known, now) == (TWO if follows else None)
+    assert (pacer.may_roll_out(ONE), pacer.may_roll_out(TWO)) == (not follows, follows)
 
 
-def test_service_that_was_edited_meanwhile_has_no_turn(pacer: UpdatePacer) -> None:
+def test_service_that_was_edited_meanwhile_is_not_rolled_out(pacer: UpdatePacer) -> None:
     pacer.forget(TWO)
-    assert pacer.give_turn(world("new"), 1) is None
-    assert not pacer.has_turn(ONE)
+    assert pacer.start_next(world("new"), 1) is None
+    assert not pacer.may_roll_out(ONE)
 
 
-def test_new_leader_gives_no_turn_of_the_former_one(pacer: UpdatePacer) -> None:
+def test_new_leader_continues_no_rollout_from_its_former_term(pacer: UpdatePacer) -> None:
     pacer.restart()
-    assert not pacer.has_turn(ONE)
-    assert pacer.give_turn(world(), 1) is None
+    assert not pacer.may_roll_out(ONE)
+    assert pacer.start_next(world(), 1) is None
+
+
+def test_next_service_follows_when_all_deployments_of_the_one_before_are_changed() -> None:
+    pacer = UpdatePacer()
+
+    def known(first: str, second: str) -> Store:
+        there = world()
+        for name, applied in (("one-a", first), ("one-b", second), ("one-c", "new")):
+            there.put(DEPLOYMENTS, deployment_of("one", name, applied))
+        return there
+
+    pacer.wait(ONE, ["one-a", "one-b"])
+    assert pacer.start_next(known("old", "old"), 0) == ONE
+    pacer.wait(ONE, ["one-b"])
+    pacer.wait(TWO, ["two"])
+    assert pacer.start_next(known("new", "old"), START_SECONDS) is None, "the second waits for the first"
+    pacer.forget(ONE)
+    assert pacer.start_next(known("new", "old"), START_SECONDS + 1) is None, "it is being applied"
+    assert pacer.start_next(known("new", "new"), START_SECONDS + 2) == TWO
+
+
+def test_service_that_takes_too_long_goes_on_after_the_others() -> None:
+    pacer = UpdatePacer()
+    pacer.wait(ONE, ["one"])
+    pacer.wait(TWO, ["two"])
+    assert pacer.start_next(world(), 0) == ONE
+    pacer.wait(ONE, ["one"])
+    assert pacer.start_next(world("new", updated=0), LIMIT_SECONDS) == TWO
+    assert pacer.start_next(world("new", names=("one",)), LIMIT_SECONDS + 1) == ONE

@@ -1,0 +1,106 @@
+"""The copies of a Model's weights that a service can use, and the replicas beside each of them."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from controller.models import jobs
+from controller.models.served import weights_path
+from controller.models.volume import WEIGHTS
+from controller.reconcile.indexes import mounted_claims
+from controller.reconcile.plan import Snapshot
+from controller.reconcile.triggers import is_refused
+from controller.services.pods.copy_choice import CopyPods, choose_copies
+from controller.services.pods.deployment import mounted_weights, name_deployment
+from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods
+from controller.services.preconditions import ServiceProblem
+from crds.cache import NodeCopy
+from crds.inferenceservice import InferenceService
+from crds.model import Model
+from kube.resources import JOBS, PODS, PVCS
+
+_RELEASE_SECONDS: Final = 1.0
+"""Time after which a pod that should have ended is seen to have ended, or to stay."""
+
+
+class CopyPlan(NamedTuple):
+    """The replicas of a service beside each copy."""
+
+    replicas: Sequence[tuple[NodeCopy | None, int]]
+    """Copies with a replica; None: the one volume of a Model without copies."""
+    surplus: int = 0
+    """Refused pods that are the same replica as another one."""
+    problem: ServiceProblem | None = None
+    """What replicas wait for that are beside no copy."""
+    again_seconds: float | None = None
+    """Time after which a refusal is final, although no watch reports a change."""
+
+
+def plan_copies(
+    snapshot: Snapshot,
+    service: InferenceService,
+    model: Model,
+    observed: tuple[Sequence[ObservedDeployment], ServicePods],
+    wanted: int,
+) -> CopyPlan:
+    """Return the copies beside which the replicas of a service run.
+
+    Args:
+        snapshot: the store.
+        service: the service.
+        model: its Model.
+        observed: its Deployments and pods.
+        wanted: the number of its replicas.
+    """
+    deployments, pods = observed
+    there = {each.name: each for each in deployments}
+
+    def count_pods(copy: NodeCopy) -> CopyPods:
+        found = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy)))
+        return found.count_pods(copy.node, pods.leaving) if found is not None else CopyPods()
+
+    path = _wanted_path(model)
+    usable = {copy.name: copy for copy in model.status.copies if copy.path == path}
+    if not usable and model.status.copies:
+        # Earlier weights serve until there is a copy of the wanted ones: those that serve now, and never two kinds.
+        counts: dict[str, int] = {}
+        for copy in model.status.copies:
+            counts[copy.path] = counts.get(copy.path, 0) + count_pods(copy).replicas
+        earlier = max(counts, key=lambda each: (counts[each], each))
+        usable = {copy.name: copy for copy in model.status.copies if copy.path == earlier}
+    coming = _count_coming(snapshot, model, path)
+    chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, coming)
+    problem, again_seconds = None, None
+    if coming and sum(chosen.values()) < wanted:
+        message = f"waiting for a copy of Model {model.metadata.name} on another node"
+        problem = ServiceProblem("Downloading", message, "Downloading")
+    if pods.refused and pods.leaves_by is not None:
+        again_seconds = (pods.leaves_by - snapshot.now).total_seconds() + _RELEASE_SECONDS
+    surplus = min(pods.refused, max(0, pods.total - wanted))
+    return CopyPlan([(usable[name], count) for name, count in chosen.items()], surplus, problem, again_seconds)
+
+
+def _wanted_path(model: Model) -> str:
+    status = model.status
+    return weights_path(model.spec.source, status.revision, status.file, tuple(model.spec.files))
+
+
+def _count_coming(snapshot: Snapshot, model: Model, path: str) -> int:
+    """Return the number of copies of the wanted weights that are being made, and have or may get a node."""
+    namespace, verified = model.metadata.namespace, {copy.name for copy in model.status.copies}
+    coming = {
+        claim["metadata"]["name"]
+        for claim in snapshot.children(PVCS, namespace, model.metadata.uid)
+        if claim["metadata"]["name"] not in verified
+        and "deletionTimestamp" not in claim["metadata"]
+        and (claim["metadata"].get("annotations") or {}).get(WEIGHTS) == path
+    }
+    if not coming:
+        return 0
+    going: set[str] = set()
+    failed: set[str] = set()
+    for job in snapshot.children(JOBS, namespace, model.metadata.uid):
+        pods = snapshot.children(PODS, namespace, job["metadata"]["uid"])
+        has_failed = jobs.read(job, pods, snapshot.now).state in {"Failed", "Broken"} or any(map(is_refused, pods))
+        (failed if has_failed else going).update(mounted_claims(job["spec"]["template"]["spec"]))
+    # One that failed may succeed later, but replicas do not wait for it.
+    return len(coming - (failed - going))

@@ -1,0 +1,166 @@
+"""The Deployments of a service as they are, each with its pods: what is ready, what has no node, and why.
+
+A service has one Deployment, or one for each copy of its Model's weights beside which it runs.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
+from controller.reconcile.plan import Patch, Snapshot, ref
+from controller.reconcile.stamp import is_desired
+from controller.reconcile.triggers import is_refused, is_scheduled
+from controller.services import diagnosis
+from controller.services.pods.copy_choice import CopyPods
+from controller.services.preconditions import ServiceProblem
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_COPY
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, PODS
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+class ServicePods(NamedTuple):
+    """The pods of a service that are not being deleted, and the nodes on which others are being deleted."""
+
+    pods: Sequence[Obj]
+    leaving: frozenset[str] = frozenset()
+    """Nodes that will have room soon: a pod of the service ends there."""
+    leaves_by: datetime | None = None
+    """When the last of them has to have ended; a pod that stays for longer gives no room."""
+
+    @property
+    def total(self) -> int:
+        """Replicas that exist: a pod at which no scheduler has looked is none yet."""
+        # Counted by the pods: the Deployment's own number follows seconds later when its controller has much to do.
+        return sum(is_scheduled(pod) and not _has_ended(pod) for pod in self.pods)
+
+    @property
+    def refused(self) -> int:
+        """Pods for which the scheduler found no room."""
+        return sum(map(is_refused, self.pods))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that have one of the pods."""
+        return frozenset(node for pod in self.pods if (node := _node_of(pod)))
+
+
+class ObservedDeployment(NamedTuple):
+    """A Deployment of a service, and its pods that are not being deleted."""
+
+    obj: Obj
+    pods: Sequence[Obj]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        name: str = self.obj["metadata"]["name"]
+        return name
+
+    @property
+    def replicas(self) -> int:
+        """Pods that it asks for."""
+        replicas: int = self.obj["spec"].get("replicas", 1)
+        return replicas
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that have one of its pods."""
+        return frozenset(node for pod in self.pods if (node := _node_of(pod)))
+
+    def count_pods(self, node: str = "", leaving: frozenset[str] = frozenset()) -> CopyPods:
+        """Return its pods by how they stand; where room is about to become free, no refusal is final."""
+        placed = [pod for pod in self.pods if _node_of(pod) and not _has_ended(pod)]
+        refused = 0 if node in leaving else sum(map(is_refused, self.pods))
+        return CopyPods(self.replicas, len(placed), sum(map(is_ready, placed)), refused)
+
+    def list_current(self, desired: Obj | None) -> list[str]:
+        """Return the uids of ready pods that certainly have the desired template; None: that which it has."""
+        ready = sorted(pod["metadata"]["uid"] for pod in self.pods if is_ready(pod))
+        current = _current_ready(self.obj, desired, len(ready))
+        return ready[-current:] if current else []
+
+    def list_problems(self) -> list[ServiceProblem | None]:
+        """Return why pods of it are not ready, or cannot be created."""
+        memory = _memory_requested(self.obj)
+        unready = (pod for pod in self.pods if not is_ready(pod))
+        return [diagnosis.diagnose_deployment(self.obj), *(diagnosis.diagnose_pod(pod, memory) for pod in unready)]
+
+    def scale(self, wanted: int, *, may_grow: bool) -> tuple[Patch, ...]:
+        """Return the patch that scales it while its template is not decided, or not applied, now."""
+        if self.replicas == wanted or (self.replicas < wanted and not may_grow):
+            return ()
+        operations = (
+            {"op": "test", "path": "/metadata/uid", "value": self.obj["metadata"]["uid"]},
+            {"op": "replace", "path": "/spec/replicas", "value": wanted},
+        )
+        return (Patch(ref(DEPLOYMENTS, self.obj), operations),)
+
+
+def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServicePods:
+    """Return the pods of a service."""
+    named = namespaced(service.metadata.namespace, service.metadata.name)
+    pods, leaving, leaves_by = [], set(), None
+    for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
+        deleted = pod["metadata"].get("deletionTimestamp")
+        if deleted is None:
+            pods.append(pod)
+        elif (due := datetime.fromisoformat(deleted)) > snapshot.now and (node := _node_of(pod)):
+            # The time of the deletion is that at which the pod will be killed if it has not ended by itself.
+            leaving.add(node)
+            leaves_by = due if leaves_by is None else max(leaves_by, due)
+    return ServicePods(pods, frozenset(leaving), leaves_by)
+
+
+def list_deployments(deployments: Iterable[Obj], pods: Sequence[Obj]) -> list[ObservedDeployment]:
+    """Return Deployments of a service with their pods."""
+    by_copy: dict[str, list[Obj]] = {}
+    for pod in pods:
+        by_copy.setdefault(_copy_of(pod), []).append(pod)
+    return [ObservedDeployment(each, by_copy.get(_copy_of(each), [])) for each in deployments]
+
+
+def _copy_of(obj: Obj) -> str:
+    """Return the claim whose copy a Deployment or a pod is for; empty if the Model has one volume for all pods."""
+    copy: str = (obj["metadata"].get("labels") or {}).get(LABEL_COPY, "")
+    return copy
+
+
+def _node_of(pod: Obj) -> str:
+    node: str = pod.get("spec", {}).get("nodeName") or ""
+    return node
+
+
+def _has_ended(pod: Obj) -> bool:
+    return pod["status"].get("phase") in _ENDED
+
+
+def is_ready(pod: Obj) -> bool:
+    """Return whether a pod is ready."""
+    return any(
+        each["type"] == "Ready" and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
+    )
+
+
+def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
+    """Return the number of ready pods that certainly have the wanted template."""
+    status = observed.get("status", {})
+    applied = desired is None or is_desired(DEPLOYMENTS, desired, observed)
+    if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
+        return 0
+    earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)
+    reported: int = status.get("readyReplicas", 0)
+    return max(0, min(ready, reported) - earlier)
+
+
+def _memory_requested(observed: Obj) -> str:
+    """Return the memory that the engine of each pod may use: its limit, else its request; empty if it has neither."""
+    pod = observed["spec"]["template"]["spec"]
+    # An engine behind a proxy is the proxy's sidecar.
+    container: Obj = next(iter((*pod.get("initContainers", ()), *pod["containers"])), {})
+    resources = container.get("resources", {})
+    stated: str = resources.get("limits", {}).get("memory") or resources.get("requests", {}).get("memory") or ""
+    return stated

@@ -1,0 +1,198 @@
+"""The replicas of a service in pods, and the next steps for its Deployments.
+
+A service of a Model with one volume has one Deployment. With copies on nodes it has one for each copy beside which its
+replicas run. A Deployment that is not wanted any more, such as that of earlier weights, serves until others do.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from controller.models.served import Served
+from controller.placement.nodes import find_largest_memory
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Patch, Snapshot
+from controller.services import replica_memory
+from controller.services.diagnosis import most_severe
+from controller.services.pods.copy_choice import choose_copies
+from controller.services.pods.deployment import companion_weights, deployment, mounted_weights
+from controller.services.pods.devices import request_devices
+from controller.services.pods.node_copies import CopyPlan, plan_copies
+from controller.services.pods.observed_deployments import (
+    ObservedDeployment,
+    ServicePods,
+    list_deployments,
+    list_service_pods,
+)
+from controller.services.pods.pod_template import EngineChoice
+from controller.services.pods.template_rollout import (
+    TemplateChange,
+    annotate,
+    compare_template,
+    digest_inputs,
+    select_changes,
+)
+from controller.services.preconditions import ServiceProblem
+from controller.services.replicas import Replicas
+from crds.inferenceservice import InferenceService
+from crds.quantity import quantity_bytes
+from crds.size import GIB, size_text
+from kube.resources import DEPLOYMENTS
+
+
+class _KeptDeployment(NamedTuple):
+    """A Deployment whose template stays for now."""
+
+    observed: ObservedDeployment
+    patch: tuple[Patch, ...]
+    """Scales it."""
+
+
+class _WantedDeployment(NamedTuple):
+    """A Deployment that a service should have."""
+
+    change: TemplateChange
+    replicas: int
+    observed: ObservedDeployment | None
+    node: str
+    """The node of its copy; empty if the Model has one volume for all pods."""
+
+    def list_ready(self, *, is_applied: bool) -> list[str]:
+        """Return the uids of the ready pods that are wanted; before its turn in an update, a pod is."""
+        if self.observed is None or (not is_applied and self.change.cause == "edit"):
+            return []
+        return self.observed.list_current(self.change.desired if is_applied else None)
+
+    def keep(self) -> list[_KeptDeployment]:
+        """Return it as it is, with the number of pods that it should have."""
+        if self.observed is None:
+            return []
+        return [_KeptDeployment(self.observed, self.observed.scale(self.replicas, may_grow=True))]
+
+
+def observe_pods(
+    snapshot: Snapshot,
+    service: InferenceService,
+    served: Served | None,
+    choice: EngineChoice | None,
+    wanted: int,
+    *,
+    settings: PodSettings,
+    may_roll_out: bool = True,
+) -> Replicas:
+    """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down.
+
+    While the template of a later version of Pomona may not be rolled out yet, existing pods are as wanted, too.
+    """
+    there = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+    pods = list_service_pods(snapshot, service) if there else ServicePods(())
+    deployments = list_deployments(there, pods.pods)
+    if not wanted or choice is None or served is None:
+        return _leave_deployments(deployments, pods, wanted, are_current=served is None)
+    plan = CopyPlan([(None, wanted)])
+    if served.model.spec.cache.scope == "node":
+        plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted)
+    steps = _list_wanted(service, served, choice, (plan, deployments), settings)
+    changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
+    selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out), strict=True))
+    ready = [uid for each, is_applied in selected for uid in each.list_ready(is_applied=is_applied)]
+    waiting = [each for each, is_applied in selected if not is_applied]
+    kept = [kept for each in waiting for kept in each.keep()] + _retire(steps, deployments, wanted - len(ready))
+    problems = [problem for each in steps if each.observed for problem in each.observed.list_problems()]
+    return Replicas(
+        total=pods.total - plan.surplus,
+        ready=tuple(sorted(ready)),
+        nodes=pods.nodes,
+        problem=_explain_memory(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
+        apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
+        keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
+        awaiting=tuple(each.change.desired["metadata"]["name"] for each in waiting if each.change.cause == "update"),
+        patch=tuple(patch for each in kept for patch in each.patch),
+        again_seconds=plan.again_seconds,
+    )
+
+
+def _list_wanted(
+    service: InferenceService,
+    served: Served,
+    choice: EngineChoice,
+    planned: tuple[CopyPlan, Sequence[ObservedDeployment]],
+    settings: PodSettings,
+) -> list[_WantedDeployment]:
+    """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
+    plan, deployments = planned
+    there = {each.name: each for each in deployments}
+    is_estimate = service.spec.resources.memory is None and not replica_memory.is_memory_stated(served)
+    companions = companion_weights(served)
+    found = []
+    for copy, replicas in plan.replicas:
+        weights = mounted_weights(served.model, copy)
+        _, made = deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
+        inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
+        change = TemplateChange(annotate(made, inputs))
+        if observed is not None:
+            change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
+        found.append(_WantedDeployment(change, replicas, observed, weights.node))
+    return found
+
+
+def _retire(
+    steps: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], missing: int
+) -> list[_KeptDeployment]:
+    """Return the Deployments that are not wanted, but serve for replicas that are not ready yet.
+
+    They leave one replica less if a wanted one is refused on a node that they use, which has no room for both.
+    """
+    names = {each.change.desired["metadata"]["name"] for each in steps}
+    retired = [each for each in deployments if each.name not in names]
+    full = {each.node for each in steps if each.node and each.observed and each.observed.count_pods().refused}
+    if any(each.nodes & full for each in retired):
+        missing -= 1
+    kept = []
+    for each in sorted(retired, key=lambda one: (bool(one.nodes & full), -one.count_pods().ready, one.name)):
+        replicas = min(missing, each.count_pods().placed)
+        if replicas > 0:
+            kept.append(_KeptDeployment(each, each.scale(replicas, may_grow=False)))
+            missing -= replicas
+    return kept
+
+
+def _leave_deployments(
+    deployments: Sequence[ObservedDeployment], pods: ServicePods, wanted: int, *, are_current: bool
+) -> Replicas:
+    """Return replicas of which none is created: those that exist stay, up to the number that is wanted."""
+    if not are_current:
+        return Replicas(total=pods.total, nodes=pods.nodes)
+    kept = choose_copies(wanted, {each.name: each.count_pods() for each in deployments})
+    scaled = [each.scale(kept.get(each.name, 0), may_grow=False) for each in deployments] if wanted else []
+    return Replicas(
+        total=pods.total,
+        ready=tuple(sorted(uid for each in deployments for uid in each.list_current(None))),
+        nodes=pods.nodes,
+        patch=tuple(patch for patches in scaled for patch in patches),
+    )
+
+
+def _explain_memory(
+    snapshot: Snapshot,
+    service: InferenceService,
+    served: Served,
+    choice: EngineChoice,
+    problem: ServiceProblem | None,
+) -> ServiceProblem | None:
+    """Add to the scheduler's words that a replica requests more memory than any node has, with what would fit."""
+    if problem is None or problem.reason != "Unschedulable":
+        return problem
+    needed, largest = quantity_bytes(choice.memory), find_largest_memory(snapshot.store)
+    if largest is None or needed < largest + GIB:
+        return problem
+    if service.spec.resources.memory is not None:
+        way_out = "lower resources.memory"
+    elif request_devices(service, choice.vendor).number:
+        way_out = "lower hardware.count, or state resources.memory"  # weights and cache are in the devices
+    else:
+        way_out = replica_memory.memory_advice(service, served, largest).way_out
+    message = (
+        f"{problem.message}; a replica requests {size_text(needed)} of memory, and the largest node has "
+        f"{size_text(largest)}: {way_out}"
+    )
+    return problem._replace(message=message)
