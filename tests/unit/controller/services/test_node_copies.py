@@ -258,6 +258,6 @@ def test_all_that_has_room_serves_in_the_end(events: list[tuple[str, ...]]) -> N
     }
     beyond = {node for node, count in world.count_pods().items() if count > world.rooms[node]}
     if not beyond:
-        room = sum(world.rooms[node] for node in wanted)
-        assert world.count_ready() >= min(world.spec["replicas"], room)
+        free = sum(world.rooms[node] for node in wanted)
+        assert world.count_ready() >= min(world.spec["replicas"], free)
     assert world.count_ready() <= world.spec["replicas"]
