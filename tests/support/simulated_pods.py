@@ -13,7 +13,7 @@ from controller.models.volume import WEIGHTS
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan
 from controller.reconcile.stamp import needs_apply
-from crds.meta import API_VERSION
+from crds.meta import API_VERSION, LABEL_MODEL
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, Resource
 from tests.support.api_objects import NAMESPACE, NOW, condition, model, service
@@ -61,7 +61,9 @@ class SimulatedPods:
         metadata = {"name": f"fetch-{node}", "namespace": NAMESPACE, "uid": f"uid-fetch-{node}", "resourceVersion": "1"}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"fetch-{node}", "uid": f"uid-job-{node}"}
         pod = {
-            "metadata": metadata | {"ownerReferences": [owner | {"controller": True}], "creationTimestamp": ""},
+            "metadata": metadata
+            | {"ownerReferences": [owner | {"controller": True}], "creationTimestamp": ""}
+            | {"labels": {LABEL_MODEL: "tiny"}},
             "spec": {},
             "status": {"conditions": [REFUSED] if is_refused else []},
         }

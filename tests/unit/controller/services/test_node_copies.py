@@ -7,11 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.models.served import weights_path
+from controller.pod_settings import DEFAULT_SETTINGS
+from controller.reconcile.optional_kinds import OptionalKind
+from controller.services.pods.update_pacer import UpdatePacer
+from controller.services.readiness_probe import Prober
+from controller.services.reconciler import service_reconciler
+from controller.services.tokens import KnownTokens
+from controller.services.traffic_meter import TrafficMeter
 from crds.meta import LABEL_COPY, LABEL_SERVICE
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS
-from tests.support.api_objects import NOW, planned_condition
-from tests.support.service_decisions import list_applied
+from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS
+from tests.support.api_objects import NOW, model, planned_condition, store
+from tests.support.service_decisions import KEY, METAL, chat_service, decide_chat, list_applied
 from tests.support.simulated_pods import REFUSED, SOURCE, SimulatedPods
 
 NVIDIA: Obj = {"hardware": {"accelerator": "nvidia"}}
@@ -223,6 +230,42 @@ def test_refusal_counts_once_no_pod_gives_room_any_more() -> None:
     world.pods[first]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=1)).isoformat()
     plan = world.decide()
     assert (world.replicas_by_node(), plan.again_seconds) == ({"a": 2, "b": 1}, None)
+
+
+COMPANIONS: list[tuple[str, Obj]] = [
+    ("speculative.draftModelRef", {"speculative": {"draftModelRef": "other"}}),
+    ("projectorModelRef", {"projectorModelRef": "other"}),
+    ("adapters", {"adapters": [{"modelRef": "other"}]}),
+]
+
+
+@pytest.mark.parametrize(("field", "spec"), COMPANIONS, ids=[field for field, _spec in COMPANIONS])
+def test_companion_with_copies_is_refused(field: str, spec: Obj) -> None:
+    other = model(cache={"scope": "node", "storageClassName": "local"})
+    other["metadata"] |= {"name": "other", "uid": "uid-other"}
+    plan = decide_chat(chat_service(**spec), (MODELS, model()), (MODELS, other))
+    ready = planned_condition(plan, "Ready")
+    assert (ready["reason"], list_applied(plan, DEPLOYMENTS)) == ("InvalidSpec", [])
+    assert ready["message"].startswith(f"{field} other has cache.scope node")
+    on_hosts = decide_chat(chat_service(**spec, **METAL), (MODELS, model()), (MODELS, other))
+    assert "cache.scope" not in planned_condition(on_hosts, "Ready")["message"], "hosts fetch by themselves"
+
+
+def test_refused_pod_of_a_fetch_wakes_the_services_of_its_model() -> None:
+    world = SimulatedPods({})
+    world.make_copy("a")
+    known = store(*world.list_objects())
+    (waiting,) = [pod for pod in known.list(PODS) if pod["metadata"]["name"] == "fetch-a"]
+    refused = {**waiting, "status": {"conditions": [REFUSED]}}
+    pacer, monitors = UpdatePacer(), OptionalKind(POD_MONITORS, "")
+    kind = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), pacer, monitors, meter=TrafficMeter())
+    woken = {
+        key
+        for trigger in kind.triggers
+        if trigger.resource == PODS and trigger.concerns(waiting, refused)
+        for key in trigger.keys(known, refused)
+    }
+    assert woken == {KEY}
 
 
 EVENTS = st.one_of(

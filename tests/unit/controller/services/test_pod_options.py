@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.services.pods.pod_options import find_option_problem
+from controller.services.pods.pod_options import find_option_problem, pin_to_node
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
@@ -96,6 +96,29 @@ def test_hardware_holds_in_each_term_of_the_users_affinity() -> None:
         {},  # matches no node, and goes on to match none
     ]
     assert affinity["podAntiAffinity"] == {REQUIRED: [anti()]}
+
+
+def test_node_of_a_copy_holds_in_each_term_of_the_users_affinity() -> None:
+    terms = [{"matchExpressions": [ZONE]}, {"matchFields": [DISK]}, {}, {"matchExpressions": []}]
+    preferred = [{"weight": 5, "preference": {"matchExpressions": [ZONE]}}]
+    nodes = {REQUIRED: {"nodeSelectorTerms": terms}, PREFERRED: preferred}
+    stated = {"affinity": {"nodeAffinity": nodes, "podAntiAffinity": {REQUIRED: [anti()]}}, "containers": []}
+    name = {"key": "metadata.name", "operator": "In", "values": ["node-1"]}
+    pinned = pin_to_node(stated, "node-1")
+    assert pinned["affinity"]["nodeAffinity"] == {
+        REQUIRED: {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [ZONE], "matchFields": [name]},
+                {"matchFields": [DISK, name]},
+                {},  # matches no node, and goes on to match none
+                {"matchExpressions": []},
+            ]
+        },
+        PREFERRED: preferred,
+    }
+    assert pinned["affinity"]["podAntiAffinity"] == {REQUIRED: [anti()]}
+    alone = pin_to_node({"containers": []}, "node-1")["affinity"]
+    assert alone == {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [name]}]}}}
 
 
 def test_affinity_concerns_no_pods_of_other_namespaces() -> None:
