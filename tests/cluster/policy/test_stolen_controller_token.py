@@ -126,6 +126,12 @@ def deployment(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     return thief.owned("InferenceService", DEPLOYMENTS, "one", spec=spec)
 
 
+def beside_copy(thief: Thief, **secret: str) -> tuple[Resource, Obj]:
+    """Return the Deployment of a service beside a copy of weights."""
+    resource, obj = deployment(thief, **({"volumes": [{"name": "token", "secret": secret}]} if secret else {}))
+    return resource, {**obj, "metadata": {**obj["metadata"], "name": "one-0123abcd"}}
+
+
 def job(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     spec = {"suspend": True, "template": {"spec": pod(restartPolicy="Never", **({"volumes": []} | changes))}}
     return thief.owned("Model", JOBS, "one-fetch", spec=spec)
@@ -292,6 +298,16 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         lambda thief: thief.api.create(
             *thief.owned("InferenceService", DEPLOYMENTS, "two", spec=deployment(thief, volumes=[])[1]["spec"])
         ),
+    ),
+    "Deployment with a foreign name behind its own": (
+        "has not the name",
+        lambda thief: thief.api.create(
+            *thief.owned("InferenceService", DEPLOYMENTS, "one-0123abcd-x", spec=deployment(thief)[1]["spec"])
+        ),
+    ),
+    "Deployment beside a copy with a foreign Secret": (
+        "mounts no Secret but",
+        lambda thief: thief.api.create(*beside_copy(thief, secretName="one-0123abcd-token")),
     ),
     "Deployment of a Model": (
         "that a InferenceService controls",
@@ -475,7 +491,7 @@ async def test_stolen_controller_token_is_no_way_around(
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
-    for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
+    for build in (secret, deployment, beside_copy, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
     finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
     await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
@@ -486,7 +502,8 @@ async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
         await thief.api.apply(*written, field_manager=MANAGER)
     await thief.api.patch_json(SECRETS, "one-token", thief.namespace, DATA)
     beside_pods = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
-    for resource, name in ((DEPLOYMENTS, "one"), *((kind, "one") for kind in beside_pods), (JOBS, "one-fetch")):
+    deployments = ((DEPLOYMENTS, "one"), (DEPLOYMENTS, "one-0123abcd"))
+    for resource, name in (*deployments, *((kind, "one") for kind in beside_pods), (JOBS, "one-fetch")):
         await thief.api.delete(resource, name, thief.namespace)
 
 
