@@ -97,12 +97,15 @@ def select_changes(changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_
         if is_selected
     ):
         return selected
-    # One that lacks pods loses the least.
-    order = sorted(range(len(changes)), key=lambda place: is_rolled_out(changes[place][1] or {}))
-    for place in order:
-        if interrupts[place] and (may_roll_out or changes[place][0].cause == "edit"):
-            selected[place] = True
-            break
+    may_change = [
+        (is_rolled_out(observed), place)
+        for place, (change, observed) in enumerate(changes)
+        if interrupts[place] and observed is not None and (may_roll_out or change.cause == "edit")
+    ]
+    if may_change:
+        # One that lacks pods loses the least.
+        _, place = min(may_change)
+        selected[place] = True
     return selected
 
 

@@ -5,16 +5,18 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from controller.models.served import weights_path
-from controller.pod_settings import DEFAULT_SETTINGS
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import service_reconciler
+from controller.services.reconciler import AWAITS_UPDATE, service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import LABEL_COPY, LABEL_SERVICE
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS
 from tests.support.api_objects import NOW, model, planned_condition, store
@@ -100,6 +102,24 @@ def test_edit_changes_one_node_after_the_other(spec: Obj) -> None:
     assert {obj["metadata"]["generation"] for obj in world.deployments.values()} == {2}
     assert plan.status is not None
     assert plan.status["readyReplicas"] == 3
+
+
+def test_update_of_pomona_waits_for_its_turn_and_then_changes_one_node_after_the_other() -> None:
+    world = running({"a": 1, "b": 1}, 2)
+    cpu = replace(VENDORS["cpu"], images={"llama.cpp": "engine:2"})
+    world.settings, world.may_roll_out = PodSettings(vendors={**VENDORS, "cpu": cpu}), False
+    plan = world.settle(least_ready=2)
+    assert {obj["metadata"]["generation"] for obj in world.deployments.values()} == {1}
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 2, "until then they are as wanted"
+    assert AWAITS_UPDATE in planned_condition(plan, "ModelReady")["message"]
+    world.may_roll_out = True
+    plan = world.decide()
+    assert sorted(obj["metadata"]["generation"] for obj in world.deployments.values()) == [1, 2]
+    assert plan.status is not None
+    assert plan.status["readyReplicas"] == 1
+    world.settle(least_ready=1)
+    assert {obj["metadata"]["generation"] for obj in world.deployments.values()} == {2}
 
 
 def test_edit_that_cannot_start_stops_at_the_first_node() -> None:
