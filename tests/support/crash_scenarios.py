@@ -98,6 +98,38 @@ async def replace_a_volume(world: CrashWorld) -> None:
     await world.checkpoint("deleted", is_collected)
 
 
+def _has_copies(state: State, *, copies: int, replicas: int) -> bool:
+    """Decide whether so many copies of the latest weights exist, and so many of them serve one replica each."""
+    model = state["models"]["tiny"]
+    claims = {copy["name"] for copy in model["status"].get("copies", ())}
+    mounted = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for each in state["deployments"].values()
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    are_there = len(claims) == copies and mounted <= claims == set(state["persistentvolumeclaims"])
+    if not replicas:
+        return are_there and not state["deployments"]
+    return are_there and ready(state, replicas=replicas, deployments=replicas)
+
+
+async def serve_beside_copies(world: CrashWorld) -> None:
+    """A service runs beside copies of weights on two nodes; it is edited, gets other weights, and is suspended."""
+    cache = {"scope": "node", "storageClassName": "local"}
+    await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB, cache=cache)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=POD, replicas=2, contextLength=512)
+    await world.checkpoint("created", partial(_has_copies, copies=2, replicas=2))
+    await world.edit(contextLength=1024)
+    await world.checkpoint("edited", partial(_has_copies, copies=2, replicas=2))
+    await world.edit("tiny", MODELS, source="http://models.example/other.gguf")
+    await world.checkpoint("other weights", partial(_has_copies, copies=2, replicas=2))
+    await world.edit(suspend=True)
+    await world.checkpoint("suspended", partial(_has_copies, copies=2, replicas=0))
+    await remove_service(world)
+    await world.checkpoint("deleted", is_collected)
+
+
 async def live_on_hosts(world: CrashWorld) -> None:
     """A service on hosts is created, edited, scaled, and deleted; its token is replaced meanwhile.
 
@@ -209,6 +241,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     for each in (
         live_in_pods,
         replace_a_volume,
+        serve_beside_copies,
         live_on_hosts,
         move_from_pods_to_hosts,
         lose_a_host,

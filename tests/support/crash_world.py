@@ -47,8 +47,8 @@ from tests.support.scoped_transport import ScopedTransport
 from tests.support.watched_controller import no_credentials
 
 GIB: Final = 2**30
-NODE: Final = "crash-node"
-"""The node of all pods, which a fixture keeps ready."""
+NODES: Final = ("crash-node-1", "crash-node-2")
+"""The nodes of all pods, which a fixture keeps ready."""
 LOOK_SECONDS: Final = 0.4
 """Pause of the agents: many worlds run at once."""
 CHECKPOINT_SECONDS: Final = 60.0
@@ -65,6 +65,7 @@ _VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
         *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
+        "unusedSince",
     }
 )
 
@@ -279,15 +280,15 @@ class CrashWorld:
         if "deletionTimestamp" in metadata or pod["status"].get("phase") != "Pending":
             return
         container = pod["spec"]["containers"][0]["name"]
+        if container != "inspect" and "nodeName" not in pod["spec"]:
+            # Kubernetes publishes no endpoint of a pod that is on no node, and no copy of weights is on none.
+            target = {"target": {"kind": "Node", "name": _choose_node(pod)}, "metadata": {"name": metadata["name"]}}
+            await self.plane.request("POST", f"{path}/binding", target, accept={409})
         if metadata["ownerReferences"][0]["kind"] == "Job":
             message = json.dumps(JOB_RESULTS[container])
             ended = {"exitCode": 0, "message": message, "finishedAt": "2026-11-21T12:00:00Z"}
             status: Obj = {"phase": "Succeeded", "containerStatuses": [_container(container, {"terminated": ended})]}
         else:
-            if "nodeName" not in pod["spec"]:
-                # Kubernetes publishes no endpoint of a pod that is on no node.
-                target = {"target": {"kind": "Node", "name": NODE}, "metadata": {"name": metadata["name"]}}
-                await self.plane.request("POST", f"{path}/binding", target, accept={409})
             since = {"startedAt": "2026-11-21T12:00:00Z"}
             status = {
                 "phase": "Running",
@@ -298,6 +299,16 @@ class CrashWorld:
             }
         operations = [{"op": "replace", "path": "/status", "value": status}]
         await self.client.patch_json(PODS, metadata["name"], self.namespace, operations, subresource="status")
+
+
+def _choose_node(pod: Obj) -> str:
+    """Return the first node that a pod does not exclude by its name."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())
+    fields = [field for term in terms for field in term.get("matchFields", ())]
+    return next(
+        node for node in NODES if all((node in field["values"]) == (field["operator"] == "In") for field in fields)
+    )
 
 
 def _container(name: str, state: Obj, *, ready: bool = False) -> Obj:

@@ -23,7 +23,8 @@ from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.crash_scenarios import LEASE_SECONDS
-from tests.support.crash_world import NODE, CrashWorld
+from tests.support.crash_world import NODES as WORLD_NODES
+from tests.support.crash_world import CrashWorld
 from tests.support.namespaces import open_namespace
 from tests.support.watched_controller import follow_by_watches
 
@@ -61,9 +62,10 @@ async def engine() -> AsyncIterator[None]:
 
 @pytest_asyncio.fixture(autouse=True)
 async def node(client: Client) -> AsyncIterator[None]:
-    """Keep pods from the nodes of other tests, and ready the one of the worlds, which has no kubelet."""
+    """Keep pods from the nodes of other tests, and ready those of the worlds, which have no kubelet."""
     others = [each["metadata"]["name"] for each in (await client.list(NODES)).items]
-    await client.create(NODES, {"metadata": {"name": NODE}, "spec": {"unschedulable": True}})
+    for name in WORLD_NODES:
+        await client.create(NODES, {"metadata": {"name": name}, "spec": {"unschedulable": True}})
 
     async def cordon(*, unschedulable: bool) -> None:
         for name in others:
@@ -74,14 +76,16 @@ async def node(client: Client) -> AsyncIterator[None]:
         while True:
             ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": rfc3339(datetime.now(UTC))}
             operation = {"op": "add", "path": "/status/conditions", "value": [ready]}
-            await client.patch_json(NODES, NODE, None, [operation], subresource="status")
+            for name in WORLD_NODES:
+                await client.patch_json(NODES, name, None, [operation], subresource="status")
             await asyncio.sleep(BEAT_SECONDS)
 
     await cordon(unschedulable=True)
     async with running(beat()):
         yield
     await cordon(unschedulable=False)
-    await client.delete(NODES, NODE)
+    for name in WORLD_NODES:
+        await client.delete(NODES, name)
 
 
 @pytest_asyncio.fixture
