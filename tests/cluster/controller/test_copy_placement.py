@@ -1,0 +1,176 @@
+"""Services beside copies of weights on nodes, with the real scheduler: where replicas run, and how they change."""
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_COPY, LABEL_SERVICE
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS
+from tests.cluster.controller.test_node_copies import (
+    FIRST,
+    SECOND,
+    CopyNamespace,
+    cluster,
+    controller,
+    files,
+    kubelets,
+)
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.background import running
+from tests.support.documents import list_blocks
+from tests.support.eventually import eventually
+
+__all__ = ["cluster", "controller", "files", "kubelets"]
+
+DOCUMENT = CHECKOUT / "docs" / "pods.md"
+pytestmark = pytest.mark.usefixtures("kubelets", "controller")
+
+
+async def read_service(cluster: CopyNamespace) -> InferenceService:
+    found = await cluster.client.get(INFERENCE_SERVICES, "of-one", cluster.namespace)
+    return msgspec.convert(found, InferenceService)
+
+
+async def becomes_ready(cluster: CopyNamespace) -> InferenceService:
+    """Wait until all replicas serve the latest spec."""
+
+    async def is_ready() -> InferenceService:
+        found = await read_service(cluster)
+        assert (found.status.observed_generation, found.status.phase) == (found.metadata.generation, "Ready"), found
+        return found
+
+    return await eventually(is_ready, 120)
+
+
+async def edit(cluster: CopyNamespace, **spec: Any) -> None:
+    operations = [{"op": "add", "path": f"/spec/{field}", "value": value} for field, value in spec.items()]
+    await cluster.client.patch_json(INFERENCE_SERVICES, "of-one", cluster.namespace, operations)
+
+
+async def list_pods(cluster: CopyNamespace) -> list[Obj]:
+    """Return the pods of the service that are not being deleted."""
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=of-one")
+    return [each for each in found.items if "deletionTimestamp" not in each["metadata"]]
+
+
+async def serves_on(cluster: CopyNamespace, *nodes: str) -> dict[str, Obj]:
+    """Wait until exactly these nodes have one replica each, and return the Deployments by their node."""
+
+    async def there() -> dict[str, Obj]:
+        found = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
+        pinned = {_node_of(each): each for each in found}
+        assert {node: each["spec"]["replicas"] for node, each in pinned.items()} == dict.fromkeys(nodes, 1), pinned
+        assert len(found) == len(nodes)
+        return pinned
+
+    await becomes_ready(cluster)
+    found = await eventually(there)
+    assert sorted(each["spec"]["nodeName"] for each in await list_pods(cluster)) == sorted(nodes)
+    return found
+
+
+def _node_of(deployment: Obj) -> str:
+    affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    node: str = term["matchFields"][0]["values"][0]
+    return node
+
+
+@asynccontextmanager
+async def never_without_a_ready_pod(cluster: CopyNamespace) -> AsyncIterator[None]:
+    """Look at the pods all the time: one is ready at each look."""
+
+    async def look() -> None:
+        while True:
+            pods = await list_pods(cluster)
+            assert any(
+                (each["type"], each["status"]) == ("Ready", "True")
+                for pod in pods
+                for each in pod["status"].get("conditions", ())
+            ), [(pod["metadata"]["name"], pod["status"].get("conditions")) for pod in pods]
+            await asyncio.sleep(0.05)
+
+    async with running(look()):
+        yield
+
+
+async def run_documented(plane: ControlPlane, namespace: str) -> str:
+    """Run the commands of docs/pods.md; return what they say."""
+    section = DOCUMENT.read_text().partition("## A Deployment for each node")[2].partition("\n## ")[0]
+    (block,) = list_blocks(section, "sh")
+    commands = [shlex.split(line.replace("=chat", "=of-one"))[1:] for line in block.splitlines()]
+    return "".join([await plane.kubectl(*command, "--namespace", namespace) for command in commands])
+
+
+async def test_replicas_run_beside_copies_and_are_replaced_one_after_the_other(
+    cluster: CopyNamespace, plane: ControlPlane
+) -> None:
+    await cluster.make_model()
+    await cluster.make_service(replicas=1)
+    await becomes_ready(cluster)
+    await cluster.scale(2)
+    async with never_without_a_ready_pod(cluster):
+        before = await serves_on(cluster, FIRST, SECOND)
+        copies = await cluster.copies_on(FIRST, SECOND)
+        said = await run_documented(plane, cluster.namespace)
+        for copy in copies:
+            assert before[copy.node]["metadata"]["labels"][LABEL_COPY] == copy.name
+            assert (copy.name in said, copy.node in said) == (True, True)
+        await edit(cluster, contextLength=1024)
+        after = await serves_on(cluster, FIRST, SECOND)
+    for node, deployment in after.items():
+        assert deployment["metadata"]["uid"] == before[node]["metadata"]["uid"]
+        assert "1024" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+async def test_replica_moves_to_another_node_when_its_own_is_full(cluster: CopyNamespace) -> None:
+    await cluster.make_model()
+    await cluster.make_service(replicas=1)
+    service = await becomes_ready(cluster)
+    (node,) = service.status.nodes
+    (other,) = {FIRST, SECOND} - {node}
+    await cluster.fill("taker", node)
+    (pod,) = await list_pods(cluster)
+    await cluster.client.delete(PODS, pod["metadata"]["name"], cluster.namespace)
+    await serves_on(cluster, other)
+
+
+async def test_earlier_weights_serve_on_full_nodes_until_later_ones_do(cluster: CopyNamespace) -> None:
+    await cluster.make_model()
+    await cluster.make_service(replicas=2)
+    await serves_on(cluster, FIRST, SECOND)
+    earlier = {copy.name for copy in await cluster.copies_on(FIRST, SECOND)}
+    async with never_without_a_ready_pod(cluster):
+        source = (await cluster.model()).spec.source.replace("one.gguf", "two.gguf")
+        operation = {"op": "replace", "path": "/spec/source", "value": source}
+        await cluster.client.patch_json(MODELS, "one", cluster.namespace, [operation])
+
+        async def moved() -> bool:
+            found = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
+            claims = {each["metadata"]["labels"][LABEL_COPY] for each in found}
+            assert len(claims) == 2
+            return not claims & earlier
+
+        await eventually(moved, 120)
+        await serves_on(cluster, FIRST, SECOND)
+
+
+async def test_replica_leaves_a_node_that_is_gone(
+    cluster: CopyNamespace, kubelets: dict[str, Process], plane: ControlPlane
+) -> None:
+    await cluster.make_model()
+    await cluster.make_service(replicas=1)
+    service = await becomes_ready(cluster)
+    (node,) = service.status.nodes
+    (other,) = {FIRST, SECOND} - {node}
+    await kubelets[node].kill()
+    await plane.request("DELETE", NODES.path(None, node))
+    await serves_on(cluster, other)
