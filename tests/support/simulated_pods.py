@@ -45,7 +45,7 @@ class SimulatedPods:
         self._made = 0
 
     def add_copy(self, node: str, revision: str = "r1") -> str:
-        """Let a copy be verified; return the name of its claim."""
+        """Add a verified copy, and return the name of its claim."""
         name = f"tiny-cache-{node}-{revision}"
         self.coming.pop(name, None)
         path = weights_path(SOURCE, revision, "tiny.gguf")
@@ -53,11 +53,11 @@ class SimulatedPods:
         return name
 
     def remove_copies(self, node: str, revision: str = "r1") -> None:
-        """Let a copy leave the status of the Model."""
+        """Remove a copy from the status of the Model."""
         self.copies = [each for each in self.copies if each["name"] != f"tiny-cache-{node}-{revision}"]
 
     def make_copy(self, node: str, *, is_refused: bool = False) -> None:
-        """Let a copy be made for a node, whose pod the scheduler may have refused."""
+        """Begin to make a copy for a node, with a pod that the scheduler may have refused."""
         metadata = {"name": f"fetch-{node}", "namespace": NAMESPACE, "uid": f"uid-fetch-{node}", "resourceVersion": "1"}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"fetch-{node}", "uid": f"uid-job-{node}"}
         pod = {
@@ -174,7 +174,7 @@ class SimulatedPods:
         return list(field["values"])
 
     def run_pods(self) -> None:
-        """Let all pods that have a node become ready, and those that end be gone; report it."""
+        """Make all pods ready that have a node, remove those that end, and report both."""
         self.pods = {name: pod for name, pod in self.pods.items() if not _is_ending(pod)}
         for pod in self.pods.values():
             if "nodeName" in pod["spec"]:
@@ -197,7 +197,7 @@ class SimulatedPods:
             }
 
     def settle(self, least_ready: int = 0) -> Plan:
-        """Let all work until nothing changes; at any time this number of pods is ready."""
+        """Run all controllers until nothing changes; at any time this number of pods is ready."""
         for _ in range(40):
             before = self._summary()
             for work in (self.decide, self.run_deployments, self.report, self.schedule, self.decide, self.run_pods):

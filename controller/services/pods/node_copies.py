@@ -30,7 +30,7 @@ class CopyPlan(NamedTuple):
     surplus: int = 0
     """Refused pods that are the same replica as another one."""
     problem: ServiceProblem | None = None
-    """What replicas wait for that are beside no copy."""
+    """Reason why replicas are beside no copy yet."""
     again_seconds: float | None = None
     """Time after which a refusal is final, although no watch reports a change."""
 

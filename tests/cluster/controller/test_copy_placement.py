@@ -4,20 +4,21 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_COPY, LABEL_SERVICE
-from kube.client import Obj
+from kube.client import Client, Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS
 from tests.cluster.controller.test_node_copies import (
     FIRST,
     SECOND,
     CopyNamespace,
-    cluster,
     controller,
     files,
     kubelets,
@@ -27,11 +28,19 @@ from tests.controlplane.process import CHECKOUT, Process
 from tests.support.background import running
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.local_volumes import local_storage
 
-__all__ = ["cluster", "controller", "files", "kubelets"]
+__all__ = ["controller", "files", "kubelets"]
 
 DOCUMENT = CHECKOUT / "docs" / "pods.md"
 pytestmark = pytest.mark.usefixtures("kubelets", "controller")
+
+
+@pytest_asyncio.fixture
+async def cluster(client: Client, namespace: str, files: FileServer, tmp_path: Path) -> AsyncIterator[CopyNamespace]:
+    async with local_storage(client, namespace, tmp_path / "volumes") as storage_class:
+        yield CopyNamespace(client, namespace, files, storage_class)
 
 
 async def read_service(cluster: CopyNamespace) -> InferenceService:
@@ -44,7 +53,8 @@ async def becomes_ready(cluster: CopyNamespace) -> InferenceService:
 
     async def is_ready() -> InferenceService:
         found = await read_service(cluster)
-        assert (found.status.observed_generation, found.status.phase) == (found.metadata.generation, "Ready"), found
+        state = found.status.observed_generation, found.status.phase
+        assert state == (found.metadata.generation, "Ready"), [each.message for each in found.status.conditions]
         return found
 
     return await eventually(is_ready, 120)

@@ -50,6 +50,8 @@ from tests.support.refused_manifests import make_manifest
 MANAGER = "pomona-controller"
 METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 HOST = "policy-1"
+COPY = "one-0123abcd"
+"""Name of the Deployment beside a copy of weights."""
 OWN_PODS: Obj = {"matchLabels": {LABEL_SERVICE: "one"}}
 
 
@@ -119,17 +121,15 @@ def pod(**changes: Any) -> Obj:
     }
 
 
-def deployment(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
+def mount(secret: str, **source: Any) -> list[Obj]:
+    return [{"name": "a", "secret": {"secretName": secret, **source}}]
+
+
+def deployment(thief: Thief, name: str = "one", **changes: Any) -> tuple[Resource, Obj]:
     labels = {LABEL_SERVICE: "one"}
     template = {"metadata": {"labels": labels}, "spec": pod(**changes)}
     spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
-    return thief.owned("InferenceService", DEPLOYMENTS, "one", spec=spec)
-
-
-def beside_copy(thief: Thief, **secret: str) -> tuple[Resource, Obj]:
-    """Return the Deployment of a service beside a copy of weights."""
-    resource, obj = deployment(thief, **({"volumes": [{"name": "token", "secret": secret}]} if secret else {}))
-    return resource, {**obj, "metadata": {**obj["metadata"], "name": "one-0123abcd"}}
+    return thief.owned("InferenceService", DEPLOYMENTS, name, spec=spec)
 
 
 def job(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
@@ -293,21 +293,11 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     ),
     "list of Secrets": ("cannot list", lambda thief: thief.api.list(SECRETS, thief.namespace)),
     "list of hosts' Secrets": ("cannot list", lambda thief: thief.api.list(SECRETS, HOSTS_NAMESPACE)),
-    "Deployment of a foreign name": (
-        "has not the name",
-        lambda thief: thief.api.create(
-            *thief.owned("InferenceService", DEPLOYMENTS, "two", spec=deployment(thief, volumes=[])[1]["spec"])
-        ),
-    ),
-    "Deployment with a foreign name behind its own": (
-        "has not the name",
-        lambda thief: thief.api.create(
-            *thief.owned("InferenceService", DEPLOYMENTS, "one-0123abcd-x", spec=deployment(thief)[1]["spec"])
-        ),
-    ),
+    "Deployment of a foreign name": ("has not the name", create(deployment, "two", volumes=[])),
+    "Deployment with a foreign name behind its own": ("has not the name", create(deployment, "one-0123abcd-x")),
     "Deployment beside a copy with a foreign Secret": (
         "mounts no Secret but",
-        lambda thief: thief.api.create(*beside_copy(thief, secretName="one-0123abcd-token")),
+        create(deployment, COPY, volumes=mount(f"{COPY}-token")),
     ),
     "Deployment of a Model": (
         "that a InferenceService controls",
@@ -326,10 +316,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         "volumes of type",
         create(deployment, volumes=[{"name": "a", "hostPath": {"path": "/"}}]),
     ),
-    "pod with a foreign Secret": (
-        "mounts no Secret but",
-        create(deployment, volumes=[{"name": "a", "secret": {"secretName": "admin"}}]),
-    ),
+    "pod with a foreign Secret": ("mounts no Secret but", create(deployment, volumes=mount("admin"))),
     "pod on a node's network": ("hostNetwork", create(deployment, hostNetwork=True)),
     "pod on a node past the scheduler": ("nodeName", create(deployment, nodeName="control-plane")),
     "privileged pod": ("without privileges", create(deployment, container={"securityContext": {"privileged": True}})),
@@ -344,19 +331,14 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     ),
     "Job with a ServiceAccount": ("without a ServiceAccount", create(job, serviceAccountName="admin")),
     "Job on a node's files": ("volumes of type", create(job, volumes=[{"name": "a", "hostPath": {"path": "/"}}])),
-    "Job with all keys of a Secret": (
-        "mounts no Secret but",
-        create(job, volumes=[{"name": "a", "secret": {"secretName": "admin"}}]),
-    ),
+    "Job with all keys of a Secret": ("mounts no Secret but", create(job, volumes=mount("admin"))),
     "Job with a key that is no login": (
         "mounts no Secret but",
-        create(job, volumes=[{"name": "a", "secret": {"secretName": "a", "items": [{"key": "tls.key", "path": "a"}]}}]),
+        create(job, volumes=mount("a", items=[{"key": "tls.key", "path": "a"}])),
     ),
     "pod with the login of a registry": (
         "mounts no Secret but",
-        create(
-            deployment, volumes=[{"name": "a", "secret": {"secretName": "a", "items": [{"key": "token", "path": "a"}]}}]
-        ),
+        create(deployment, volumes=mount("a", items=[{"key": "token", "path": "a"}])),
     ),
     "Job of a service": (
         "jobs that a Model controls",
@@ -491,8 +473,9 @@ async def test_stolen_controller_token_is_no_way_around(
 
 async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
-    for build in (secret, deployment, beside_copy, service, metal_process, event, budget, policy, monitor):
+    for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
+    await thief.api.create(*deployment(thief, COPY))
     finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
     await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
     await thief.api.delete(METAL_PROCESSES, "one-1", thief.namespace)
@@ -502,7 +485,7 @@ async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
         await thief.api.apply(*written, field_manager=MANAGER)
     await thief.api.patch_json(SECRETS, "one-token", thief.namespace, DATA)
     beside_pods = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
-    deployments = ((DEPLOYMENTS, "one"), (DEPLOYMENTS, "one-0123abcd"))
+    deployments = ((DEPLOYMENTS, "one"), (DEPLOYMENTS, COPY))
     for resource, name in (*deployments, *((kind, "one") for kind in beside_pods), (JOBS, "one-fetch")):
         await thief.api.delete(resource, name, thief.namespace)
 

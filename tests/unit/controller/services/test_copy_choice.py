@@ -129,7 +129,7 @@ class SimulatedService:
         return before != {name: each.replicas for name, each in self.nodes.items()}
 
     def settle(self) -> None:
-        """Let controllers and scheduler work until nothing changes."""
+        """Run controllers and scheduler until nothing changes."""
         for _ in range(4 * len(self.nodes) + 4):
             for node in self.nodes.values():
                 node.schedule(retry=True)
@@ -152,7 +152,7 @@ disturbances = st.lists(
 
 
 def disturb(world: SimulatedService, kind: str, *arguments: object) -> None:
-    """Let something happen in the cluster."""
+    """Change something in the cluster."""
     node = world.nodes.get(str(arguments[0])) if arguments else None
     match kind, arguments:
         case "decide", _:
