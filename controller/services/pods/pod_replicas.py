@@ -60,7 +60,8 @@ class _WantedDeployment(NamedTuple):
         """Return the uids of the ready pods that are wanted; before its turn in an update, a pod is."""
         if self.observed is None or (not is_applied and self.change.cause == "edit"):
             return []
-        return self.observed.list_current(self.change.desired if is_applied else None)
+        is_known = not is_applied or self.change.is_present
+        return self.observed.list_current(None if is_known else self.change.desired)
 
     def keep(self) -> list[_KeptDeployment]:
         """Return it as it is, with the number of pods that it should have."""
@@ -128,8 +129,9 @@ def _list_wanted(
         weights = mounted_weights(served.model, copy)
         _, made = deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
-        change = TemplateChange(annotate(made, inputs))
-        if observed is not None:
+        if observed is None:
+            change = TemplateChange(annotate(made, inputs))
+        else:
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
         found.append(_WantedDeployment(change, replicas, observed, weights.node))
     return found
@@ -142,8 +144,10 @@ def _retire(
 
     They leave one replica less if a wanted one is refused on a node that they use, which has no room for both.
     """
-    names = {each.change.desired["metadata"]["name"] for each in steps}
-    retired = [each for each in deployments if each.name not in names]
+    wanted = {each.observed.name for each in steps if each.observed is not None}
+    retired = [each for each in deployments if each.name not in wanted]
+    if not retired:
+        return []
     full = {each.node for each in steps if each.node and each.observed and each.observed.count_pods().refused}
     if any(each.nodes & full for each in retired):
         missing -= 1

@@ -36,6 +36,8 @@ class TemplateChange(NamedTuple):
     desired: Obj
     cause: Literal["", "edit", "update"] = ""
     """Why pods are replaced; empty: none is."""
+    is_present: bool = False
+    """True if the present Deployment is as desired."""
 
 
 def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | None = None) -> str:
@@ -69,12 +71,15 @@ def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool
         inputs: the digest of the user's inputs.
         is_estimate: True if the memory of its pods is estimated, and stated by no user.
     """
+    desired = annotate(made, inputs)
+    if is_desired(DEPLOYMENTS, desired, observed):
+        return TemplateChange(desired, is_present=True)
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier not in {None, inputs}
     if (kept := _keep_pods(made, observed, is_estimate=is_estimate, is_edited=is_edited)) is not None:
         return TemplateChange(annotate(kept, inputs))
     if is_edited:
-        return TemplateChange(annotate(made, inputs), "edit")
+        return TemplateChange(desired, "edit")
     return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true"}), "update")
 
 
@@ -85,6 +90,8 @@ def select_changes(changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_
         changes: the changes, each with the present Deployment.
         may_roll_out: True if it is the turn of the service to be replaced by an update.
     """
+    if not any(change.cause for change, _observed in changes):
+        return [True] * len(changes)
     interrupts = [
         bool(change.cause) and observed is not None and bool(observed.get("status", {}).get("readyReplicas"))
         for change, observed in changes
