@@ -5,6 +5,7 @@ status that the controller writes comes back to it as an event.
 """
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
@@ -15,6 +16,8 @@ from kube.store import Store
 Reads = Callable[[Obj], object]
 """Returns what a decision reads of an object; None: no more than if the object did not exist."""
 
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that has ended."""
 _NOT_READ: Final = ("resourceVersion", "managedFields")
 _MEASURED: Final = (
     "availableBytes",
@@ -74,6 +77,18 @@ def is_refused(pod: Obj) -> bool:
         (each["type"], each["status"], each.get("reason")) == ("PodScheduled", "False", "Unschedulable")
         for each in conditions
     )
+
+
+def end_of_pod(pod: Obj, now: datetime) -> datetime | None:
+    """Return when a pod that is being deleted gives its room back at the latest; None: it does not, or has done so.
+
+    The time of the deletion is that at which the pod is killed. One that is still there later is on a lost node.
+    """
+    deleted = pod["metadata"].get("deletionTimestamp")
+    if deleted is None or pod.get("status", {}).get("phase") in ENDED:
+        return None
+    due = datetime.fromisoformat(deleted)
+    return due if due > now else None
 
 
 def refused_pod(pod: Obj) -> object:

@@ -5,12 +5,12 @@ A service has one Deployment, or one for each copy of its Model's weights beside
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
 from controller.reconcile.stamp import is_desired
-from controller.reconcile.triggers import is_refused, is_scheduled
+from controller.reconcile.triggers import ENDED, end_of_pod, is_refused, is_scheduled
 from controller.services import diagnosis
 from controller.services.pods.copy_choice import CopyPods
 from controller.services.preconditions import ServiceProblem
@@ -18,8 +18,6 @@ from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_COPY
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
-
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class ServicePods(NamedTuple):
@@ -105,11 +103,9 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServiceP
     named = namespaced(service.metadata.namespace, service.metadata.name)
     pods, leaving, leaves_by = [], set(), None
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
-        deleted = pod["metadata"].get("deletionTimestamp")
-        if deleted is None:
+        if "deletionTimestamp" not in pod["metadata"]:
             pods.append(pod)
-        elif (due := datetime.fromisoformat(deleted)) > snapshot.now and (node := _node_of(pod)):
-            # The time of the deletion is that at which the pod will be killed if it has not ended by itself.
+        elif (node := _node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
             leaving.add(node)
             leaves_by = due if leaves_by is None else max(leaves_by, due)
     return ServicePods(pods, frozenset(leaving), leaves_by)
@@ -135,7 +131,7 @@ def _node_of(pod: Obj) -> str:
 
 
 def _has_ended(pod: Obj) -> bool:
-    return pod["status"].get("phase") in _ENDED
+    return pod["status"].get("phase") in ENDED
 
 
 def is_ready(pod: Obj) -> bool:

@@ -81,9 +81,12 @@ async def serves_on(cluster: CopyNamespace, *nodes: str) -> dict[str, Obj]:
         assert len(found) == len(nodes)
         return pinned
 
+    async def placed() -> bool:
+        return sorted(each["spec"].get("nodeName", "") for each in await list_pods(cluster)) == sorted(nodes)
+
     await becomes_ready(cluster)
     found = await eventually(there)
-    assert sorted(each["spec"]["nodeName"] for each in await list_pods(cluster)) == sorted(nodes)
+    await eventually(placed)
     return found
 
 
