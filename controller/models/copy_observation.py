@@ -18,6 +18,7 @@ from controller.reconcile.indexes import (
     namespaced,
 )
 from controller.reconcile.plan import Snapshot
+from controller.reconcile.triggers import ENDED, end_of_pod
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
@@ -43,7 +44,8 @@ _SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
 """Annotation by which the scheduler tells a provisioner the node."""
 MOUNTING: Final = (PODS, DEPLOYMENTS)
 """Kinds of objects that mount copies."""
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_RELEASE_SECONDS: Final = 1.0
+"""Time after which a pod that should have ended is seen to have ended, or to stay."""
 
 Reserve = Callable[[InferenceService, Served], Reservation | None]
 """Returns what one replica of a service, with its accelerator stated, asks of its node; None: its spec is refused."""
@@ -58,6 +60,8 @@ class CopyConsumer(NamedTuple):
     """Demands of one replica on its node."""
     refused: frozenset[str] = frozenset()
     """Names of the claims on whose node the scheduler finds no place for a pod, and no other pod is about to leave."""
+    final_seconds: float | None = None
+    """Time after which refusals are final, because no other pod leaves any more; None: they are."""
 
 
 class ObservedCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +137,13 @@ def _observe_consumer(
         return None
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     refused = {claim for pod in pods if _is_refused(pod) for claim in mounted_claims(pod.get("spec") or {})}
-    leaving = {claim for pod in pods if _is_leaving(pod) for claim in mounted_claims(pod.get("spec") or {})}
-    return CopyConsumer(service, reservation, frozenset(refused - leaving))
+    # The pods of a lost node are never gone, which is no reason to wait for them.
+    ends = [(end, pod) for pod in pods if (end := end_of_pod(pod, snapshot.now)) is not None]
+    leaving = {claim for _end, pod in ends for claim in mounted_claims(pod.get("spec") or {})}
+    final_seconds = None
+    if refused & leaving:
+        final_seconds = (max(end for end, _pod in ends) - snapshot.now).total_seconds() + _RELEASE_SECONDS
+    return CopyConsumer(service, reservation, frozenset(refused - leaving), final_seconds)
 
 
 def _find_pod_nodes(snapshot: Snapshot, claims: Iterable[Obj]) -> Iterator[tuple[str, str]]:
@@ -168,16 +177,7 @@ def _is_gone(store: Store, node: str) -> bool:
 def _is_refused(pod: Obj) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     is_unplaced = any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
-    return is_unplaced and not _is_leaving(pod)
-
-
-def _is_leaving(pod: Obj) -> bool:
-    return "deletionTimestamp" in pod["metadata"] and not _is_over(pod)
-
-
-def _is_over(pod: Obj) -> bool:
-    """Return whether a pod has ended, so that it takes nothing of its node any more."""
-    return (pod.get("status") or {}).get("phase") in _ENDED
+    return is_unplaced and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
@@ -219,7 +219,8 @@ def mounts(user: Obj) -> object:
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})
-    return None if _is_over(user) else (mounted_claims(spec), _is_refused(user))
+    is_over = (user.get("status") or {}).get("phase") in ENDED
+    return None if is_over else (mounted_claims(spec), _is_refused(user))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

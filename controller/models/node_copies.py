@@ -83,6 +83,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     offered = {copy.claim for copy in model.status.copies}
     released = [each for each in (*plan.found.evicted, *plan.found.deleted) if not each.is_mounted]
     is_offered = any(claims.uid(each.obj) in offered for each in released)
+    waits = (obstacle.again_seconds if obstacle else None, *(each.final_seconds for each in consumers))
     return ModelDecision(
         phase=report.phase(),
         conditions=report.conditions(found.earlier),
@@ -94,7 +95,9 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
         patch=tuple(_mark_evicted(each) for each in found.evicted if not each.is_evicted),
         # A claim is deleted when the status does not offer it to services any more.
         delete=tuple(ref(PVCS, each.obj) for each in released if claims.uid(each.obj) not in offered),
-        again_seconds=0.0 if is_offered or (is_news and demand.number) else obstacle and obstacle.again_seconds,
+        again_seconds=0.0
+        if is_offered or (is_news and demand.number)
+        else min((each for each in waits if each is not None), default=None),
     )
 
 

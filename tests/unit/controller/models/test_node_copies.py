@@ -1,5 +1,7 @@
 """Decisions about copies of weights on nodes: they are made where a replica fits, kept, replaced and given up."""
 
+from datetime import timedelta
+
 import pytest
 
 from controller.models.node_copies import MOST_FETCHES
@@ -132,7 +134,8 @@ def test_replica_that_no_copy_has_room_for_gets_another_copy() -> None:
     assert len(simulated.claims()) == 2, "the scheduler has not refused the replica on c"
 
 
-def test_replica_that_waits_for_another_one_to_leave_gets_no_other_copy() -> None:
+@pytest.mark.parametrize("end", ["removed", "Failed", "lost"])
+def test_replica_that_waits_for_another_one_to_leave_gets_no_other_copy(end: str) -> None:
     simulated = SimulatedCopies({"a": 1, "b": 1})
     simulated.make_model()
     simulated.make_service(replicas=1)
@@ -141,14 +144,19 @@ def test_replica_that_waits_for_another_one_to_leave_gets_no_other_copy() -> Non
     simulated.serve(copy.name, pod="old", node="a")
     old = simulated.store.get(PODS, "old", NAMESPACE)
     assert old is not None
-    leaving = {**old["metadata"], "deletionTimestamp": "2026-11-21T12:00:00Z"}
+    leaving = {**old["metadata"], "deletionTimestamp": (simulated.now + timedelta(seconds=30)).isoformat()}
     simulated.put(PODS, "old", **{**old, "metadata": leaving})
     simulated.serve(copy.name, pod="new")
     assert [*simulated.claims()] == [copy.name]
-    # Its end is the last change that concerns the Model: the kubelet removes it later.
-    simulated.put(PODS, "old", **{**old, "metadata": leaving, "status": {"phase": "Succeeded"}})
+    assert simulated.step("tiny").again_seconds == 31
+    if end == "removed":
+        simulated.remove(PODS, "old")
+    elif end == "lost":
+        simulated.now += timedelta(seconds=31)
+    else:
+        simulated.put(PODS, "old", **{**old, "metadata": leaving, "status": {"phase": end}})
     simulated.settle()
-    assert len(simulated.claims()) == 2, "the node has no room although the pod has left"
+    assert len(simulated.claims()) == 2, "the node has no room although the pod has left, or never will"
 
 
 def test_service_that_is_refused_everywhere_decides_what_the_next_copy_asks_for() -> None:
