@@ -108,16 +108,6 @@ class Source:
         return bool(self.files) and all(each.endswith(".gguf") for each in self.files)
 
     @property
-    def is_library(self) -> bool:
-        """True for a model that only Ollama can fetch, by its name."""
-        return self.scheme == "ollama"
-
-    @property
-    def is_artifact(self) -> bool:
-        """True for an artifact of a registry."""
-        return self.scheme == "oci"
-
-    @property
     def is_pinned(self) -> bool:
         """True if the source itself names bytes that never change: a commit of a hub, or the digest of an artifact."""
         if self.scheme == "oci":

@@ -10,7 +10,7 @@ Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
 """A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
 
 
-class Cache(ApiStruct, frozen=True):
+class CacheOptions(ApiStruct, frozen=True):
     """The volume that holds the verified weights for pods."""
 
     medium: Annotated[
@@ -62,7 +62,7 @@ class Cache(ApiStruct, frozen=True):
     ] = None
 
 
-class Cached(ApiStruct, frozen=True):
+class CachedWeights(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
     name: Annotated[str, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")] = ""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.cache import Cache, Cached, NodeCopy, NodeShortage, Sha256
+from crds.cache import CachedWeights, CacheOptions, NodeCopy, NodeShortage, Sha256
 from crds.meta import (
     Accelerator,
     ApiStruct,
@@ -138,7 +138,7 @@ class ModelSpec(ApiStruct, frozen=True):
             format="int64",
         ),
     ] = None
-    cache: Annotated[Cache, described("The volume that holds the verified weights for pods.")] = Cache()
+    cache: Annotated[CacheOptions, described("The volume that holds the verified weights for pods.")] = CacheOptions()
     domains: Annotated[
         list[LabelWord],
         Meta(max_length=16),
@@ -366,7 +366,7 @@ class ModelStatus(ApiStruct, frozen=True):
             "it again: what a host reports is believed for hosts only."
         ),
     ] = ""
-    cached: Annotated[Cached | None, described("Verified weights on the volume for pods.")] = None
+    cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],
         described(

@@ -43,7 +43,7 @@ def describe_container(container: ContainerOptions) -> EnginePod:
         key="proxy",
         models_path=container.model_mount_path,
         read_only_root=False,
-        of_container=describe_container,
+        from_container=describe_container,
     )
 
 

@@ -106,7 +106,7 @@ class EnginePod:
     """True if the proxy sends it no more requests at once than `parallel`, and queues the others."""
     models_path: str | None = None
     """Path at which it finds the volume of weights; None: the same as for every engine."""
-    of_container: "Callable[[ContainerOptions], EnginePod] | None" = None
+    from_container: "Callable[[ContainerOptions], EnginePod] | None" = None
     """For an engine that Pomona does not know: make its description from the container that the service states."""
     metrics: EngineMetrics | None = None
     shared_memory: bool = False

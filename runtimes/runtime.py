@@ -180,7 +180,7 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    if demand.container is None or (runtime.pod and runtime.pod.of_container):
+    if demand.container is None or (runtime.pod and runtime.pod.from_container):
         return None
     return f"runtime {runtime.name} has a container of its own: remove container, or set runtime to generic"
 

@@ -27,7 +27,7 @@ from controller.models.node_copies import decide_copies
 from controller.models.served import image_of, is_mounted_image, own_claim, weights_path
 from controller.models.volume import MODELS_PATH, ModelFacts
 from controller.tenant_limits import TenantLimits, is_image_allowed
-from crds.cache import Cached
+from crds.cache import CachedWeights
 from crds.model import Model
 from kube.client import Obj
 
@@ -39,7 +39,7 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
         message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
         return inspected.decide(model_condition(model, CACHED, true=True, reason="OnVolume", message=message))
     if is_mounted_image(model):
-        mounted = Cached(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
+        mounted = CachedWeights(image=image_of(model.spec.source, facts.revision), path=facts.file, sha256=facts.sha256)
         held = _judge_image(model, mounted.image, inspected.settings.limits)
         return inspected.decide(held, cached=mounted if held["status"] == "True" else None)
     if model.spec.cache.scope == "node":
@@ -61,7 +61,7 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         volumes = volumes._replace(create=(), change=None)
     cache = _CacheState(model, facts, inspected.inspected, volumes, observed.claims)
     if volumes.target is not None:
-        there = Cached(
+        there = CachedWeights(
             name=volumes.target["metadata"]["name"],
             claim=volumes.target["metadata"]["uid"],
             path=path,
@@ -100,7 +100,7 @@ class _CacheState(NamedTuple):
     volumes: VolumeDecision
     observed: ObservedClaims
 
-    def held(self, there: Cached, fetched: JobProgress) -> ModelDecision:
+    def held(self, there: CachedWeights, fetched: JobProgress) -> ModelDecision:
         """Return the decision about verified weights; the earlier volume is deleted once the status names this one."""
         cached = model_condition(self.model, CACHED, true=True, reason="Fetched", message=_cached_message(there))
         return self._decision("Ready", [cached, *self._change()], [fetched], cached=there)
@@ -138,7 +138,7 @@ class _CacheState(NamedTuple):
         conditions: Sequence[Obj],
         works: Sequence[JobProgress],
         *,
-        cached: Cached | None = None,
+        cached: CachedWeights | None = None,
     ) -> ModelDecision:
         message = inspected_message(self.facts)
         ready = model_condition(self.model, READY, true=True, reason="Inspected", message=message)
@@ -174,6 +174,6 @@ def _is_for_pods(model: Model, facts: ModelFacts) -> bool:
     return source.is_gguf if facts.format is None else facts.format != "mlx"
 
 
-def _cached_message(cached: Cached) -> str:
+def _cached_message(cached: CachedWeights) -> str:
     message = f"weights are on the volume at {MODELS_PATH}/{cached.path}"
     return f"{message}, sha256 {cached.sha256}" if cached.sha256 else message

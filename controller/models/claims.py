@@ -15,7 +15,7 @@ from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
-from crds.cache import Cache, Cached
+from crds.cache import CachedWeights, CacheOptions
 from crds.model import Model
 from crds.quantity import parse_quantity
 from crds.size import size_text
@@ -46,7 +46,7 @@ class VolumeDecision(NamedTuple):
 
     target: Obj | None = None
     """The claim for the weights, which may not hold them yet; None: it has to be created, or nothing needs it."""
-    holder: Cached | None = None
+    holder: CachedWeights | None = None
     """The same weights, verified on an earlier volume, from which pods serve until the target is verified."""
     create: tuple[tuple[Resource, Obj], ...] = ()
     patch: tuple[Patch, ...] = ()
@@ -146,12 +146,12 @@ def find_shortage(model: Model, facts: ModelFacts) -> str | None:
     )
 
 
-def is_same(cached: Cached | None, there: Cached) -> bool:
+def is_same(cached: CachedWeights | None, there: CachedWeights) -> bool:
     """Return whether these weights are verified on this volume; earlier releases did not write the claim's name."""
     return cached is not None and (cached.claim, cached.path, cached.sha256) == (there.claim, there.path, there.sha256)
 
 
-def _is_of(cached: Cached | None, path: str, facts: ModelFacts) -> bool:
+def _is_of(cached: CachedWeights | None, path: str, facts: ModelFacts) -> bool:
     return cached is not None and (cached.path, cached.sha256) == (path, facts.sha256)
 
 
@@ -164,7 +164,7 @@ def _is_for(claim: Obj, path: str, model: Model) -> bool:
     return cached is None or cached.claim != uid(claim) or cached.path == path
 
 
-def _fits(claim: Obj, cache: Cache, expandable: frozenset[str]) -> bool:
+def _fits(claim: Obj, cache: CacheOptions, expandable: frozenset[str]) -> bool:
     """Return whether a claim is as the spec says, or can grow to it."""
     storage_class = claim["spec"].get("storageClassName")
     if cache.storage_class_name not in {None, storage_class}:
@@ -172,7 +172,7 @@ def _fits(claim: Obj, cache: Cache, expandable: frozenset[str]) -> bool:
     return not is_too_small(claim, cache) or (_is_bound(claim) and storage_class in expandable)
 
 
-def is_too_small(claim: Obj, cache: Cache) -> bool:
+def is_too_small(claim: Obj, cache: CacheOptions) -> bool:
     """Return whether the spec states a larger size than the claim requests and its volume has."""
     if cache.size is None:
         return False
@@ -193,7 +193,7 @@ def uid(claim: Obj) -> str:
     return str(claim["metadata"]["uid"])
 
 
-def _grow(claim: Obj, cache: Cache) -> Patch:
+def _grow(claim: Obj, cache: CacheOptions) -> Patch:
     operations = (
         {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
         {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
@@ -218,7 +218,9 @@ def _unfinished_growth(claim: Obj) -> tuple[str, str] | None:
     return reason, f"{message} ({said})" if said else message
 
 
-def _replacement(name: str, superseded: Sequence[Obj], holder: Cached | None, cache: Cache) -> tuple[str, str] | None:
+def _replacement(
+    name: str, superseded: Sequence[Obj], holder: CachedWeights | None, cache: CacheOptions
+) -> tuple[str, str] | None:
     """Return the replacement of earlier claims by the claim of this name, until they are deleted."""
     if not superseded:
         return None
@@ -232,7 +234,7 @@ def _replacement(name: str, superseded: Sequence[Obj], holder: Cached | None, ca
     return "VolumeReplaced", f"{message}. {earlier} is deleted when no pod mounts it"
 
 
-def _replacement_cause(old: Obj, cache: Cache) -> str:
+def _replacement_cause(old: Obj, cache: CacheOptions) -> str:
     storage_class = old["spec"].get("storageClassName", "")
     if cache.storage_class_name not in {None, storage_class}:
         return f"spec.cache.storageClassName is {cache.storage_class_name} now"

@@ -18,7 +18,7 @@ from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Patch, Ref
-from crds.cache import Cached, NodeCopy, NodeShortage
+from crds.cache import CachedWeights, NodeCopy, NodeShortage
 from crds.model import GGUF, Model
 from crds.size import size_text
 from kube.client import Obj
@@ -45,7 +45,7 @@ class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     conditions: Sequence[Obj]
     facts: ModelFacts | None = None
-    cached: Cached | None = None
+    cached: CachedWeights | None = None
     copies: Sequence[NodeCopy] = ()
     """Verified copies on nodes, of a Model with spec.cache.scope node."""
     shortages: Sequence[NodeShortage] = ()
@@ -78,7 +78,7 @@ class InspectedModel(NamedTuple):
     is_edited: bool = False
     """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
 
-    def decide(self, *conditions: Obj, cached: Cached | None = None) -> ModelDecision:
+    def decide(self, *conditions: Obj, cached: CachedWeights | None = None) -> ModelDecision:
         """Return the decision about a Model that needs no Job for its weights."""
         ready = model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts))
         return ModelDecision(

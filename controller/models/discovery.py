@@ -33,7 +33,7 @@ _LONGEST_VALUE: Final = 63
 _UNUSABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Traits(msgspec.Struct, frozen=True, kw_only=True):
+class LabelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts from which the labels of one object are derived."""
 
     spec: ModelSpec
@@ -50,22 +50,22 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
 
 
-def list_labels(traits: Traits) -> dict[str, str]:
+def list_labels(facts: LabelFacts) -> dict[str, str]:
     """Return all discovery labels of an object; one whose value is not known is left out."""
-    spec = traits.spec
+    spec = facts.spec
     names = [
         *(f"domain-{domain}" for domain in spec.domains),
         *(f"language-{language}" for language in spec.languages),
         *(f"capability-{capability}" for capability in spec.capabilities),
-        *(f"context-{name}" for name, least in _CONTEXTS.items() if (traits.context_length or 0) >= least),
-        *_tiers(traits.memory_bytes),
+        *(f"context-{name}" for name, least in _CONTEXTS.items() if (facts.context_length or 0) >= least),
+        *_tiers(facts.memory_bytes),
     ]
     values = {
-        "model-type": describe_type(spec, has_experts=traits.has_experts),
-        "quantization": traits.quantization,
-        "format": traits.format,
-        "accelerator-vendor": traits.accelerator,
-        "engine": traits.engine,
+        "model-type": describe_type(spec, has_experts=facts.has_experts),
+        "quantization": facts.quantization,
+        "format": facts.format,
+        "accelerator-vendor": facts.accelerator,
+        "engine": facts.engine,
     }
     stated = {name: label_value(value) for name, value in values.items()}
     labels = dict.fromkeys(names, TRUE) | {name: value for name, value in stated.items() if value}
@@ -110,7 +110,7 @@ def label_model(model: Model, status: Mapping[str, Any]) -> dict[str, str]:
         needed = estimate(Workload(layout, runtime), ServingOptions())
         memory_bytes = needed.total_bytes if needed else None
     return list_labels(
-        Traits(
+        LabelFacts(
             spec=model.spec,
             context_length=gguf.context_length,
             memory_bytes=memory_bytes,
@@ -129,7 +129,7 @@ def label_service(
     layout = model.status.layout
     gguf = model.status.gguf or GGUF()
     return list_labels(
-        Traits(
+        LabelFacts(
             spec=model.spec,
             context_length=service.spec.context_length,
             memory_bytes=memory_bytes,

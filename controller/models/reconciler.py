@@ -210,7 +210,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
         f"pods cannot read a {source.scheme}:// source: set hardware.accelerator to metal, or use an hf:// or https:// "
         "source"
     )
-    if source.is_library:
+    if source.scheme == "ollama":
         ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
     return ModelDecision(
@@ -219,7 +219,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
             model_condition(model, READY, true=True, reason="HostInspects", message=ready),
             model_condition(model, CACHED, true=False, reason="HostInspects", message=cached),
         ],
-        facts=ModelFacts(format="ollama") if source.is_library else None,
+        facts=ModelFacts(format="ollama") if source.scheme == "ollama" else None,
     )
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from artifacts.source import SourceError, cache_key, parse
+from artifacts.source import SourceError, cache_key, parse, scheme_of
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Accelerator
 from crds.model import Model, WeightsFormat
@@ -80,7 +80,7 @@ def _format_of_source(text: str, files: tuple[str, ...]) -> WeightsFormat:
     except SourceError:
         return "gguf"
     # Whether MLX wrote a folder is seen in its files only; on hosts, the engines of both are the same.
-    return "ollama" if source.is_library else "gguf" if source.is_gguf else "safetensors"
+    return "ollama" if source.scheme == "ollama" else "gguf" if source.is_gguf else "safetensors"
 
 
 def is_split(model: Model) -> bool:
@@ -95,16 +95,6 @@ def _is_split(text: str, file: str) -> bool:
     except SourceError:
         return False
     return source.is_split or dataclasses.replace(source, file=file).is_split
-
-
-def is_artifact(model: Model) -> bool:
-    """Return whether a registry has the weights."""
-    return model.spec.source.startswith("oci://")
-
-
-def is_in_bucket(model: Model) -> bool:
-    """Return whether an S3 service has the weights."""
-    return model.spec.source.startswith("s3://")
 
 
 def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
@@ -139,7 +129,7 @@ def own_claim(model: Model) -> str | None:
 def _own_place(text: str) -> tuple[str, str]:
     """Return claim and folder of a pvc:// source; empty for any other, and for one that is invalid."""
     try:
-        source = parse(text) if text.startswith("pvc://") else None
+        source = parse(text) if scheme_of(text) == "pvc" else None
     except SourceError:
         return "", ""
     return (source.repo, source.path.rpartition("/")[0]) if source else ("", "")

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.registry_login import DOCKER_CONFIG_KEY, PASSWORD_KEY, TOKEN_KEY, USERNAME_KEY
 from artifacts.repositories.s3_access import REQUIRED_VARIABLES
-from controller.models.served import is_artifact, is_in_bucket
+from artifacts.source import scheme_of
 from controller.reconcile.conditions import condition, find
 from crds.meta import GROUP
 from crds.model import Model
@@ -34,7 +34,7 @@ _LABELLED: Final = ("Opaque", DOCKER_CONFIG_TYPE)
 """Types that a label gives to sources."""
 
 
-Alternatives = tuple[tuple[str, ...], ...]
+KeyAlternatives = tuple[tuple[str, ...], ...]
 """Sets of keys, one of which a Secret has to have."""
 
 
@@ -53,14 +53,18 @@ def is_source_secret(secret: Obj) -> bool:
     return kind == TYPE or (kind in _LABELLED and labels.get(LABEL) == "true")
 
 
-def required_keys(model: Model) -> Alternatives:
+def required_keys(model: Model) -> KeyAlternatives:
     """Return the keys that the Secret of a Model needs: those of one of the alternatives."""
-    if is_in_bucket(model):
+    if scheme_of(model.spec.source) == "s3":
         return (REQUIRED_VARIABLES,)
-    return ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,)) if is_artifact(model) else ((KEY,),)
+    return (
+        ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,))
+        if scheme_of(model.spec.source) == "oci"
+        else ((KEY,),)
+    )
 
 
-def judge_secret(namespace: str, name: str, secret: Obj | None, required: Alternatives = ((KEY,),)) -> SecretVerdict:
+def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlternatives = ((KEY,),)) -> SecretVerdict:
     """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources.
 
     `required` is the result of `required_keys`.

@@ -9,12 +9,10 @@ from typing import Final
 import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
-from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse, scheme_of
 from controller.models.jobs import Placement, Reservation, SecretVariable, Work
 from controller.models.served import (
     accelerator_of,
-    is_artifact,
-    is_in_bucket,
     is_mounted_image,
     own_claim,
     select_nodes,
@@ -156,9 +154,9 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         arguments=(pin_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted, "--json"),
         image=settings.image,
         environment=settings.environment,
-        token_secret=None if is_artifact(model) else secret,
+        token_secret=None if scheme_of(model.spec.source) == "oci" else secret,
         secret_variables=_secret_variables(model),
-        login_secret=secret if is_artifact(model) else None,
+        login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
         claim=claim,
         # A claim may be made later than the Model, and no server can hang.
         deadline_seconds=None if claim else INSPECT_SECONDS,
@@ -167,10 +165,10 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
 
 def pin_source(model: Model, known: ModelFacts | None) -> str:
     """Return the source at the revision in `known`, if there is one and the source can name it."""
-    if known is None or not known.revision or not model.spec.source.startswith(("hf://", "oci://")):
+    if known is None or not known.revision or scheme_of(model.spec.source) not in ("hf", "oci"):
         return model.spec.source
     source = parse(model.spec.source)
-    if source.is_artifact:
+    if source.scheme == "oci":
         return f"oci://{source.repo}@{known.revision}"
     return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
 
@@ -218,9 +216,9 @@ def fetching(
         ),
         image=settings.image,
         environment=settings.environment,
-        token_secret=None if is_artifact(model) else secret,
+        token_secret=None if scheme_of(model.spec.source) == "oci" else secret,
         secret_variables=_secret_variables(model),
-        login_secret=secret if is_artifact(model) else None,
+        login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
         claim=claim["metadata"]["name"],
         placement=placement,
         reservation=reservation or Reservation(),
@@ -271,8 +269,8 @@ def _secret(model: Model) -> str | None:
 
 
 def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:
-    if is_in_bucket(model):
+    if scheme_of(model.spec.source) == "s3":
         required = (SecretVariable(name, name) for name in REQUIRED_VARIABLES)
         return (*required, *(SecretVariable(name, name, optional=True) for name in OPTIONAL_VARIABLES))
-    variable = HUB_TOKEN_VARIABLE if model.spec.source.startswith("hf://") else TOKEN_VARIABLE
+    variable = HUB_TOKEN_VARIABLE if scheme_of(model.spec.source) == "hf" else TOKEN_VARIABLE
     return (SecretVariable(variable, "token"),)

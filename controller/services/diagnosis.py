@@ -10,7 +10,7 @@ from typing import Final
 from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.preconditions import Phase, ServiceProblem
-from controller.services.replica_memory import Advice
+from controller.services.replica_memory import MemoryAdvice
 from controller.services.rollout import SortedProcesses
 from crds.meta import MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess
@@ -103,7 +103,7 @@ def diagnose_process(
     process: MetalProcess,
     capacities: Sequence[HostCapacity],
     siblings: SortedProcesses,
-    advise: Callable[[int], Advice],
+    advise: Callable[[int], MemoryAdvice],
 ) -> ServiceProblem | None:
     """Return why a process does not serve, or None if it serves.
 
@@ -137,7 +137,7 @@ def _unbound(
     process: MetalProcess,
     capacities: Sequence[HostCapacity],
     siblings: SortedProcesses,
-    advise: Callable[[int], Advice],
+    advise: Callable[[int], MemoryAdvice],
 ) -> ServiceProblem:
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
     if not capacities:

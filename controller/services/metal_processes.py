@@ -13,7 +13,7 @@ from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_
 from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
 from controller.services import diagnosis, replica_memory
 from controller.services.endpoints import ready_endpoints
-from controller.services.replica_memory import Advice
+from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
@@ -55,8 +55,8 @@ def observe_hosts(
         service, spec, wanted, standing, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
     )
 
-    def advise(free_bytes: int) -> Advice:
-        return replica_memory.memory_advice(service, served, free_bytes) if served else Advice()
+    def advise(free_bytes: int) -> MemoryAdvice:
+        return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
     problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
     # A displaced process counts while it answers.

@@ -6,6 +6,7 @@ Each message names the field, the value and the way out, because a person reads 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+from artifacts.source import scheme_of
 from controller.models.served import METAL, Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
@@ -226,7 +227,7 @@ def _contradiction(
 ) -> str | None:
     spec, accelerator = service.spec, decided_accelerator(service, model)
     for each in (model, *(companion.model for companion in companions)):
-        if vendor.in_pods and each is not None and each.spec.source.startswith("file://"):
+        if vendor.in_pods and each is not None and scheme_of(each.spec.source) == "file":
             return (
                 f"accelerator {accelerator} runs pods, which cannot read {each.spec.source} of Model "
                 f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
@@ -235,7 +236,7 @@ def _contradiction(
     if vendor.in_pods:
         return next((message for each in companions if (message := _refuse_copies(each)) is not None), None)
     for each in (model, *(companion.model for companion in companions)):
-        if each is not None and each.spec.source.startswith(("s3://", "pvc://")):
+        if each is not None and scheme_of(each.spec.source) in ("s3", "pvc"):
             return (
                 f"accelerator {accelerator} runs on hosts, which cannot read {each.spec.source} of Model "
                 f"{each.metadata.name}: use an accelerator of pods, or give the Model an hf:// or https:// source"
@@ -277,7 +278,7 @@ def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMe
     if unknown is None:
         return None
     runtime = runtime_of(service, served.model)
-    if (pod := RUNTIMES[runtime].pod) and pod.of_container:
+    if (pod := RUNTIMES[runtime].pod) and pod.from_container:
         message = f"the memory that the container of runtime {runtime} takes is not known: set resources.memory"
         return ServiceProblem("MemoryUnknown", message, "Failed")
     models = (served.model, *(companion.model for companion in served.companions))

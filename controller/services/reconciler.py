@@ -29,7 +29,7 @@ from controller.reconcile.triggers import (
 from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.metal_processes import observe_hosts
-from controller.services.pods.deployment import choose_engine, find_pod_problem, network_service
+from controller.services.pods.deployment import build_network_service, choose_engine, find_pod_problem
 from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.pod_monitor import build_pod_monitor
@@ -199,7 +199,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
-        apply=(*apply, network_service(service), *beside_pods),
+        apply=(*apply, build_network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(*(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()), *steps.delete),
         status=status,

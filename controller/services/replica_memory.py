@@ -125,7 +125,7 @@ def describe_workload(service: InferenceService, served: Served) -> Workload:
     )
 
 
-class Advice(NamedTuple):
+class MemoryAdvice(NamedTuple):
     """Advice about a replica that fits nowhere; the defaults apply if the user stated its memory."""
 
     memory_parts: str = ""
@@ -133,10 +133,10 @@ class Advice(NamedTuple):
     way_out: str = "lower contextLength or parallel"
 
 
-def memory_advice(service: InferenceService, served: Served, free_bytes: int) -> Advice:
+def advise_memory(service: InferenceService, served: Served, free_bytes: int) -> MemoryAdvice:
     """Return the parts of a replica's memory, and the settings that would fit into `free_bytes`."""
     if is_memory_stated(served):
-        return Advice()
+        return MemoryAdvice()
     workload = describe_workload(service, served)
     needed = estimate(workload, service.spec)
-    return Advice(needed.text(), way_out(workload, service.spec, free_bytes)) if needed else Advice()
+    return MemoryAdvice(needed.text(), way_out(workload, service.spec, free_bytes)) if needed else MemoryAdvice()

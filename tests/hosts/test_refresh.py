@@ -8,7 +8,7 @@ from pathlib import Path
 from controller.models import refresh
 from controller.models.jobs import TERMINATION_LOG
 from controller.models.volume import MODELS_PATH
-from crds.cache import Cached
+from crds.cache import CachedWeights
 from crds.meta import SecretReference
 from tests.support.registry_artifacts import build_artifact, push
 from tests.support.servers.registry import serve_registry
@@ -46,7 +46,7 @@ async def follow_change(
     A look at a source that did not change fetches nothing.
     """
     await asyncio.to_thread(volume.mkdir)
-    held: list[tuple[Cached, bytes]] = []
+    held: list[tuple[CachedWeights, bytes]] = []
     simulated.add_consumer()
     simulated.settle()
     for name in ("first", "first", "second"):

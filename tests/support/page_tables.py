@@ -101,7 +101,7 @@ def _list_images(runtime: Runtime) -> dict[str, str | None]:
         return {}
     in_pods = {name: vendor for name, vendor in VENDORS.items() if vendor.in_pods}
     images = {name: pod.image(name, vendor, runtime.name) for name, vendor in in_pods.items()}
-    by_users = in_pods if pod.of_container else QUANTIZATIONS.get(runtime.name, {})
+    by_users = in_pods if pod.from_container else QUANTIZATIONS.get(runtime.name, {})
     return {name: image for name, image in images.items() if image or name in by_users}
 
 
@@ -110,7 +110,7 @@ def _describe_places(runtime: Runtime) -> str:
     images = _list_images(runtime)
     known = ", ".join(name for name, image in images.items() if image)
     stated = ", ".join(name for name, image in images.items() if not image)
-    if runtime.pod and runtime.pod.of_container:
+    if runtime.pod and runtime.pod.from_container:
         stated = "any accelerator"
     return "; ".join([*([known] if known else []), *([f"{stated} with an image that you name"] if stated else [])])
 
@@ -125,7 +125,7 @@ def _describe_pod(pod: EnginePod) -> dict[str, str]:
     }
     if pod.key == "proxy":
         facts |= {"metrics": "the proxy's own at `/metrics`, which need the token"}
-    if pod.of_container:
+    if pod.from_container:
         facts |= {"port, health, folder of weights": "these are the defaults; `spec.container` may state others"}
     if pod.store:
         facts |= {"folder for its copy of the weights": f"`{pod.store}`"}

@@ -86,7 +86,7 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
     return MountedWeights(cached_claim(model), cache_path(model), model.status.size_bytes, image)
 
 
-def network_service(service: InferenceService) -> tuple[Resource, Obj]:
+def build_network_service(service: InferenceService) -> tuple[Resource, Obj]:
     """Return the Service, the one address of replicas in pods and on hosts; it stays while there is no replica."""
     owner = service.metadata
     spec = {
@@ -96,7 +96,7 @@ def network_service(service: InferenceService) -> tuple[Resource, Obj]:
     return child(SERVICES, owner.name, INFERENCE_SERVICES, owner, {}, spec=spec)
 
 
-def deployment(
+def build_deployment(
     service: InferenceService,
     choice: EngineChoice,
     weights: MountedWeights,

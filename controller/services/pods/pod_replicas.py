@@ -14,7 +14,7 @@ from controller.reconcile.plan import Patch, Snapshot
 from controller.services import replica_memory
 from controller.services.diagnosis import most_severe
 from controller.services.pods.copy_choice import choose_copies
-from controller.services.pods.deployment import companion_weights, deployment, mounted_weights
+from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.devices import request_devices
 from controller.services.pods.node_copies import CopyPlan, plan_copies
 from controller.services.pods.observed_deployments import (
@@ -127,7 +127,7 @@ def _list_wanted(
     found = []
     for copy, replicas in plan.replicas:
         weights = mounted_weights(served.model, copy)
-        _, made = deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
+        _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
         if observed is None:
             change = TemplateChange(annotate(made, inputs))
@@ -194,7 +194,7 @@ def _explain_memory(
     elif request_devices(service, choice.vendor).number:
         way_out = "lower hardware.count, or state resources.memory"  # weights and cache are in the devices
     else:
-        way_out = replica_memory.memory_advice(service, served, largest).way_out
+        way_out = replica_memory.advise_memory(service, served, largest).way_out
     message = (
         f"{problem.message}; a replica requests {size_text(needed)} of memory, and the largest node has "
         f"{size_text(largest)}: {way_out}"

@@ -79,7 +79,7 @@ class EngineChoice(NamedTuple):
         pod = RUNTIMES[self.runtime].pod
         if pod is None:
             raise ValueError(f"runtime {self.runtime} does not run in pods")
-        return pod.of_container(self.container) if pod.of_container and self.container else pod
+        return pod.from_container(self.container) if pod.from_container and self.container else pod
 
 
 class _Replica(NamedTuple):
@@ -214,7 +214,7 @@ def _build_container(replica: _Replica) -> Obj:
         "image": _choose_image(replica),
         **({"command": list(engine.command)} if engine.command else {}),
         # Only a container that the service states may refer to variables, which are its own.
-        "args": engine.arguments(serving) if engine.of_container else keep_literal(engine.arguments(serving)),
+        "args": engine.arguments(serving) if engine.from_container else keep_literal(engine.arguments(serving)),
         **({"env": environment} if environment else {}),
         "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
         "resources": _build_resources(replica),

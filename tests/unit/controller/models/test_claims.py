@@ -12,7 +12,7 @@ from controller.models.volume import WEIGHTS
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import Snapshot
-from crds.cache import Cache
+from crds.cache import CacheOptions
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, MODELS, PODS, PVCS, STORAGE_CLASSES, Resource
@@ -50,7 +50,7 @@ def test_raised_size_grows_the_volume_if_its_class_can() -> None:
     simulated = make_cached()
     simulated.expandable = {"standard"}
     jobs, claims = set(simulated.jobs), dict(simulated.claims)
-    simulated.edit(cache=Cache(size="2Gi"))
+    simulated.edit(cache=CacheOptions(size="2Gi"))
     plan = simulated.step()
     (patch,) = plan.patch
     assert patch.operations[0] == {
@@ -76,7 +76,7 @@ def test_raised_size_grows_the_volume_if_its_class_can() -> None:
 def test_growth_is_reported_by_one_event() -> None:
     simulated = make_cached()
     simulated.expandable = {"standard"}
-    simulated.edit(cache=Cache(size="2Gi"))
+    simulated.edit(cache=CacheOptions(size="2Gi"))
     events = [event for _ in range(4) for event in simulated.step().events]
     assert [(event.type, event.reason) for event in events] == [("Normal", "VolumeGrowing")]
 
@@ -85,7 +85,7 @@ def test_growth_is_reported_by_one_event() -> None:
 def test_size_that_is_not_larger_changes_no_volume(size: str | None) -> None:
     simulated = make_cached()
     before = dict(simulated.claims)
-    simulated.edit(cache=Cache(size=size))
+    simulated.edit(cache=CacheOptions(size=size))
     plan = simulated.settle()
     assert (plan.patch, simulated.claims, changes(simulated)) == ((), before, [])
 
@@ -93,12 +93,12 @@ def test_size_that_is_not_larger_changes_no_volume(size: str | None) -> None:
 @pytest.mark.parametrize(
     ("cache", "reason"),
     [
-        (Cache(size="2Gi"), "its StorageClass standard cannot grow it to 2Gi"),
-        (Cache(storage_class_name="fast"), "spec.cache.storageClassName is fast now"),
+        (CacheOptions(size="2Gi"), "its StorageClass standard cannot grow it to 2Gi"),
+        (CacheOptions(storage_class_name="fast"), "spec.cache.storageClassName is fast now"),
     ],
     ids=["size", "class"],
 )
-def test_pods_serve_from_the_earlier_volume_until_its_successor_is_verified(cache: Cache, reason: str) -> None:
+def test_pods_serve_from_the_earlier_volume_until_its_successor_is_verified(cache: CacheOptions, reason: str) -> None:
     simulated = make_cached()
     simulated.mounted = {"tiny-cache"}
     simulated.edit(cache=cache)
@@ -123,7 +123,7 @@ def test_pods_serve_from_the_earlier_volume_until_its_successor_is_verified(cach
 def test_volume_is_deleted_only_after_the_status_names_its_successor() -> None:
     """A controller that dies between the two would leave pods without weights."""
     simulated = make_cached()
-    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.edit(cache=CacheOptions(storage_class_name="fast"))
     simulated.settle()
     simulated.end("fetch", 0, {"sizeBytes": 1})
     plan = simulated.step()
@@ -135,7 +135,7 @@ def test_volume_is_deleted_only_after_the_status_names_its_successor() -> None:
 
 def test_failed_replacement_is_reported_while_pods_serve() -> None:
     simulated = make_cached()
-    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.edit(cache=CacheOptions(storage_class_name="fast"))
     simulated.settle()
     simulated.end("fetch", 2, {"reason": "SourceNotFound", "message": "gone"})
     simulated.settle()
@@ -146,9 +146,9 @@ def test_failed_replacement_is_reported_while_pods_serve() -> None:
 
 def test_edit_that_is_taken_back_keeps_the_earlier_volume() -> None:
     simulated = make_cached()
-    simulated.edit(cache=Cache(storage_class_name="fast"))
+    simulated.edit(cache=CacheOptions(storage_class_name="fast"))
     simulated.settle()
-    simulated.edit(cache=Cache())
+    simulated.edit(cache=CacheOptions())
     simulated.settle()
     assert (set(simulated.claims), changes(simulated)) == ({"tiny-cache"}, [])
     assert simulated.condition("Cached").status == "True"
@@ -198,14 +198,14 @@ def test_volume_without_weights_is_used_after_an_edit_that_keeps_the_revision() 
 
 
 def test_size_below_that_of_the_weights_is_refused_with_the_way_out() -> None:
-    simulated = make_inspected(cache=Cache(size="10Mi"))
+    simulated = make_inspected(cache=CacheOptions(size="10Mi"))
     simulated.add_consumer()
     simulated.settle()
     assert (simulated.claims, simulated.model.status.phase) == ({}, "Failed")
     assert simulated.condition("Cached").reason == "VolumeTooSmall"
     assert "spec.cache.size 10Mi" in simulated.condition("Cached").message
     assert "raise it to 126Mi, or remove it" in simulated.condition("Cached").message
-    simulated.edit(cache=Cache(size="126Mi"))
+    simulated.edit(cache=CacheOptions(size="126Mi"))
     simulated.settle()
     assert requested(simulated, "tiny-cache") == "126Mi"
 
@@ -216,7 +216,7 @@ def test_volume_that_is_not_bound_does_not_grow() -> None:
     simulated.claim_phase, simulated.expandable = "Pending", {"standard"}
     simulated.add_consumer()
     simulated.settle()
-    simulated.edit(cache=Cache(size="2Gi"))
+    simulated.edit(cache=CacheOptions(size="2Gi"))
     simulated.now += timedelta(seconds=10)
     assert simulated.settle().patch == ()
     assert requested(simulated, successor(simulated)) == "2Gi"
@@ -225,7 +225,7 @@ def test_volume_that_is_not_bound_does_not_grow() -> None:
 def test_without_a_consumer_no_volume_is_replaced() -> None:
     simulated = make_cached()
     simulated.consumers.clear()
-    simulated.edit(cache=Cache(size="2Gi", storage_class_name="fast"))
+    simulated.edit(cache=CacheOptions(size="2Gi", storage_class_name="fast"))
     simulated.settle()
     assert set(simulated.claims) == {"tiny-cache"}
     assert simulated.condition("Cached").status == "True"
@@ -327,7 +327,7 @@ class StorageClasses(Client):
 async def test_storage_class_is_read_only_for_a_volume_that_is_too_small(
     answer: Obj | Exception, size: str | None, found: set[str], reads: int
 ) -> None:
-    simulated, client = SimulatedModel(cache=Cache(size=size)), StorageClasses(answer)
+    simulated, client = SimulatedModel(cache=CacheOptions(size=size)), StorageClasses(answer)
     snapshot = snapshot_of((PVCS, owned("tiny-cache")))
     assert await read_expandable(client, snapshot, simulated.model) == found
     assert len(client.reads) == reads

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.models.discovery import Traits, label_service, label_value, list_labels
+from controller.models.discovery import LabelFacts, label_service, label_value, list_labels
 from controller.reconcile.labels import LABEL_MANAGER, desired_labels
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import GROUP
@@ -25,8 +25,8 @@ def names(labels: Mapping[str, str], prefix: str) -> list[str]:
     return [name.partition("/")[2] for name in labels if name.startswith(f"{GROUP}/{prefix}")]
 
 
-def traits(**fields: Any) -> Traits:
-    return Traits(**({"spec": ModelSpec(source="hf://a/b/c.gguf")} | fields))
+def facts(**fields: Any) -> LabelFacts:
+    return LabelFacts(**({"spec": ModelSpec(source="hf://a/b/c.gguf")} | fields))
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,20 @@ def traits(**fields: Any) -> Traits:
     ],
 )
 def test_context_labels_are_cumulative(tokens: int | None, longest: str | None) -> None:
-    found = names(list_labels(traits(context_length=tokens)), "context-")
+    found = names(list_labels(facts(context_length=tokens)), "context-")
     every = [f"context-{name}" for name in ("32k", "64k", "128k", "256k", "512k", "1m", "2m", "4m", "10m")]
     assert found == (every[: every.index(f"context-{longest}") + 1] if longest else [])
 
 
 @given(st.integers(1, 600 * GIB))
 def test_query_for_a_tier_loses_no_model_that_fits(memory_bytes: int) -> None:
-    found = names(list_labels(traits(memory_bytes=memory_bytes)), "vram-tier-")
+    found = names(list_labels(facts(memory_bytes=memory_bytes)), "vram-tier-")
     for tier in (8, 20, 24, 80, 512):
         assert (f"vram-tier-{tier}g" in found) == (memory_bytes <= tier * GIB)
 
 
 def test_model_of_18_gib_is_found_by_a_query_for_20() -> None:
-    labels = list_labels(traits(memory_bytes=18 * GIB))
+    labels = list_labels(facts(memory_bytes=18 * GIB))
     assert labels[f"{GROUP}/vram-tier-20g"] == "true"
     assert f"{GROUP}/vram-tier-16g" not in labels
 
@@ -72,7 +72,7 @@ def test_model_of_18_gib_is_found_by_a_query_for_20() -> None:
 )
 def test_model_type_is_stated_or_computed(stated: Obj, has_experts: bool | None, expected: str | None) -> None:
     spec = ModelSpec(source="hf://a/b/c.gguf", **stated)
-    labels = list_labels(traits(spec=spec, has_experts=has_experts))
+    labels = list_labels(facts(spec=spec, has_experts=has_experts))
     assert labels.get(f"{GROUP}/model-type") == expected
 
 

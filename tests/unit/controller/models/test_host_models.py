@@ -7,7 +7,7 @@ import pytest
 
 from controller.models import host_inspection, refresh, volume
 from controller.models.inspecting_hosts import InspectingHost
-from crds.cache import Cache
+from crds.cache import CacheOptions
 from crds.meta import SecretReference
 from crds.model import ModelHardware
 from kube.client import Obj
@@ -86,7 +86,7 @@ def test_public_source_of_hosts_is_inspected_by_a_host(spec: Obj) -> None:
         {"source_secret_ref": SecretReference(name="hub")},
         {"source": "s3://bucket/tiny.gguf"},
         {"source": "pvc://claim/tiny.gguf"},
-        {"source": "oci://ghcr.io/acme/tiny:v1", "cache": Cache(medium="Image")},
+        {"source": "oci://ghcr.io/acme/tiny:v1", "cache": CacheOptions(medium="Image")},
     ],
     ids=["pods", "Secret", "bucket", "claim", "image volume"],
 )

@@ -2,7 +2,7 @@
 
 from controller.models.served import cache_path
 from controller.tenant_limits import TenantLimits
-from crds.cache import Cache
+from crds.cache import CacheOptions
 from kube.resources import JOBS
 from tests.support.simulated_model import INSPECTED, SimulatedModel
 
@@ -11,7 +11,7 @@ IMAGE = f"ghcr.io/acme/tiny@{DIGEST}"
 
 
 def test_inspected_image_is_cached_without_a_claim() -> None:
-    simulated = SimulatedModel(source="oci://ghcr.io/acme/tiny:v1", cache=Cache(medium="Image"))
+    simulated = SimulatedModel(source="oci://ghcr.io/acme/tiny:v1", cache=CacheOptions(medium="Image"))
     simulated.add_consumer()
     simulated.settle()
     assert simulated.condition("Ready").status == "False"
@@ -29,7 +29,7 @@ def test_inspected_image_is_cached_without_a_claim() -> None:
 
 
 def test_image_outside_of_the_allowed_prefixes_is_not_mounted() -> None:
-    simulated = SimulatedModel(source="oci://ghcr.io/acme/tiny:v1", cache=Cache(medium="Image"))
+    simulated = SimulatedModel(source="oci://ghcr.io/acme/tiny:v1", cache=CacheOptions(medium="Image"))
     simulated.limits = TenantLimits(("registry.example/llm/",))
     simulated.settle()
     simulated.end("inspect", 0, INSPECTED | {"revision": DIGEST})

@@ -7,7 +7,7 @@ import pytest
 
 from controller.models.served import cache_path, format_of, weights_path
 from controller.models.volume import FOLDER_INSPECTION, INSPECTION
-from crds.cache import Cached
+from crds.cache import CachedWeights
 from crds.model import GGUF, ModelStatus
 from kube.client import Obj
 from kube.resources import PVCS
@@ -46,7 +46,7 @@ def test_folder_is_fetched_to_one_folder_of_the_volume() -> None:
     assert "--size-bytes" not in args, "a later version may choose other files"
     simulated.end("fetch", 0, FOLDER | {"path": f"/models/{path}"})
     simulated.settle()
-    assert simulated.model.status.cached == Cached(name="tiny-cache", claim="uid-1", path=path)
+    assert simulated.model.status.cached == CachedWeights(name="tiny-cache", claim="uid-1", path=path)
     assert simulated.model.status.phase == "Ready"
 
 

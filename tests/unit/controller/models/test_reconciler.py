@@ -16,7 +16,7 @@ from controller.models.volume import SETTLING_SECONDS
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from controller.tenant_limits import TenantLimits
-from crds.cache import Cache
+from crds.cache import CacheOptions
 from crds.meta import SecretReference, Toleration
 from crds.model import GGUF, ModelHardware
 from kube.client import Obj
@@ -154,7 +154,7 @@ def test_fetch_is_started_for_a_volume_that_waits_for_its_first_pod() -> None:
 
 
 def test_volume_has_the_users_settings() -> None:
-    simulated = make_inspected(cache=Cache(access_mode="ReadWriteMany", storage_class_name="nfs", size="7Gi"))
+    simulated = make_inspected(cache=CacheOptions(access_mode="ReadWriteMany", storage_class_name="nfs", size="7Gi"))
     simulated.add_consumer()
     simulated.settle()
     assert simulated.claim is not None
@@ -441,7 +441,7 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
         assert {each.type for each in simulated.model.status.conditions} <= {"Ready", "Cached", "VolumeChanging"}
         assert simulated.condition("Ready").message
     # From any state the Model becomes Ready once nothing fails any more.
-    simulated.edit(source="http://models.example/final.gguf", cache=Cache())
+    simulated.edit(source="http://models.example/final.gguf", cache=CacheOptions())
     simulated.consumers.clear()
     simulated.add_consumer()
     simulated.settle()
@@ -470,7 +470,7 @@ def _happen(simulated: SimulatedModel, action: str, argument: str, number: int) 
         simulated.now += timedelta(seconds=number)
     elif action == "resize":
         simulated.expandable = {"standard"} if number else set()
-        simulated.edit(cache=Cache(size=argument))
+        simulated.edit(cache=CacheOptions(size=argument))
     elif action == "claim":
         simulated.lose_claim()
     elif action == "update":

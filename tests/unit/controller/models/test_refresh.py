@@ -10,7 +10,7 @@ from controller.models import refresh
 from controller.models.claims import RELEASE_SECONDS
 from controller.models.served import cache_path, cached_claim
 from controller.models.source_secret import TYPE, read_verdict
-from crds.cache import Cache
+from crds.cache import CacheOptions
 from crds.meta import SecretReference
 from kube.client import Client, Obj
 from kube.resources import SECRETS, Resource
@@ -130,7 +130,7 @@ def test_hosts_get_the_new_revision_at_once() -> None:
 
 def test_nodes_mount_the_image_that_the_tag_names_now() -> None:
     first, second = (f"sha256:{digit * 64}" for digit in "12")
-    simulated = SimulatedModel(source=TAG, cache=Cache(medium="Image"), refresh_policy="OnChange")
+    simulated = SimulatedModel(source=TAG, cache=CacheOptions(medium="Image"), refresh_policy="OnChange")
     simulated.settle()
     simulated.end("inspect", 0, INSPECTED | {"revision": first})
     make_due(simulated)

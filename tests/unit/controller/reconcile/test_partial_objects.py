@@ -11,7 +11,7 @@ from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
-from controller.services.pods.deployment import network_service
+from controller.services.pods.deployment import build_network_service
 from controller.services.reconciler import ServiceInputs, decide_service
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -63,7 +63,7 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bo
 
 
 def test_part_of_an_applied_service_needs_no_apply() -> None:
-    resource, wanted = network_service(as_service(service("chat")))
+    resource, wanted = build_network_service(as_service(service("chat")))
     fields: Obj = {"f:spec": {"f:selector": {}, "f:ports": {PORT_KEY: {".": {}, "f:name": {}, "f:port": {}}}}}
     entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
     known = Store()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.services.pods.deployment import deployment, network_service
+from controller.services.pods.deployment import build_deployment, build_network_service
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.tokens import token_secret
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
@@ -17,7 +17,7 @@ from tests.support.api_objects import as_service, service
 def built(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
     weights = MountedWeights("tiny-cache", "0123abcd/tiny.gguf")
     choice = EngineChoice("llama.cpp", accelerator, VENDORS[accelerator], 2**30)
-    _, obj = deployment(as_service(service(**spec)), choice, weights)
+    _, obj = build_deployment(as_service(service(**spec)), choice, weights)
     return obj
 
 
@@ -48,7 +48,7 @@ def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
 def test_node_mounts_an_image_of_weights() -> None:
     image = f"ghcr.io/acme/tiny@sha256:{'ab' * 32}"
     choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
-    _, obj = deployment(as_service(service()), choice, MountedWeights("", "tiny.gguf", image=image))
+    _, obj = build_deployment(as_service(service()), choice, MountedWeights("", "tiny.gguf", image=image))
     spec = obj["spec"]["template"]["spec"]
     assert spec["volumes"][0] == {"name": "models", "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
     assert "/models/tiny.gguf" in spec["containers"][0]["args"]
@@ -60,7 +60,7 @@ def test_pods_have_the_labels_that_the_service_selects() -> None:
     assert obj["spec"]["selector"]["matchLabels"] == {LABEL_SERVICE: "chat"}
     labels = obj["spec"]["template"]["metadata"]["labels"]
     assert labels == {LABEL_SERVICE: "chat", LABEL_MANAGED_BY: MANAGED_BY}
-    _, network = network_service(as_service(service()))
+    _, network = build_network_service(as_service(service()))
     assert network["spec"]["selector"] == {LABEL_SERVICE: "chat"}
     assert network["spec"]["ports"] == [{"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP"}]
 
@@ -122,7 +122,7 @@ def test_kubernetes_replaces_no_variable_in_arguments() -> None:
     template, argument = "$$ {{ messages }} $(KEY)", "$(KEY)"
     choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
     stated = as_service(service(chatTemplate=template, extraArgs=[argument]))
-    _, obj = deployment(stated, choice, MountedWeights("tiny-cache", "0123abcd/$(KEY).gguf"))
+    _, obj = build_deployment(stated, choice, MountedWeights("tiny-cache", "0123abcd/$(KEY).gguf"))
     arguments = obj["spec"]["template"]["spec"]["containers"][0]["args"]
     seen = [expand(each, {"KEY": "stolen"}) for each in arguments]
     assert {template, argument, "/models/0123abcd/$(KEY).gguf"} <= set(seen)

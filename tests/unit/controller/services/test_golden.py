@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from controller.pod_settings import PodSettings
-from controller.services.pods.deployment import deployment
+from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from crds.meta import Accelerator
 from crds.serving import RuntimeName
@@ -58,7 +58,7 @@ def list_pairs() -> list[Case]:
         for accelerator, vendor in VENDORS.items()
         if vendor.in_pods
         and (
-            runtime.pod.of_container
+            runtime.pod.from_container
             or runtime.pod.image(accelerator, vendor, name)
             or accelerator in QUANTIZATIONS.get(name, {})
         )
@@ -76,7 +76,7 @@ def render(case: Case) -> str:
     spec["hardware"] = {"accelerator": case.accelerator} | ({"count": case.devices} if case.devices > 1 else {})
     if pod.image(case.accelerator, vendor, case.engine) is None:
         spec["image"] = STATED_IMAGE
-    if pod.of_container:
+    if pod.from_container:
         spec["container"] = CONTAINER
     stated = as_service(service(**spec))
     weights_format = "gguf" if "gguf" in RUNTIMES[case.engine].formats else "safetensors"
@@ -84,7 +84,7 @@ def render(case: Case) -> str:
     choice = EngineChoice(
         case.engine, case.accelerator, vendor, 12 * GIB, cache_bytes=2 * GIB, container=stated.spec.container
     )
-    _, obj = deployment(stated, choice, weights, settings=PodSettings(image=POMONAS_IMAGE))
+    _, obj = build_deployment(stated, choice, weights, settings=PodSettings(image=POMONAS_IMAGE))
     devices = f" with {case.devices} of {vendor.resource}" if vendor.resource else ""
     return (
         f"# Deployment of a service with engine {case.engine} on accelerator {case.accelerator}{devices}.\n"

@@ -9,7 +9,7 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from cli.main import main
 from controller.pod_settings import PodSettings
 from controller.reconcile.stamp import is_desired, stamp
-from controller.services.pods.deployment import deployment
+from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from crds.pods import ContainerOptions
 from devices.vendors import VENDORS
@@ -35,7 +35,7 @@ def pod(runtime: str, weights: MountedWeights = ON_VOLUME, accelerator: str = "c
     container = ContainerOptions(port=9000, model_mount_path="/weights") if runtime == "generic" else None
     choice = EngineChoice(runtime, accelerator, VENDORS[accelerator], 2**30, container=container)
     image: dict[str, Any] = {"image": "registry.example/engine:1"} if runtime == "generic" else {}
-    _, obj = deployment(as_service(service(**image, **spec)), choice, weights, settings=SETTINGS)
+    _, obj = build_deployment(as_service(service(**image, **spec)), choice, weights, settings=SETTINGS)
     template: Obj = obj["spec"]["template"]["spec"]
     return template
 
