@@ -280,7 +280,7 @@ def build_view(
     if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     choice = choose_engine(service, accelerator, checked, settings)
-    if refused := find_pod_problem(snapshot, service, checked.served, choice, settings):
+    if refused := find_pod_problem(service, checked.served, choice, settings):
         checked, choice = CheckedService(None, refused, checked.model_problem), None
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)

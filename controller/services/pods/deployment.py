@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from controller.models.jobs import NO_IMAGE
 from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.plan import Snapshot, child
+from controller.reconcile.plan import child
 from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.pods.pod_options import find_option_problem
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
@@ -21,7 +21,7 @@ from crds.model import Model
 from crds.pods import PodOptions
 from devices.vendors import Vendor
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PVCS, SERVICES, ObjectKey, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES, Resource
 from runtimes.pod import SERVICE_PORT
 
 _DIGITS: Final = 8
@@ -50,11 +50,7 @@ def companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:
 
 
 def find_pod_problem(
-    snapshot: Snapshot,
-    service: InferenceService,
-    served: Served | None,
-    choice: EngineChoice | None,
-    settings: PodSettings,
+    service: InferenceService, served: Served | None, choice: EngineChoice | None, settings: PodSettings
 ) -> ServiceProblem | None:
     """Return why the controller cannot make these pods, or why they cannot have what spec.pod adds, or None."""
     options = service.spec.pod
@@ -68,10 +64,7 @@ def find_pod_problem(
         return None
     bare = replace(service, spec=replace(service.spec, pod=PodOptions()))
     pod = build_pod(bare, choice, mounted_weights(served.model), companion_weights(served), settings=settings)
-    claims = {each.persistent_volume_claim.claim_name for each in options.volumes if each.persistent_volume_claim}
-    namespace = service.metadata.namespace
-    of_models = (claim for claim in claims if snapshot.get(PVCS, ObjectKey(namespace, claim)) is not None)
-    message = find_option_problem(options, pod, of_models)
+    message = find_option_problem(options, pod)
     return ServiceProblem("InvalidSpec", message, "Failed") if message else None
 
 

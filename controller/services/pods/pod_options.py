@@ -4,7 +4,7 @@ Whoever may create InferenceServices may not need to be trusted with pods. So an
 node and no ServiceAccount, and replaces nothing that Pomona sets itself; a user's volume never has the name of ours.
 """
 
-from collections.abc import Iterable
+import re
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,8 @@ _USERS: Final = "user-"
 """Prefix of the names of a user's volumes in the pod."""
 _RESERVED: Final = ("/models", "/parts", *RESERVED_FOLDERS)
 """Folders that Pomona, or the container runtime, mounts or may mount."""
+_WEIGHTS_CLAIM: Final = re.compile(r".+-cache(-[0-9a-f]{8})?")
+"""Names of the claims that Models make. Such a claim may be made later than the service that mounts it."""
 _DEFAULT_SPREAD: Final = (SpreadConstraint(topology_key="kubernetes.io/hostname"),)
 """A preference that costs a single replica nothing; if it came with the second replica, the first would restart."""
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -66,13 +68,12 @@ def pin_to_node(pod: Obj, node: str) -> Obj:
     return {**pod, "affinity": {**affinity, "nodeAffinity": {**nodes, _REQUIRED: required}}}
 
 
-def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[str]) -> str | None:
+def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
     """Return the first option that a pod cannot have, with the way out, or None.
 
     Args:
         options: those of the service.
         pod: the spec of its pod without them.
-        models_claims: names of the PersistentVolumeClaims in the namespace that hold weights of Models.
     """
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     own = {each["name"] for container in containers for each in container.get("env", ())}
@@ -81,13 +82,13 @@ def find_option_problem(options: PodOptions, pod: Obj, models_claims: Iterable[s
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
     if chooses := refuse_device_variables("pod.env", options.env):
         return chooses
-    claims = set(models_claims)
     for volume in options.volumes:
         claim = volume.persistent_volume_claim
-        if claim is not None and claim.claim_name in claims:
+        if claim is not None and _WEIGHTS_CLAIM.fullmatch(claim.claim_name):
             return (
-                f"pod.volumes {volume.name} is claim {claim.claim_name}, which holds the verified weights of a Model: "
-                "name the Model in modelRef, and another claim here"
+                f"pod.volumes {volume.name} is claim {claim.claim_name}, and claims whose names end in -cache, or in "
+                "-cache- and 8 hexadecimal digits, hold the verified weights of Models: name the Model in modelRef, or "
+                "mount a claim with another name"
             )
     names = {each.name for each in options.volumes}
     mounted = [

@@ -178,10 +178,19 @@ def test_volume_that_does_not_exist_is_refused() -> None:
         )
 
 
-def test_claim_with_verified_weights_cannot_be_written() -> None:
-    claims = {name: {"name": "a", "persistentVolumeClaim": {"claimName": name}} for name in ("tiny-cache", "mine")}
-    assert "claim tiny-cache, which holds the verified weights" in refusal({"volumes": [claims["tiny-cache"]]})
-    assert refusal({"volumes": [claims["mine"]]}) == ""
+@pytest.mark.parametrize("claim", ["tiny-cache", "later-cache", "tiny-cache-0123abcd"])
+def test_claim_with_verified_weights_cannot_be_written(claim: str) -> None:
+    """Also one that does not exist yet: its Model may be made after this service."""
+    assert f"pod.volumes a is claim {claim}, and" in refusal({"volumes": [mounted(claim)]})
+
+
+@pytest.mark.parametrize("claim", ["mine", "cache", "cache-of-kernels", "tiny-cache-2"])
+def test_claim_of_a_user_is_accepted(claim: str) -> None:
+    assert refusal({"volumes": [mounted(claim)]}) == ""
+
+
+def mounted(claim: str) -> dict[str, Any]:
+    return {"name": "a", "persistentVolumeClaim": {"claimName": claim}}
 
 
 def test_variable_that_pomona_sets_is_refused() -> None:
@@ -190,7 +199,7 @@ def test_variable_that_pomona_sets_is_refused() -> None:
     choice = EngineChoice("llama.cpp", "intel-gaudi", gaudi, 1)
     own = build_pod(as_service(service()), choice, MountedWeights("tiny-cache", "a"))
     options = as_service(service(pod={"env": [{"name": name, "value": "x"}]})).spec.pod
-    assert find_option_problem(options, own, ()) == (
+    assert find_option_problem(options, own) == (
         f"pod.env {name} is set by Pomona: remove it, and use the field of the service instead"
     )
     assert refusal({"env": [{"name": name}]}) == "", "Pomona does not set it on a CPU"
@@ -220,7 +229,7 @@ def test_engine_behind_a_proxy_has_the_options_and_the_proxy_has_none() -> None:
 
 def test_mount_over_the_weights_of_an_engine_behind_a_proxy_is_refused() -> None:
     options = {"volumes": [SCRATCH], "volumeMounts": [{"name": "scratch", "mountPath": "/weights/a"}]}
-    message = find_option_problem(as_service(service(pod=options)).spec.pod, generic_pod(), ())
+    message = find_option_problem(as_service(service(pod=options)).spec.pod, generic_pod())
     assert message is not None
     assert message.startswith("pod.volumeMounts /weights/a overlaps /weights")
 
