@@ -18,7 +18,7 @@ from controller.reconcile.indexes import (
     namespaced,
 )
 from controller.reconcile.plan import Snapshot
-from controller.reconcile.triggers import ENDED, end_of_pod
+from controller.reconcile.triggers import ENDED, end_of_pod, is_refused
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
@@ -136,7 +136,7 @@ def _observe_consumer(
     if (reservation := reserve(service, Served(model, companions))) is None:
         return None
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
-    refused = {claim for pod in pods if _is_refused(pod) for claim in mounted_claims(pod.get("spec") or {})}
+    refused = {claim for pod in pods if _lacks_place(pod) for claim in mounted_claims(pod.get("spec") or {})}
     # The pods of a lost node are never gone, which is no reason to wait for them.
     ends = [(end, pod) for pod in pods if (end := end_of_pod(pod, snapshot.now)) is not None]
     leaving = {claim for _end, pod in ends for claim in mounted_claims(pod.get("spec") or {})}
@@ -174,10 +174,8 @@ def _is_gone(store: Store, node: str) -> bool:
     return bool(node) and store.count(NODES) > 0 and store.get(NODES, node) is None
 
 
-def _is_refused(pod: Obj) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    is_unplaced = any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
-    return is_unplaced and "deletionTimestamp" not in pod["metadata"]
+def _lacks_place(pod: Obj) -> bool:
+    return is_refused(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
@@ -220,7 +218,7 @@ def mounts(user: Obj) -> object:
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})
     is_over = (user.get("status") or {}).get("phase") in ENDED
-    return None if is_over else (mounted_claims(spec), _is_refused(user))
+    return None if is_over else (mounted_claims(spec), _lacks_place(user))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

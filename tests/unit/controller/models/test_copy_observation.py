@@ -31,6 +31,7 @@ from tests.support.watched_controller import no_credentials
 CACHE = {"scope": "node", "storageClassName": "local"}
 TINY = Item(MODELS, ObjectKey("team", "tiny"))
 OTHER = Item(MODELS, ObjectKey("team", "other"))
+REFUSED = condition("PodScheduled", "False", "Unschedulable")
 VERSIONS = itertools.count(2)
 MOUNT = {"volumes": [{"persistentVolumeClaim": {"claimName": "tiny-cache-1"}}]}
 
@@ -97,12 +98,14 @@ def pod(spec: Obj = MOUNT, **status: Any) -> Obj:
 def test_pod_that_mounts_a_copy_concerns_its_model(controller: Controller) -> None:
     assert enqueued(controller, PODS, pod()) == {TINY}
     assert enqueued(controller, PODS, pod(), pod(phase="Failed")) == {TINY}
-    assert enqueued(controller, PODS, pod(), pod(conditions=[condition("PodScheduled", "False")])) == {TINY}
+    assert enqueued(controller, PODS, pod(), pod(conditions=[REFUSED])) == {TINY}
 
 
 def test_other_changes_of_a_pod_concern_no_model(controller: Controller) -> None:
     assert enqueued(controller, PODS, pod(), pod(conditions=[condition("Ready", "True")])) == set()
     assert enqueued(controller, PODS, named(pod({}), "bare")) == set()
+    gated = condition("PodScheduled", "False", "SchedulingGated")
+    assert enqueued(controller, PODS, pod(), pod(conditions=[gated])) == set(), "no scheduler has looked at it"
 
 
 def test_volume_of_a_model_without_copies_is_not_followed(controller: Controller) -> None:
