@@ -270,6 +270,10 @@ class Controller:
             return
         for enqueued, trigger in self._triggers[resource]:
             if trigger.concerns(old, new):
+                if trigger.finds_by_status:
+                    for item in self._queue.processing():
+                        if item.resource == enqueued:
+                            self._enqueue(*item)
                 for obj in (each for each in (old, new) if each is not None):
                     write = self._executor.writes.get((resource, object_key(obj)))
                     for key in trigger.keys(self.store, obj):

@@ -88,6 +88,10 @@ class WorkQueue(Generic[K]):
         self._processing.add(key)
         return key
 
+    def processing(self) -> frozenset[K]:
+        """Return the keys that are being reconciled."""
+        return frozenset(self._processing)
+
     def done(self, key: K) -> None:
         """Mark the reconcile of `key` as ended, however it ended."""
         self._processing.discard(key)

@@ -83,7 +83,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         observe=observe,
         triggers=(
             *(owned(resource, MODELS) for resource in (JOBS, PVCS, METAL_PROCESSES)),
-            Trigger(METAL_HOSTS, models_of_host, inspecting_facts),
+            Trigger(METAL_HOSTS, models_of_host, inspecting_facts, finds_by_status=True),
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, all_but_status),
             Trigger(MODELS, models_served_beside, all_but_status),

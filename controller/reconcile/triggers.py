@@ -40,6 +40,11 @@ class Trigger(NamedTuple):
     keys: Callable[[Store, Obj], Iterable[ObjectKey]]
     """Returns the objects to reconcile after a change of this one."""
     reads: Reads
+    finds_by_status: bool = False
+    """True if `keys` finds the objects that wait for such a change by their status.
+
+    One that is being decided may be about to wait, and its status shows that too late: it is decided again.
+    """
 
     def concerns(self, old: Obj | None, new: Obj | None) -> bool:
         """Return whether a change from `old` to `new` matters; None: the object did not exist, or is gone."""

@@ -166,7 +166,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
         Trigger(MODELS, _services_of_model, everything),
         Trigger(METAL_HOSTS, _services_of_host, steady_facts),
-        Trigger(NODES, _services_without_device, everything),
+        Trigger(NODES, _services_without_device, everything, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),
         Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),

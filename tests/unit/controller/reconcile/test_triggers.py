@@ -1,5 +1,6 @@
 """Changes that no decision reads enqueue nothing; all others enqueue what they concern."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NODES,
     PODS,
     ObjectKey,
     Resource,
@@ -213,6 +215,27 @@ async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
     assert queue.items == set()
     world.store.remove(DEPLOYMENTS, "team", "chat")
     assert queue.items == {CHAT}
+
+
+@pytest.mark.parametrize(
+    ("item", "resource", "new"),
+    [
+        (TINY, METAL_HOSTS, host()),
+        (CHAT, NODES, {"metadata": {"name": "gpu-1"}, "status": {"allocatable": {"nvidia.com/gpu": "1"}}}),
+    ],
+    ids=["a Model that a host may inspect", "a service that a device may hold"],
+)
+async def test_what_is_about_to_wait_for_a_change_is_decided_again(
+    controller: Controller, item: Item, resource: Resource, new: Obj
+) -> None:
+    """The change comes after the decision and before its status, by which those that wait are found."""
+    controller._queue = queue = WorkQueue[Item]()
+    queue.add(item)
+    assert await queue.get() == item
+    controller.store.put(resource, new)
+    queue.done(item)
+    assert await asyncio.wait_for(queue.get(), 1) in {item, STUDIO}
+    assert item in queue.processing() or await asyncio.wait_for(queue.get(), 1) == item
 
 
 def test_standby_enqueues_nothing(controller: Controller) -> None:
