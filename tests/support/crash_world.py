@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import mounted_claims
 from controller.run import Controller, ControllerOptions
 from crds.meta import LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
@@ -199,12 +200,17 @@ class CrashWorld:
         found["endpointslices"] = [{**each, "ports": []} for each in slices.items]
         return {
             kind: {
-                self._normalized(each["metadata"]["name"]): self._normalized(each)
+                self._identify(each): self._normalized(each)
                 for each in items
                 if each["metadata"]["name"] != "default" and each["metadata"]["name"] != FOREIGN
             }
             for kind, items in found.items()
         }
+
+    def _identify(self, obj: Obj) -> str:
+        """Return the name of an object in a state; the Jobs of several copies are told apart by their claims."""
+        claims = mounted_claims(obj["spec"]["template"]["spec"]) if obj.get("kind") == JOBS.kind else ()
+        return "/".join([self._normalized(obj["metadata"]["name"]), *claims])
 
     def _normalized(self, value: Any) -> Any:
         if isinstance(value, dict):
