@@ -61,8 +61,11 @@ async def engine() -> AsyncIterator[None]:
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def node(client: Client) -> AsyncIterator[None]:
-    """Keep pods from the nodes of other tests, and ready those of the worlds, which have no kubelet."""
+async def nodes(plane: ControlPlane, client: Client) -> AsyncIterator[None]:
+    """Keep pods from the nodes of other tests, and ready those of the worlds, which have no kubelet.
+
+    The worlds bind their pods themselves: a scheduler that refuses some of them first would decide where copies are.
+    """
     others = [each["metadata"]["name"] for each in (await client.list(NODES)).items]
     for name in WORLD_NODES:
         await client.create(NODES, {"metadata": {"name": name}, "spec": {"unschedulable": True}})
@@ -80,12 +83,14 @@ async def node(client: Client) -> AsyncIterator[None]:
                 await client.patch_json(NODES, name, None, [operation], subresource="status")
             await asyncio.sleep(BEAT_SECONDS)
 
+    await plane.scheduler.stop()
     await cordon(unschedulable=True)
     async with running(beat()):
         yield
     await cordon(unschedulable=False)
     for name in WORLD_NODES:
         await client.delete(NODES, name)
+    plane.scheduler.start()
 
 
 @pytest_asyncio.fixture
