@@ -11,7 +11,7 @@ alone: before pods serve the Model, a Job inspects it.
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -203,10 +203,15 @@ def _created(attempt: Obj) -> datetime:
 
 
 def _reported(attempt: Obj, now: datetime) -> datetime:
-    """Return the time of the last report by the clock of the API server: a host could state any."""
+    """Return the time of the last report by the clock of the API server: a host could state any.
+
+    It is within the time for an attempt: a host that fails again and again keeps the Model no longer than a silent one.
+    """
+    created = _created(attempt)
     entries = attempt["metadata"].get("managedFields") or ()
     times = [each["time"] for each in entries if each.get("subresource") == "status" and each.get("time")]
-    return min(max(map(datetime.fromisoformat, times), default=_created(attempt)), now)
+    reported = max(map(datetime.fromisoformat, times), default=created)
+    return min(reported, now, created + timedelta(seconds=volume.INSPECT_SECONDS))
 
 
 def _list_tried(previous: Obj) -> list[str]:
