@@ -169,8 +169,6 @@ def _decide_for_pods(model: Model, observed: ObservedModel, settings: PodSetting
         return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
     by_hosts = msgspec.structs.replace(observed, consumer=None, copies=observed.copies.without_consumers())
     made = decide_weights(InspectedModel(model, by_hosts, settings, now, ModelFacts.of_status(model), progress))
-    if made.cached is not None or made.copies:
-        return made  # pods serve weights that an earlier Job has verified
     reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header for pods")
     cached = model_condition(model, CACHED, true=False, reason=reason, message=message)
     return msgspec.structs.replace(

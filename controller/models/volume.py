@@ -102,8 +102,10 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         )
 
     def of_same_weights(self, model: Model) -> "ModelFacts":
-        """Return the facts with those of the status, which were read from the weights that are on the volume."""
+        """Return the facts with those of the status, if these were read from the weights that are on the volume."""
         status = model.status
+        if status.inspected_by or status.revision != self.revision:
+            return self
         if status.layout is None and status.inspection != inspection_version(model):
             return self
         return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)

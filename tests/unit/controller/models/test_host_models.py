@@ -14,7 +14,7 @@ from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS
 from tests.support.api_objects import host
 from tests.support.simulated_copies import SimulatedCopies
-from tests.support.simulated_model import INSPECTED, SHA, SimulatedModel, make_inspected, pod
+from tests.support.simulated_model import INSPECTED, SHA, SimulatedModel, make_cached, make_inspected, pod
 
 LIVE = InspectingHost(is_live=True)
 LOST = InspectingHost(is_live=False, is_lost=True)
@@ -397,6 +397,25 @@ def test_pods_wait_for_a_job_and_not_for_the_report_of_a_host() -> None:
     simulated.settle()
     assert (simulated.model.status.revision, simulated.model.status.inspected_by) == ('"etag-0"', "")
     assert simulated.job("fetch")
+
+
+def test_pods_get_no_weights_on_a_volume_with_the_dimensions_that_a_host_reported() -> None:
+    simulated = make_cached(refresh_policy="OnChange", **METAL)
+    simulated.consumers.clear()
+    simulated.hosts = {"studio-1": LIVE}
+    simulated.settle()
+    simulated.now += timedelta(seconds=refresh.wait_seconds(simulated.model, simulated.now))
+    simulated.settle()
+    simulated.report(phase="Stopped", inspection=REPORT | {"revision": '"thief"', "layout": LAYOUT})
+    simulated.settle()
+    assert (simulated.model.status.inspected_by, simulated.condition("Cached").status) == ("studio-1", "True")
+    simulated.add_consumer()
+    simulated.settle()
+    assert (simulated.condition("Cached").status, simulated.condition("Cached").reason) == ("False", "Inspecting")
+    assert simulated.claim, "the weights that a Job has verified stay"
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    assert (simulated.condition("Cached").status, simulated.model.status.layout) == ("True", None)
 
 
 def test_pods_of_a_controller_without_an_image_leave_hosts_served() -> None:
