@@ -73,18 +73,20 @@ def inspect(
 ) -> JobProgress:
     """Inspect a Model by a host or by a Job; the arguments are those of `volume.inspection`.
 
-    A host that becomes live takes over from a Job that has not succeeded: its image may be out of the cluster's reach.
+    A host that becomes live takes over from a Job that has a problem: its image may be out of the cluster's reach. No
+    other attempt is given up for one elsewhere, so that a host that comes and goes stops none.
     """
     work = volume.inspection(model, settings, known, last_checked=last_checked)
     by_job = jobs.proceed(work, observed.jobs, observed.pods, now)
-    if not _is_for_hosts(model, observed) or by_job.outcome.state == "Succeeded":
+    is_under_way = by_job.outcome.state == "Going" and not by_job.outcome.reason and by_job.create is None
+    if not _is_for_hosts(model, observed) or by_job.outcome.state == "Succeeded" or is_under_way:
         return by_job
     by_host = _HostInspection(
         **{name: getattr(work, name) for name in work.__struct_fields__}, model=model, known=known
     )
     by_host = msgspec.structs.replace(by_host, hosts=observed.hosts())
     current = jobs.find_current(by_host, observed.processes)
-    if by_host.can_start() or (current is not None and by_host.read(current, (), now).state == "Succeeded"):
+    if by_host.can_start() or (current is not None and by_host.read(current, (), now).state in {"Going", "Succeeded"}):
         progress = jobs.proceed(by_host, observed.processes, {}, now)
         if progress.outcome.state != "Succeeded":
             return progress

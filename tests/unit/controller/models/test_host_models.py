@@ -246,17 +246,6 @@ def test_clock_of_the_host_does_not_decide_when_the_next_attempt_follows() -> No
     assert again <= 5
 
 
-def test_host_that_reports_again_and_again_does_not_keep_the_model() -> None:
-    simulated = make_host_model("studio-1", "studio-2")
-    for _ in range(15):
-        simulated.report(phase="Failed", reason="SourceUnreachable", message="x")
-        simulated.settle()
-        if simulated.inspection["spec"]["hostName"] == "studio-2":
-            return
-        simulated.now += timedelta(seconds=60)
-    raise AssertionError("the first host still has the Model")
-
-
 @pytest.mark.parametrize(
     ("state", "reason"),
     [(LOST, "HostLost"), (None, "HostGone")],

@@ -1,0 +1,50 @@
+"""Attempts of hosts and Jobs at one inspection: which one follows another, and which one is left to end."""
+
+from datetime import timedelta
+
+import pytest
+
+from controller.models.inspecting_hosts import InspectingHost
+from tests.support.simulated_model import INSPECTED
+from tests.unit.controller.models.test_host_models import LIVE, LOST, make_host_model
+
+
+def test_host_that_reports_again_and_again_does_not_keep_the_model() -> None:
+    simulated = make_host_model("studio-1", "studio-2")
+    for _ in range(15):
+        simulated.report(phase="Failed", reason="SourceUnreachable", message="x")
+        simulated.settle()
+        if simulated.inspection["spec"]["hostName"] == "studio-2":
+            return
+        simulated.now += timedelta(seconds=60)
+    raise AssertionError("the first host still has the Model")
+
+
+@pytest.mark.parametrize("image", ["", "pomona:test"])
+def test_attempt_goes_on_while_its_host_is_neither_live_nor_lost(image: str) -> None:
+    simulated = make_host_model(image=image)
+    simulated.report(phase="Fetching")
+    simulated.settle()
+    simulated.hosts = {"studio-1": InspectingHost(is_live=False)}
+    simulated.settle()
+    assert (len(simulated.made), simulated.jobs, list(simulated.processes)) == (
+        1,
+        {},
+        [simulated.made[0]["metadata"]["name"]],
+    )
+    assert simulated.condition("Ready").reason == "Inspecting"
+
+
+def test_host_that_comes_and_goes_stops_no_job() -> None:
+    simulated = make_host_model(image="pomona:test")
+    for _ in range(5):
+        simulated.hosts = {"studio-1": LOST}
+        simulated.now += timedelta(seconds=10)
+        simulated.settle()
+        assert simulated.job("inspect")
+        simulated.hosts = {"studio-1": LIVE}
+        simulated.settle()
+    assert [each["kind"] for each in simulated.made] == ["MetalProcess", "Job"]
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    assert simulated.model.status.revision == '"etag-1"'
