@@ -79,7 +79,8 @@ class FileSet:
         files = await asyncio.to_thread(choose_files, self._source, listing)
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
-            files = choose_indexed(self._source, files, await self._read(listing, index, _CHECKED_BYTES))
+            text = await self._read(listing, index, _CHECKED_BYTES)
+            files = await asyncio.to_thread(choose_indexed, self._source, files, text)
         return dataclasses.replace(listing, files=files)
 
     async def verify_local(self, listing: Listing, sha256: str | None, on_progress: ReportProgress) -> FetchedArtifact:
@@ -117,7 +118,7 @@ class FileSet:
         for file in listing.files:
             if file.path in _READ:
                 text = await self._read(listing, file, _CONFIG_BYTES if file.path == CONFIG else _CHECKED_BYTES)
-                parse_safe(file.path, text, listing.python_files)
+                await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
                 found[file.path] = text
         return found
 

@@ -47,6 +47,8 @@ _PACKED_FORMATS: Final = {
 """Formats of compressed-tensors that have a name of their own, by which devices are chosen."""
 _OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype")
 """Keys that the configuration of a multimodal model states beside that of its language model."""
+MOST_VALUES: Final = 2_000_000
+"""A tokenizer with 200,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
 _LARGEST: Final = 1 << 24
 """Larger than any size of a model; no product of two such sizes overflows a status."""
 
@@ -81,6 +83,10 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
     """
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ArtifactError(
+            "HeaderInvalid", f"{name} has more than {MOST_VALUES} values, and no configuration has so many"
+        )
     try:
         config = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
