@@ -27,10 +27,14 @@ log = structlog.get_logger()
 class PinnedWeights:
     """The weights of one process, kept on the host until `release`: the model, then the further artifacts in order."""
 
-    def __init__(self, held: Sequence[HeldWeights], layout: Layout | None = None) -> None:
+    def __init__(
+        self, held: Sequence[HeldWeights], layout: Layout | None = None, draft_layout: Layout | None = None
+    ) -> None:
         self._held = held
         self.layout = layout
-        """Layout of the model's own header, if it was read and states all of it."""
+        """Layout of the model's own header; of a header that does not state all of it, the size of the weights."""
+        self.draft_layout = draft_layout
+        """The same of the draft, if there is one."""
 
     @property
     def model(self) -> Path:
@@ -95,13 +99,13 @@ class HostWeights:
         for one artifact after the other.
         """
         held: list[HeldWeights] = []
-        layouts: list[Layout | None] = []
+        layouts: list[Layout] = []
         try:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
                 source = parse(artifact.source, artifact.files)
 
                 def check(path: Path, source: Source = source) -> None:
-                    layouts.append(inspect.check_stored(source, path).layout)
+                    layouts.append(_least_layout(inspect.check_stored(source, path)))
 
                 held.append(
                     await self.store.obtain(
@@ -120,7 +124,9 @@ class HostWeights:
         except BaseException:
             PinnedWeights(held).release()
             raise
-        return PinnedWeights(held, layouts[0])
+        roles = [each.role for each in spec.further_artifacts]
+        draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
+        return PinnedWeights(held, layouts[0], draft)
 
     async def read_layout(self, artifact: Artifact) -> Layout | None:
         """Read the layout, which decides memory use, from the header of a file:// artifact.
@@ -156,6 +162,19 @@ class HostWeights:
             gguf=found.gguf,
             layout=found.layout,
         )
+
+
+def _least_layout(facts: inspect.HeaderFacts) -> Layout:
+    """Return the layout or, of a header that does not state all of it, one by which the weights alone take memory."""
+    return facts.layout or Layout(
+        tensor_bytes=facts.tensor_bytes,
+        vocabulary_size=0,
+        embedding_size=0,
+        attention_size=0,
+        head_count=0,
+        feed_forward_size=0,
+        layers=[],
+    )
 
 
 def _list_artifacts(spec: MetalProcessSpec) -> list[Artifact]:

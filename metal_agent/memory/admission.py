@@ -66,13 +66,15 @@ async def admit(
     return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory on this host", needed_bytes)
 
 
-def find_understated_memory(spec: MetalProcessSpec, layout: Layout | None) -> Refused | None:
+def find_understated_memory(
+    spec: MetalProcessSpec, layout: Layout | None, draft: Layout | None = None
+) -> Refused | None:
     """Return the refusal of fetched weights that take clearly more memory than is reserved; None if they do not.
 
-    The controller took spec.memoryBytes of the Model as it is, or computed the reservation from what a server told it;
-    `layout` is that of the bytes that arrived.
+    The controller took spec.memoryBytes of the Model as it is, or computed the reservation from what a server or
+    another host told it; `layout` and `draft` are those of the bytes that arrived.
     """
-    needed = estimate(Workload(layout, spec.runtime), spec)
+    needed = estimate(Workload(layout, spec.runtime, draft=draft), spec)
     if needed is None or not is_understated(spec.memory_bytes, needed.total_bytes):
         return None
     return _understated(spec, needed)

@@ -323,7 +323,7 @@ class Runner:
             else:
                 namespace = self.assignment.namespace
                 fetched = await self._host.weights.fetch(namespace, spec, tokens, self._on_progress)
-                if understated := find_understated_memory(spec, fetched.layout):
+                if understated := find_understated_memory(spec, fetched.layout, fetched.draft_layout):
                     fetched.release()
                     return understated
                 self._hold_weights(fetched)

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, inspect
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
-from crds.metalprocess import Artifact, MetalProcessSpec
+from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
+from crds.serving import Role
+from metal_agent.memory.admission import find_understated_memory
 from metal_agent.weights import HostWeights, PinnedWeights
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
@@ -104,6 +107,35 @@ async def test_fetched_weights_state_their_layout(weights: HostWeights, server: 
     assert held.layout
     assert held.layout == (await _inspect(f"{server.url}/tiny.gguf", server.url)).layout
     held.release()
+
+
+async def test_weights_of_which_only_the_size_is_known_take_at_least_that(
+    weights: HostWeights, server: FileServer
+) -> None:
+    tiny_gguf.write(server.root / "tiny.gguf")
+    unknown = (server.root / "tiny.gguf").read_bytes().replace(b"llama", b"lemma")
+    (server.root / "unknown.gguf").write_bytes(unknown)
+    source = f"{server.url}/unknown.gguf"
+    assert (await _inspect(source, server.url)).layout is None, "a host that states one lies"
+    held = await _fetch(weights, Artifact(source=source))
+    held.release()
+    spec = _spec(Artifact(source=source))
+    assert find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1), held.layout) is not None
+    assert find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1 << 30), held.layout) is None
+
+
+async def test_memory_of_a_fetched_draft_counts(weights: HostWeights, server: FileServer) -> None:
+    tiny_gguf.write(server.root / "tiny.gguf")
+    artifact = Artifact(source=f"{server.url}/tiny.gguf")
+    roles: tuple[Role, ...] = ("adapter", "draft")
+    further = [FurtherArtifact(role=role, artifact=artifact) for role in roles]
+    spec = msgspec.structs.replace(_spec(artifact), further_artifacts=further)
+    held = await weights.fetch("team", spec, [None] * 3, lambda _done, _total: None)
+    held.release()
+    assert held.draft_layout == held.layout
+    refused = find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1), held.layout, held.draft_layout)
+    assert refused is not None
+    assert " the draft" in refused.message
 
 
 def _write_folder(server: FileServer, name: str, keys: dict[str, Any]) -> Path:
