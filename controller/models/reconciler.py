@@ -197,7 +197,7 @@ def _inspected_facts(
     if progress.outcome.state == "Succeeded":
         found = ModelFacts.of_answer(model, progress.outcome.answer, progress.outcome.host)
         known = known.after_inspection(found)
-    elif progress.outcome.state == "Failed":
+    elif progress.outcome.state == "Failed" and not progress.outcome.host:
         known = msgspec.structs.replace(known, inspection=volume.inspection_version(model))
     return known, progress
 

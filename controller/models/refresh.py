@@ -99,7 +99,7 @@ def check_source(
         return SourceCheck(facts, progress, model.status.last_checked, [last] if last else [])
     way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
-    if outcome.state == "Failed":
+    if outcome.state == "Failed" and not outcome.host:  # the next host may reach what this one does not
         return SourceCheck(facts, waits, rfc3339(now), [failed])
     return SourceCheck(facts, progress, model.status.last_checked, [failed])
 
