@@ -32,7 +32,10 @@ from crds.metalprocess import Artifact, MetalProcessSpec
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import METAL_PROCESSES, MODELS, Resource
+from kube.time import rfc3339
 
+ANNOTATION_ASKED: Final = f"{GROUP}/asked-at"
+"""Time of an attempt by the controller's clock: that of the API server may differ by more than any pause."""
 ANNOTATION_TRIED: Final = f"{GROUP}/tried-hosts"
 """Hosts that made the attempts before this one, the last one first."""
 MOST_TRIED: Final = 16
@@ -84,7 +87,7 @@ def inspect(
     by_host = _HostInspection(
         **{name: getattr(work, name) for name in work.__struct_fields__}, model=model, known=known
     )
-    by_host = msgspec.structs.replace(by_host, hosts=observed.hosts())
+    by_host = msgspec.structs.replace(by_host, hosts=observed.hosts(), asked=rfc3339(now))
     current = jobs.find_current(by_host, observed.processes)
     if by_host.can_start() or (current is not None and by_host.read(current, (), now).state in {"Going", "Succeeded"}):
         progress = jobs.proceed(by_host, observed.processes, {}, now)
@@ -110,6 +113,8 @@ class _HostInspection(Work, frozen=True, kw_only=True):
     known: ModelFacts | None = None
     hosts: Mapping[str, InspectingHost] = {}
     """The hosts that are given to the namespace."""
+    asked: str = ""
+    """The time at which an attempt is made."""
 
     @property
     def resource(self) -> Resource:
@@ -146,9 +151,11 @@ class _HostInspection(Work, frozen=True, kw_only=True):
         labels = {LABEL_MODEL: self.owner.name}
         body = msgspec.to_builtins(process)
         _, made = child(METAL_PROCESSES, self.name(attempt), MODELS, self.owner, labels, spec=body)
-        made["metadata"]["annotations"] = jobs.mark_attempt(self, attempt) | (
-            {ANNOTATION_TRIED: ",".join(tried)} if tried else {}
-        )
+        made["metadata"]["annotations"] = {
+            **jobs.mark_attempt(self, attempt),
+            ANNOTATION_ASKED: self.asked,
+            **({ANNOTATION_TRIED: ",".join(tried)} if tried else {}),
+        }
         return made
 
     def _choose_host(self, tried: Sequence[str]) -> str:
@@ -168,7 +175,7 @@ class _HostInspection(Work, frozen=True, kw_only=True):
 
         def broken(reason: str, message: str) -> JobOutcome:
             text = f"host {name} {message}"
-            return JobOutcome(state="Broken", reason=reason, message=text, ended=_created(attempt), host=name)
+            return JobOutcome(state="Broken", reason=reason, message=text, ended=_asked(attempt), host=name)
 
         if host is None:
             return broken("HostGone", f"is gone, or does not serve namespace {self.owner.namespace} any more")
@@ -176,7 +183,7 @@ class _HostInspection(Work, frozen=True, kw_only=True):
             report, problem = _read_report(self.model, self.known, status)
             if report is None:
                 return broken("ReportRefused", f"sent a report that cannot be used: {problem}")
-            return JobOutcome(state="Succeeded", answer=report, ended=_created(attempt), host=name)
+            return JobOutcome(state="Succeeded", answer=report, ended=_asked(attempt), host=name)
         if phase in {"Failed", "Rejected"}:
             return JobOutcome(
                 state="Broken" if phase == "Failed" else "Failed",
@@ -197,11 +204,12 @@ class _HostInspection(Work, frozen=True, kw_only=True):
         return volume.INSPECT_SECONDS if is_taken else SILENT_SECONDS
 
     def wait_seconds(self, attempt: Obj, now: datetime) -> float | None:
-        return self._limit(attempt) - (now - _created(attempt)).total_seconds()
+        return self._limit(attempt) - (now - _asked(attempt)).total_seconds()
 
 
-def _created(attempt: Obj) -> datetime:
-    return datetime.fromisoformat(attempt["metadata"]["creationTimestamp"])
+def _asked(attempt: Obj) -> datetime:
+    metadata = attempt["metadata"]
+    return datetime.fromisoformat(metadata["annotations"].get(ANNOTATION_ASKED) or metadata["creationTimestamp"])
 
 
 def _reported(attempt: Obj, now: datetime) -> datetime:
@@ -209,11 +217,11 @@ def _reported(attempt: Obj, now: datetime) -> datetime:
 
     It is within the time for an attempt: a host that fails again and again keeps the Model no longer than a silent one.
     """
-    created = _created(attempt)
+    asked = _asked(attempt)
     entries = attempt["metadata"].get("managedFields") or ()
     times = [each["time"] for each in entries if each.get("subresource") == "status" and each.get("time")]
-    reported = max(map(datetime.fromisoformat, times), default=created)
-    return min(reported, now, created + timedelta(seconds=volume.INSPECT_SECONDS))
+    reported = max(map(datetime.fromisoformat, times), default=asked)
+    return max(asked, min(reported, now, asked + timedelta(seconds=volume.INSPECT_SECONDS)))
 
 
 def _list_tried(previous: Obj) -> list[str]:

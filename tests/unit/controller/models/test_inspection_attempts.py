@@ -6,6 +6,7 @@ import pytest
 
 from controller.models import refresh
 from controller.models.inspecting_hosts import InspectingHost
+from kube.client import Obj
 from tests.support.simulated_model import INSPECTED
 from tests.unit.controller.models.test_host_models import LAYOUT, LIVE, LOST, REPORT, make_host_model
 
@@ -82,3 +83,18 @@ def test_word_of_one_host_ends_no_check_of_a_moving_source() -> None:
     simulated.report(phase="Stopped", inspection=REPORT | {"revision": '"etag-2"'})
     simulated.settle()
     assert simulated.model.status.revision == '"etag-2"'
+
+
+@pytest.mark.parametrize("status", [{}, {"phase": "Failed", "reason": "SourceUnreachable", "message": "x"}])
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_clock_of_the_api_server_neither_skips_nor_prolongs_an_attempt(status: Obj, minutes: int) -> None:
+    simulated = make_host_model("studio-1", "studio-2")
+    simulated.report(**status)
+    metadata = simulated.inspection["metadata"]
+    of_server = simulated.now + timedelta(minutes=minutes)
+    metadata["creationTimestamp"] = of_server.isoformat()
+    metadata["managedFields"] = [{"subresource": "status", "time": of_server.isoformat()}]
+    again = simulated.settle().again_seconds
+    assert again is not None
+    assert 0 < again <= 60
+    assert len(simulated.made) == 1
