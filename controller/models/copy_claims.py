@@ -11,6 +11,7 @@ from controller.models.copy_observation import CopyConsumer, stated_node
 from controller.models.decision import InspectedModel
 from controller.models.observation import ObservedModel
 from controller.models.volume import WEIGHTS
+from controller.reconcile import triggers
 from controller.reconcile.indexes import mounted_claims
 from crds.cache import NodeCopy
 from crds.meta import GROUP
@@ -32,6 +33,8 @@ class CopyClaim(NamedTuple):
     fits: bool
     """True if it is for the weights, the class and the size that the Model states now."""
     is_mounted: bool
+    is_refused: bool = False
+    """True if the scheduler finds no place for the pod that fetches to it."""
 
     @property
     def name(self) -> str:
@@ -69,7 +72,7 @@ class SortedClaims(NamedTuple):
     earlier: Sequence[CopyClaim] = ()
     """Verified copies of other weights, class or size, from which pods serve meanwhile."""
     making: Sequence[CopyClaim] = ()
-    """Claims that have a node, to which the weights are being fetched."""
+    """Claims that have a node, to which the weights are being fetched, and those whose node takes no pod for that."""
     unplaced: Sequence[CopyClaim] = ()
     """The same without a node."""
     evicted: Sequence[CopyClaim] = ()
@@ -78,6 +81,12 @@ class SortedClaims(NamedTuple):
     """Claims that nothing needs once no pod mounts them."""
     in_use: frozenset[str] = frozenset()
     """Names of the claims of copies that are mounted or that a replica needs."""
+    gone_nodes: frozenset[str] = frozenset()
+
+    @property
+    def going(self) -> int:
+        """Number of the copies that are being made on nodes that take the pods for that."""
+        return sum(not each.is_refused for each in self.making)
 
     @property
     def taken_nodes(self) -> frozenset[str]:
@@ -88,7 +97,7 @@ class SortedClaims(NamedTuple):
     def replaced_nodes(self) -> list[str]:
         """Nodes whose pods mount earlier weights that nothing replaces yet, also those that an edit has superseded."""
         mounted = (each.node for each in (*self.earlier, *self.deleted) if each.is_superseded)
-        return sorted({node for node in mounted if node} - self.taken_nodes)
+        return sorted({node for node in mounted if node} - self.taken_nodes - self.gone_nodes)
 
 
 def annotations(claim: Obj) -> Obj:
@@ -110,18 +119,27 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
         if not is_wanted and (fits or inspected.is_edited):
             copy = None
         node = copy.node if copy is not None else _find_node(observed, obj)
-        found.append(CopyClaim(obj, node, copy, fits, name in observed.claims.mounted))
+        is_refused = any(map(triggers.is_refused, _list_fetch_pods(observed, name)))
+        found.append(CopyClaim(obj, node, copy, fits, name in observed.claims.mounted, is_refused))
     return sorted(found, key=lambda each: each.age)
+
+
+def _list_fetch_pods(observed: ObservedModel, claim: str) -> list[Obj]:
+    """Return the pods that fetch to a claim."""
+    return [
+        pod
+        for job in observed.jobs
+        if jobs.verb(job) == "fetch" and claim in mounted_claims(job["spec"]["template"]["spec"])
+        for pod in observed.pods.get(job["metadata"]["uid"], ())
+    ]
 
 
 def _find_node(observed: ObservedModel, claim: Obj) -> str:
     """Return the node of the pods that fetch to a claim or mount it, else that which it states; empty: none yet."""
     name = claim["metadata"]["name"]
-    for job in observed.jobs:
-        if jobs.verb(job) == "fetch" and name in mounted_claims(job["spec"]["template"]["spec"]):
-            for pod in observed.pods.get(job["metadata"]["uid"], ()):
-                if node := pod.get("spec", {}).get("nodeName"):
-                    return str(node)
+    for pod in _list_fetch_pods(observed, name):
+        if node := pod.get("spec", {}).get("nodeName"):
+            return str(node)
     return observed.copies.pod_nodes.get(name) or stated_node(claim)
 
 
@@ -181,12 +199,15 @@ def sort_claims(inspected: InspectedModel, surveyed: Sequence[CopyClaim], demand
     started = [each for each in others if each.copy is None and each.fits]
     placed = {each.node: each for each in reversed(started) if each.node and each.node not in there}
     lacking = max(0, demand.number - len(ready))
-    making = sorted(placed.values(), key=lambda each: each.age)[:lacking]
-    unplaced = [each for each in started if not each.node][: min(1, lacking - len(making))]
+    making = sorted(placed.values(), key=lambda each: each.age)
+    going = [each for each in making if not each.is_refused][:lacking]
+    # Where the node takes no pod, another copy is made meanwhile; the refused pod stays, by which that is known.
+    making = [*going, *[each for each in making if each.is_refused][:lacking]]
+    unplaced = [each for each in started if not each.node][: min(1, lacking - len(going))]
     evicted = [*victims, *(each for each in surveyed if each.is_evicted)]
     kept = [*ready, *earlier, *making, *unplaced, *evicted]
     deleted = [each for each in surveyed if each not in kept]
-    return SortedClaims(ready, earlier, making, unplaced, evicted, deleted, frozenset(in_use))
+    return SortedClaims(ready, earlier, making, unplaced, evicted, deleted, frozenset(in_use), observed.gone_nodes)
 
 
 def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:

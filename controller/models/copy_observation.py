@@ -62,6 +62,8 @@ class CopyConsumer(NamedTuple):
     """Names of the claims on whose node the scheduler finds no place for a pod, and no other pod is about to leave."""
     final_seconds: float | None = None
     """Time after which refusals are final, because no other pod leaves any more; None: they are."""
+    other_nodes: frozenset[str] = frozenset()
+    """Nodes with a pod of the service that serves something else, such as another Model, or a claim that is deleted."""
 
 
 class ObservedCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +145,23 @@ def _observe_consumer(
     final_seconds = None
     if refused & leaving:
         final_seconds = (max(end for end, _pod in ends) - snapshot.now).total_seconds() + _RELEASE_SECONDS
-    return CopyConsumer(service, reservation, frozenset(refused - leaving), final_seconds)
+    return CopyConsumer(
+        service, reservation, frozenset(refused - leaving), final_seconds, _list_other_nodes(snapshot, model, pods)
+    )
+
+
+def _list_other_nodes(snapshot: Snapshot, model: Model, pods: Iterable[Obj]) -> frozenset[str]:
+    """Return the nodes of pods that stay and mount no claim of the Model, or only one that is being deleted."""
+    children = snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid)
+    claims = {each["metadata"]["name"] for each in children if "deletionTimestamp" not in each["metadata"]}
+    nodes = {
+        str((pod.get("spec") or {}).get("nodeName") or "")
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+        and (pod.get("status") or {}).get("phase") not in ENDED
+        and claims.isdisjoint(mounted_claims(pod.get("spec") or {}))
+    }
+    return frozenset(node for node in nodes if node and not _is_gone(snapshot.store, node))
 
 
 def _find_pod_nodes(snapshot: Snapshot, claims: Iterable[Obj]) -> Iterator[tuple[str, str]]:

@@ -149,10 +149,13 @@ class _CopyPlan(NamedTuple):
     def new_claims(self) -> Iterator[tuple[Resource, Obj]]:
         """Yield the claims to create: where earlier weights are replaced, and one whose node the scheduler chooses."""
         found, model, observed = self.found, self.inspected.model, self.inspected.observed.claims
-        lacking = min(self.demand.number - len(found.ready), MOST_FETCHES) - len(found.making) - len(found.unplaced)
-        replaced = found.replaced_nodes[: max(0, lacking)]
-        marks = [{NODE: node} for node in replaced]
-        if lacking > len(replaced) and not found.unplaced:
+        lacking = max(0, min(self.demand.number - len(found.ready), MOST_FETCHES) - found.going)
+        nodes = found.replaced_nodes[: max(0, lacking - len(found.unplaced))]
+        if not nodes and any(each.is_refused for each in found.unplaced) and self.demand.consumer is not None:
+            # What has the room may be the very pods that are to be replaced.
+            nodes = sorted(self.demand.consumer.other_nodes - found.taken_nodes)[:lacking]
+        marks = [{NODE: node} for node in nodes]
+        if lacking > len(nodes) and not found.unplaced:
             marks.append({PLACEMENT: digest_placement(*self._place_anywhere())})
         used = {*(each["metadata"]["name"] for each in observed.claims), *observed.leaving}
         used |= {copy.name for copy in model.status.copies}

@@ -1,7 +1,13 @@
 """Copies in the way of which something stands: a node that takes no pod, a claim that leaves, room that pods take."""
 
-from kube.resources import JOBS, MODELS, PODS, PVCS
-from tests.support.simulated_copies import SimulatedCopies
+import pytest
+
+from kube.resources import JOBS, MODELS, NODES, PODS, PVCS
+from tests.support.simulated_copies import NAMESPACE, SimulatedCopies
+from tests.unit.controller.models.test_node_copies import change_weights
+
+FULL = -9
+"""Slots of a node that takes no pod, such as one that is cordoned or not ready."""
 
 
 def serve_one(nodes: dict[str, int]) -> SimulatedCopies:
@@ -35,3 +41,57 @@ def test_model_that_is_made_again_waits_for_no_claim_of_its_predecessor() -> Non
     simulated.fetch_all()
     assert simulated.nodes_of() == ["a"]
     assert simulated.copies()[0].name != earlier
+
+
+def test_successor_is_made_elsewhere_if_its_node_takes_no_pod() -> None:
+    simulated = serve_one({"a": 1, "b": 1})
+    change_weights(simulated)
+    simulated.slots["a"] = FULL
+    simulated.fetch_all()
+    (copy,) = (copy for copy in simulated.copies() if copy.node == "b")
+    assert len(simulated.claims()) == 2, "the pod mounts the earlier one; nothing waits for node a any more"
+    simulated.remove(PODS, "old")
+    simulated.settle()
+    assert [*simulated.claims()] == [copy.name]
+
+
+def test_fetch_that_its_node_does_not_take_again_is_made_elsewhere() -> None:
+    simulated = SimulatedCopies({"a": 1, "b": 1})
+    simulated.make_model()
+    simulated.make_service(replicas=1)
+    simulated.schedule()
+    (job,) = simulated.pending()
+    simulated.end(job, 1, {"reason": "SourceUnreachable", "message": "no route"})
+    simulated.settle()
+    simulated.slots["a"] = FULL
+    simulated.pass_time(minutes=1)
+    simulated.fetch_all()
+    assert simulated.nodes_of() == ["b"]
+    assert len(simulated.claims()) == 1
+
+
+@pytest.mark.parametrize("room", [1, 2], ids=["full node", "free node"])
+def test_copy_whose_claim_was_deleted_is_replaced_though_its_pod_has_the_devices(room: int) -> None:
+    simulated = serve_one({"a": room})
+    delete_claims(simulated)
+    simulated.settle()
+    simulated.fetch_all()
+    assert simulated.nodes_of() == ["a"]
+
+
+def test_service_of_another_model_gets_a_copy_though_its_pods_have_the_devices() -> None:
+    simulated = serve_one({"a": 1})
+    simulated.make_model("other", "http://models.example/other.gguf")
+    simulated.make_service(model="other", replicas=1)
+    simulated.fetch_all()
+    assert simulated.nodes_of("other") == ["a"]
+    assert simulated.store.get(PODS, "old", NAMESPACE) is not None
+
+
+def test_nothing_is_made_on_a_node_that_is_gone_though_its_pod_is_not() -> None:
+    simulated = serve_one({"a": 1, "b": 1})
+    change_weights(simulated)
+    simulated.remove(NODES, "a")
+    simulated.settle()
+    simulated.fetch_all()
+    assert simulated.nodes_of() == ["b"]
