@@ -16,7 +16,13 @@ import msgspec
 from controller.reconcile.indexes import mounted_claims
 from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
-from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_STAMP, ANNOTATION_UPDATE, is_stamped
+from controller.reconcile.stamp import (
+    ANNOTATION_INPUTS,
+    ANNOTATION_SERVED,
+    ANNOTATION_STAMP,
+    ANNOTATION_UPDATE,
+    is_stamped,
+)
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -159,7 +165,8 @@ def _of_deployment(obj: Obj) -> Obj:
     metadata["managedFields"] = [
         {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
     ]
-    metadata["annotations"] = _pick(metadata["annotations"], (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE))
+    read = (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
+    metadata["annotations"] = _pick(metadata["annotations"], read)
     pod = obj["spec"]["template"]["spec"]
     containers = {
         kind: [_of_container(each) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod

@@ -23,6 +23,8 @@ ANNOTATION_INPUTS: Final = f"{GROUP}/inputs"
 """Digest of what users decided about an object; it changes with an edit, and not with an update of Pomona."""
 ANNOTATION_UPDATE: Final = f"{GROUP}/update"
 """On an object that an update of Pomona has replaced last, and no edit."""
+ANNOTATION_SERVED: Final = f"{GROUP}/served"
+"""On a Deployment beside a copy of weights whose pods served when its template was replaced last."""
 _MOST_REMEMBERED: Final = 20_000
 _OWNED: Final[dict[tuple[int, str], FieldSet]] = {}
 """Field sets that own all fields of the spec with this digest: each decision about a service asks for it again."""

@@ -29,10 +29,12 @@ from controller.services.pods.template_rollout import (
     annotate,
     compare_template,
     digest_inputs,
+    is_changing,
     select_changes,
 )
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
+from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
 from crds.quantity import quantity_bytes
 from crds.size import GIB, size_text
@@ -62,6 +64,30 @@ class _WantedDeployment(NamedTuple):
             return []
         is_known = not is_applied or self.change.is_present
         return self.observed.list_current(None if is_known else self.change.desired)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        name: str = self.change.desired["metadata"]["name"]
+        return name
+
+    def is_refused(self, pods: ServicePods) -> bool:
+        """Return whether its pods are ready, but for those that the node of its copy does not take."""
+        if self.observed is None or not self.node:
+            return False
+        found = self.observed.count_pods(self.node, pods.leaving)
+        return found.refused > 0 and found.replicas == found.ready + found.refused
+
+    def limit_change(self) -> int | None:
+        """Return the most pods with which its template is replaced, or None.
+
+        A Deployment that makes no room first would end no pod for another that the node of its copy does not take.
+        """
+        if self.observed is None or not self.node or not (placed := self.observed.count_pods().placed):
+            return None
+        if self.change.cause:
+            return placed
+        return self.observed.replicas if is_changing(self.observed.obj) else None
 
     def keep(self) -> list[_KeptDeployment]:
         """Return it as it is, with the number of pods that it should have."""
@@ -94,7 +120,8 @@ def observe_pods(
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted)
     steps = _list_wanted(service, served, choice, (plan, deployments), settings)
     changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
-    selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out), strict=True))
+    refused = [each.name for each in steps if each.is_refused(pods)]
+    selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for each, is_applied in selected for uid in each.list_ready(is_applied=is_applied)]
     waiting = [each for each, is_applied in selected if not is_applied]
     kept = [kept for each in waiting for kept in each.keep()] + _retire(steps, deployments, wanted - len(ready))
@@ -106,7 +133,7 @@ def observe_pods(
         problem=_explain_memory(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
         apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
-        awaiting=tuple(each.change.desired["metadata"]["name"] for each in waiting if each.change.cause == "update"),
+        awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
         again_seconds=plan.again_seconds,
     )
@@ -124,8 +151,8 @@ def _list_wanted(
     there = {each.name: each for each in deployments}
     is_estimate = service.spec.resources.memory is None and not replica_memory.is_memory_stated(served)
     companions = companion_weights(served)
-    found = []
-    for copy, replicas in plan.replicas:
+
+    def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         weights = mounted_weights(served.model, copy)
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
@@ -133,7 +160,14 @@ def _list_wanted(
             change = TemplateChange(annotate(made, inputs))
         else:
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
-        found.append(_WantedDeployment(change, replicas, observed, weights.node))
+        return _WantedDeployment(change, replicas, observed, weights.node)
+
+    found = []
+    for copy, replicas in plan.replicas:
+        wanted = compare(copy, replicas)
+        if (limit := wanted.limit_change()) is not None and limit < replicas:
+            wanted = wanted._replace(change=compare(copy, limit).change)
+        found.append(wanted)
     return found
 
 

@@ -6,20 +6,22 @@ user's inputs beside its stamp: if the template differs and the inputs do not, t
 (`update_pacer.py`). All of that is in the Deployment, so another leader decides alike.
 
 A service with copies of weights on nodes has several Deployments. Of those that serve, one at a time gets another
-template, after an edit, too.
+template, after an edit, too. One whose node takes no pod does not stop that, unless it served before the change and no
+pod has started with the new template: then the change may be why no node takes it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
-from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_UPDATE, is_desired, stamp
+from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.meta import LABEL_COPY
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
@@ -71,24 +73,41 @@ def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool
         inputs: the digest of the user's inputs.
         is_estimate: True if the memory of its pods is estimated, and stated by no user.
     """
-    desired = annotate(made, inputs)
+    # A change of the number of pods applies the annotations anew.
+    marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
+    desired = annotate(made, inputs, marked)
     if is_desired(DEPLOYMENTS, desired, observed):
         return TemplateChange(desired, is_present=True)
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier not in {None, inputs}
     if (kept := _keep_pods(made, observed, is_estimate=is_estimate, is_edited=is_edited)) is not None:
-        return TemplateChange(annotate(kept, inputs))
+        return TemplateChange(annotate(kept, inputs, marked))
+    served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
     if is_edited:
-        return TemplateChange(desired, "edit")
-    return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true"}), "update")
+        return TemplateChange(annotate(made, inputs, served), "edit")
+    return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true", **served}), "update")
 
 
-def select_changes(changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_roll_out: bool) -> list[bool]:
+def _has_served(observed: Obj) -> bool:
+    """Return whether a Deployment beside a copy has ready pods."""
+    is_of_copy = LABEL_COPY in observed["metadata"].get("labels", {})
+    return is_of_copy and bool(observed.get("status", {}).get("readyReplicas"))
+
+
+def _is_marked(deployment: Obj) -> bool:
+    """Return whether the pods of a Deployment served before a change of its template that is not rolled out."""
+    return ANNOTATION_SERVED in (deployment["metadata"].get("annotations") or {}) and not is_rolled_out(deployment)
+
+
+def select_changes(
+    changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_roll_out: bool, refused: Collection[str] = ()
+) -> list[bool]:
     """Return for each change of a Deployment of one service whether it is applied now, or waits.
 
     Args:
         changes: the changes, each with the present Deployment.
         may_roll_out: True if it is the turn of the service to be replaced by an update.
+        refused: names of the Deployments whose pods are ready, but for those that their node does not take.
     """
     if not any(change.cause for change, _observed in changes):
         return [True] * len(changes)
@@ -98,10 +117,19 @@ def select_changes(changes: Sequence[tuple[TemplateChange, Obj | None]], *, may_
     ]
     # What has no ready pod is changed at once: there is nothing to interrupt, and the change may be the remedy.
     selected = [not each for each in interrupts]
+    has_started = any(
+        change.is_present and observed is not None and _has_started(observed) for change, observed in changes
+    )
+
+    def is_down(change: TemplateChange, observed: Obj | None) -> bool:
+        if observed is None:
+            return True
+        if observed["metadata"]["name"] in refused and (has_started or not _is_marked(observed)):
+            return False
+        return bool(change.cause) or not is_rolled_out(observed)
+
     if all(selected) or any(
-        observed is None or change.cause or not is_rolled_out(observed)
-        for (change, observed), is_selected in zip(changes, selected, strict=True)
-        if is_selected
+        is_selected and is_down(*change) for change, is_selected in zip(changes, selected, strict=True)
     ):
         return selected
     may_change = [
@@ -128,6 +156,19 @@ def is_rolled_out(deployment: Obj) -> bool:
     if status.get("observedGeneration") != deployment["metadata"].get("generation"):
         return not wanted
     return all(status.get(count, 0) == wanted for count in ("replicas", "updatedReplicas", "readyReplicas"))
+
+
+def is_changing(deployment: Obj) -> bool:
+    """Return whether a Deployment may have pods of an earlier template."""
+    status = deployment.get("status") or {}
+    if status.get("observedGeneration") != deployment["metadata"].get("generation"):
+        return True
+    return bool(status.get("replicas", 0) != status.get("updatedReplicas", 0))
+
+
+def _has_started(deployment: Obj) -> bool:
+    """Return whether a pod with the template of a Deployment is ready."""
+    return not is_changing(deployment) and bool(deployment["status"].get("readyReplicas"))
 
 
 def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) -> Obj | None:

@@ -144,6 +144,51 @@ def test_edit_is_at_once_where_nothing_serves() -> None:
     assert {obj["metadata"]["generation"] for obj in world.deployments.values()} == {2}
 
 
+def lose_node(world: SimulatedPods, node: str) -> None:
+    """Make a node take no pod any more, with its pods gone."""
+    world.rooms[node] = 0
+    for pod in world.pods.values():
+        if pod["spec"].get("nodeName") == node:
+            pod["spec"], pod["status"] = {}, {"conditions": []}
+
+
+@pytest.mark.parametrize("spec", [{}, NVIDIA], ids=["cpu", "nvidia"])
+@pytest.mark.parametrize("cause", ["edit", "update"])
+@pytest.mark.parametrize("rooms", [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2}], ids=str)
+def test_change_reaches_all_that_serve_though_a_node_takes_no_pod(rooms: dict[str, int], cause: str, spec: Obj) -> None:
+    world = running(rooms, sum(rooms.values()), **spec)
+    lose_node(world, "b")
+    left = sum(world.rooms.values())
+    world.settle(least_ready=left)
+    if cause == "edit":
+        world.spec["contextLength"] = 8192
+    else:
+        changed = {name: replace(VENDORS[name], images={"llama.cpp": "engine:2"}) for name in ("cpu", "nvidia")}
+        world.settings = PodSettings(vendors={**VENDORS, **changed})
+    world.settle(least_ready=left - 1)
+    wanted = "8192" if cause == "edit" else "engine:2"
+    assert all(wanted in str(pod["template"]) for pod in world.pods.values())
+    world.rooms["b"] = rooms["b"]
+    world.settle(least_ready=left)
+    assert world.count_ready() == sum(rooms.values())
+
+
+def test_edit_for_which_no_node_has_room_stops_at_the_first_one_though_another_takes_no_pod() -> None:
+    world = running({"a": 1, "b": 1, "c": 1}, 3)
+    lose_node(world, "c")
+    world.settle(least_ready=2)
+    for length in (8192, 16384):
+        world.spec["contextLength"] = length
+        world.decide()
+        world.run_deployments()
+        world.run_pods()
+        for node in "ab":
+            if node not in world.count_pods():
+                world.rooms[node] = 0
+        world.settle(least_ready=1)
+    assert world.count_ready() == 1
+
+
 @pytest.mark.parametrize("spec", [{}, NVIDIA], ids=["cpu", "nvidia"])
 @pytest.mark.parametrize("room", [1, 2], ids=["full nodes", "free nodes"])
 def test_earlier_weights_serve_until_the_wanted_ones_do(spec: Obj, room: int) -> None:
