@@ -37,6 +37,7 @@ from controller.reconcile.plan import Patch, ref
 from crds.cache import NodeCopy, NodeShortage
 from crds.meta import GROUP
 from crds.model import Model
+from crds.quantity import parse_quantity
 from kube.client import Obj
 from kube.resources import PVCS, Resource
 from kube.time import rfc3339
@@ -216,7 +217,11 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
     is_news = known is None or known.job != fetch.progress.job
     if (outcome.state, outcome.reason) != ("Broken", NO_SPACE) or fetch.progress.create is not None or not is_news:
         return known
-    keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - requested_bytes(fetch.claim.obj)
+    requested, weights = requested_bytes(fetch.claim.obj), inspected.facts.size_bytes
+    if weights is None or requested < weights:
+        return known  # the volume itself may be too small, and copies of others would go for nothing
+    needed = min(requested, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
+    keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - needed
     return NodeShortage(node=node, job=fetch.progress.job, keep_bytes=max(0, keep_bytes))
 
 

@@ -77,13 +77,20 @@ class SimulatedCopies:
         """Remove an object."""
         assert self.store.remove(resource, "" if resource == NODES else NAMESPACE, name)
 
-    def make_model(self, name: str = "tiny", source: str = "http://models.example/tiny.gguf", **cache: Any) -> None:
+    def make_model(
+        self,
+        name: str = "tiny",
+        source: str = "http://models.example/tiny.gguf",
+        *,
+        answer: Obj = INSPECTED,
+        **cache: Any,
+    ) -> None:
         """Create a Model with copies on nodes, which is inspected already."""
         cache = {"scope": "node", "storageClassName": "local", **cache}
         self.put(MODELS, name, spec={"source": source, "cache": cache})
         self.settle()
         (job,) = self.jobs("inspect", name)
-        self.end(job, 0, INSPECTED)
+        self.end(job, 0, answer)
         self.settle()
 
     def make_service(self, name: str = "chat", model: str = "tiny", **spec: Any) -> None:

@@ -12,6 +12,7 @@ from kube.client import Obj
 from kube.resources import MODELS, PODS, PVCS, ObjectKey
 from kube.store import Store
 from tests.support.simulated_copies import SimulatedCopies
+from tests.support.simulated_model import INSPECTED
 
 MIB = 1 << 20
 COPIES = st.lists(
@@ -186,3 +187,26 @@ def test_full_disk_takes_no_more_unused_copies_than_it_needs() -> None:
     simulated.finish("large")
     assert simulated.nodes_of("large") == ["a"]
     assert simulated.model("large").status.shortages == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "size", "left"),
+    [({"sizeBytes": None}, None, [1, 1]), ({}, "1Ti", [0, 1])],
+    ids=["volume that may be too small", "volume that is larger than the weights"],
+)
+def test_size_that_a_tenant_chooses_takes_no_more_copies_of_others(
+    answer: Obj, size: str | None, left: list[int]
+) -> None:
+    simulated = SimulatedCopies({"a": 9})
+    for name in ("one", "two"):
+        simulated.make_model(name)
+        simulated.make_service(f"of-{name}", model=name, replicas=1)
+        simulated.fetch_all()
+        simulated.make_service(f"of-{name}", model=name, replicas=0)
+        simulated.pass_time(hours=1)
+    simulated.make_model("greedy", answer=INSPECTED | answer, **({"size": size} if size else {}))
+    simulated.make_service("of-greedy", model="greedy", replicas=1)
+    simulated.schedule()
+    simulated.end(simulated.pending("greedy")[0], 1, {"reason": "NoSpace", "message": "needs more"})
+    simulated.settle()
+    assert [len(simulated.copies(name)) for name in ("one", "two")] == left

@@ -1,6 +1,7 @@
 """Decisions about copies of weights on nodes: they are made where a replica fits, kept, replaced and given up."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.simulated_model import INSPECTED
 OTHER = "http://models.example/other.gguf"
 
 
-def make_two_copies(*, names_nodes: bool = True, **cache: str) -> SimulatedCopies:
+def make_two_copies(*, names_nodes: bool = True, **cache: Any) -> SimulatedCopies:
     """Return a Model of which two nodes have a copy that pods mount."""
     simulated = SimulatedCopies({"a": 1, "b": 1, "c": 1})
     simulated.names_nodes = names_nodes
