@@ -82,6 +82,9 @@ class NodeCopy(ApiStruct, frozen=True):
     claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")]
     path: Annotated[str, described("Path of the weights, relative to the root of the volume.")]
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
+    size_bytes: Annotated[
+        int, described("Size that the volume requests, which counts against the limit of its node.", format="int64")
+    ] = 0
     unused_since: Annotated[
         str,
         described(

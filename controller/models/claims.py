@@ -188,6 +188,11 @@ def _requested(claim: Obj) -> str:
     return str(claim["spec"]["resources"]["requests"]["storage"])
 
 
+def requested_bytes(claim: Obj) -> int:
+    """Return the space that a claim takes from its disk."""
+    return int(parse_quantity(_requested(claim)) or 0)
+
+
 def uid(claim: Obj) -> str:
     """Return the uid of a claim, by which a status names it."""
     return str(claim["metadata"]["uid"])

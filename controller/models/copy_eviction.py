@@ -3,13 +3,13 @@
 All Models come to the same result by one pure function over all copies of a node, and each deletes only its own.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from controller.reconcile.indexes import NODE_INDEX, SHORTAGE_INDEX
-from crds.quantity import parse_quantity
 from kube.client import Obj
-from kube.resources import MODELS, PVCS, ObjectKey, object_key
+from kube.resources import MODELS, NODES, ObjectKey, object_key
 from kube.store import Store
 
 
@@ -26,11 +26,13 @@ class StoredCopy(NamedTuple):
 
 def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
     """Return the copies of one node that go, so that the others take at most `limit_bytes` if possible."""
-    copies = sorted(copies)
+    copies = list(copies)
     total = sum(each.size_bytes for each in copies)
+    if total <= limit_bytes:
+        return []
     victims = []
-    for copy in copies:
-        if total > limit_bytes and copy.unused_since:
+    for copy in sorted(each for each in copies if each.unused_since):
+        if total > limit_bytes:
             victims.append(copy)
             total -= copy.size_bytes
     return victims
@@ -66,18 +68,22 @@ def _read_parts(model: Obj) -> list[list[Obj]]:
     return [status.get("copies") or [], status.get("shortages") or []]
 
 
-def _list_copies(store: Store, node: str) -> list[StoredCopy]:
-    found = []
-    for model in store.by_index(MODELS, NODE_INDEX, node):
-        key, status = object_key(model), model["status"]
-        for copy in status["copies"]:
-            if copy["node"] == node:
-                claim = store.get(PVCS, copy["name"], key.namespace)
-                size_bytes = requested_bytes(claim) if claim else status.get("sizeBytes") or 0
-                found.append(StoredCopy(copy.get("unusedSince", ""), key, copy["claim"], size_bytes))
+def _list_copies(store: Store, node: str) -> Sequence[StoredCopy]:
+    """Return the copies on a node, which are gathered once for all Models with a copy there."""
+    models, known = store.by_index(MODELS, NODE_INDEX, node), store.get(NODES, node)
+    gather = functools.partial(_gather_copies, store, node, models)
+    return gather() if known is None else store.derive(NODES, known, "copies", gather, models)
+
+
+def _gather_copies(store: Store, node: str, models: Sequence[Obj]) -> Sequence[StoredCopy]:
+    by_node = (store.derive(MODELS, each, "copies", functools.partial(_group_copies, each)) for each in models)
+    return [copy for copies in by_node for copy in copies[node]]
+
+
+def _group_copies(model: Obj) -> Mapping[str, Sequence[StoredCopy]]:
+    """Return the copies of a Model by their node."""
+    key, found = object_key(model), dict[str, list[StoredCopy]]()
+    for copy in model["status"]["copies"]:
+        stored = StoredCopy(copy.get("unusedSince", ""), key, copy["claim"], copy.get("sizeBytes", 0))
+        found.setdefault(copy["node"], []).append(stored)
     return found
-
-
-def requested_bytes(claim: Obj) -> int:
-    """Return the space that a claim takes from the disk."""
-    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"]) or 0)

@@ -115,7 +115,8 @@ def observe_copies(
     claims = snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid)
     pod_nodes = dict(_find_pod_nodes(snapshot, claims))
     stated = {*map(stated_node, claims), *_list_fetch_nodes(snapshot, model), *pod_nodes.values()}
-    victims = (victim.claim for node in nodes for victim in find_victims(snapshot.store, node, limit_bytes))
+    unused = {copy.node for copy in model.status.copies if copy.unused_since}
+    victims = (victim.claim for node in unused for victim in find_victims(snapshot.store, node, limit_bytes))
     return ObservedCopies(
         consumers=[
             consumer

@@ -25,7 +25,6 @@ from controller.models.copy_claims import (
     sort_claims,
     survey_claims,
 )
-from controller.models.copy_eviction import requested_bytes
 from controller.models.copy_observation import NODE
 from controller.models.copy_placement import digest_placement, reserve_elsewhere, reserve_on
 from controller.models.copy_status import CopyReport, find_obstacle
@@ -177,13 +176,15 @@ class _CopyPlan(NamedTuple):
                 claim=claims.uid(each.obj),
                 path=self.path,
                 sha256=self.inspected.facts.sha256,
+                size_bytes=claims.requested_bytes(each.obj),
             )
             for each in done
         ]
         for each in (*found.ready, *found.earlier):
             if (copy := each.copy) is not None:
                 since = "" if each.name in found.in_use else copy.unused_since or now
-                copies.append(msgspec.structs.replace(copy, unused_since=since))
+                size_bytes = claims.requested_bytes(each.obj)
+                copies.append(msgspec.structs.replace(copy, unused_since=since, size_bytes=size_bytes))
         return sorted(copies, key=lambda each: (each.node, each.name))
 
 
@@ -217,7 +218,7 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
     is_news = known is None or known.job != fetch.progress.job
     if (outcome.state, outcome.reason) != ("Broken", NO_SPACE) or fetch.progress.create is not None or not is_news:
         return known
-    requested, weights = requested_bytes(fetch.claim.obj), inspected.facts.size_bytes
+    requested, weights = claims.requested_bytes(fetch.claim.obj), inspected.facts.size_bytes
     if weights is None or requested < weights:
         return known  # the volume itself may be too small, and copies of others would go for nothing
     needed = min(requested, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))

@@ -1,5 +1,6 @@
 """Copies that leave a node to make room: all Models come to the same choice by one pure function."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from controller.models.copy_eviction import StoredCopy, choose_victims, find_victims, models_of_victims
 from controller.reconcile.indexes import declare_indexes
+from crds.quantity import parse_quantity
 from kube.client import Obj
-from kube.resources import MODELS, PODS, PVCS, ObjectKey
+from kube.resources import MODELS, NODES, PODS, ObjectKey
 from kube.store import Store
 from tests.support.simulated_copies import SimulatedCopies
 from tests.support.simulated_model import INSPECTED
@@ -49,17 +51,17 @@ def test_what_has_gone_lets_the_rest_stay(copies: list[StoredCopy], limit: int) 
 
 
 def copy(name: str, node: str = "a", unused: str = "") -> Obj:
-    found = {"node": node, "name": f"{name}-cache", "claim": f"uid-{name}", "path": "x"}
+    found: Obj = {"node": node, "name": f"{name}-cache", "claim": f"uid-{name}", "path": "x", "sizeBytes": 10}
     return found | ({"unusedSince": f"2026-11-21T{unused}:00:00Z"} if unused else {})
 
 
 def store_of(*models: tuple[str, list[Obj], list[Obj]]) -> Store:
-    """Return a store with Models of 10 bytes each; their copies and shortages are stated."""
+    """Return a store with Models whose copies and shortages are stated."""
     store = Store()
     declare_indexes(store)
     for name, copies, shortages in models:
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
-        status = {"sizeBytes": 10, "copies": copies, "shortages": shortages}
+        status = {"copies": copies, "shortages": shortages}
         store.put(MODELS, {"metadata": metadata, "spec": {}, "status": status})
     return store
 
@@ -81,12 +83,45 @@ def test_limit_counts_the_copies_of_all_models_on_one_node() -> None:
     assert names(store, "b", 9) == ["one"]
 
 
+class CountedCopies(list[Obj]):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Obj]:
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("has_node", [True, False])
+def test_copies_of_a_model_are_read_once_for_the_decisions_about_all_its_nodes(has_node: bool) -> None:
+    nodes = [f"node-{number}" for number in range(64)]
+    counted = {name: CountedCopies(copy(name, node, unused="10") for node in nodes) for name in ("one", "two")}
+    store = store_of(*((name, copies, []) for name, copies in counted.items()))
+    for node in nodes if has_node else ():
+        store.put(NODES, {"metadata": {"name": node, "uid": node, "resourceVersion": "1"}})
+    before = {name: each.reads for name, each in counted.items()}
+    for _ in range(2):
+        assert all(names(store, node, 10) == ["one"] for node in nodes)
+    assert {name: each.reads - before[name] for name, each in counted.items()} == {"one": 1, "two": 1}
+
+
+def test_victims_follow_each_change_of_a_model() -> None:
+    store = store_of(("one", [copy("one", unused="10")], []), ("two", [copy("two", unused="11")], []))
+    store.put(NODES, {"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"}})
+    assert names(store, "a", 10) == ["one"]
+    used = store.get(MODELS, "one", "team")
+    assert used is not None
+    metadata = used["metadata"] | {"resourceVersion": "2"}
+    store.put(MODELS, used | {"metadata": metadata, "status": {"copies": [copy("one")], "shortages": []}})
+    assert names(store, "a", 10) == ["two"]
+
+
 def test_copy_counts_with_what_its_claim_takes_from_the_disk() -> None:
-    store = store_of(("one", [copy("one", unused="10")], []))
-    metadata = {"name": "one-cache", "namespace": "team", "uid": "uid-one", "resourceVersion": "1"}
-    store.put(PVCS, {"metadata": metadata, "spec": {"resources": {"requests": {"storage": "1Ki"}}}})
-    assert names(store, "a", 1023) == ["one"]
-    assert names(store, "a", 1024) == []
+    simulated = make_cache(126 * MIB, "one")
+    (found,) = simulated.copies("one")
+    requested = simulated.claims("one")[found.name]["spec"]["resources"]["requests"]["storage"]
+    assert found.size_bytes == parse_quantity(requested) == 126 * MIB
 
 
 @pytest.mark.parametrize(("limit", "found"), [(None, ["one"]), (20, ["one"]), (5, ["one", "two"])])

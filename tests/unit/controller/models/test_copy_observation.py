@@ -49,7 +49,7 @@ class Enqueued(WorkQueue[Item]):
 
 
 def copy(claim: str, **fields: str) -> Obj:
-    return {"node": "a", "name": claim, "claim": f"uid-{claim}", "path": "x", **fields}
+    return {"node": "a", "name": claim, "claim": f"uid-{claim}", "path": "x", "sizeBytes": 1 << 30, **fields}
 
 
 def claim_of(name: str, owner: str) -> Obj:
