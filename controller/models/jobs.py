@@ -226,7 +226,8 @@ def _start(work: Work, attempt: int, previous: Obj | None, outcome: JobOutcome) 
 
 def find_current(work: Work, attempts: Iterable[Obj]) -> Obj | None:
     """Return the last attempt of a work, or None."""
-    return max((each for each in attempts if _is_of(each, work)), key=_attempt, default=None)
+    digest = work.digest()
+    return max((each for each in attempts if _is_of(each, digest)), key=_attempt, default=None)
 
 
 def last(work: Work, jobs: Iterable[Obj]) -> str:
@@ -311,9 +312,9 @@ def _time(text: str | None) -> datetime:
     return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
 
 
-def _is_of(job: Obj, work: Work) -> bool:
+def _is_of(job: Obj, digest: str) -> bool:
     deleted = "deletionTimestamp" in job["metadata"]
-    return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == work.digest()
+    return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == digest
 
 
 def _attempt(job: Obj) -> int:

@@ -155,6 +155,17 @@ def _claim_volumes(pod_spec: Obj) -> Obj:
     return {"volumes": [{"persistentVolumeClaim": {"claimName": claim}} for claim in claims]} if claims else {}
 
 
+def _of_job(obj: Obj) -> Obj:
+    """Return a Job with its work, its claims and its end: Models keep the Job of each copy on a node as a record."""
+    pod = obj["spec"]["template"]["spec"]
+    containers = [_pick(each, ("name",)) for each in pod.get("containers") or ()]
+    return {
+        "metadata": _unmanaged(obj)["metadata"],
+        "spec": {"template": {"spec": {"containers": containers, **_claim_volumes(pod)}}},
+        "status": _pick(obj.get("status") or {}, ("conditions",)),
+    }
+
+
 def _of_deployment(obj: Obj) -> Obj:
     """Return a Deployment without what its stamp stands for; one of an earlier version is compared by all values."""
     if not is_stamped(obj):
@@ -206,6 +217,7 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     DEPLOYMENTS: _of_deployment,
     **dict.fromkeys((SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS), _applied_spec),
     METAL_PROCESSES: _of_process,
-    **dict.fromkeys((JOBS, PVCS, ENDPOINT_SLICES), _unmanaged),
+    JOBS: _of_job,
+    **dict.fromkeys((PVCS, ENDPOINT_SLICES), _unmanaged),
     **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

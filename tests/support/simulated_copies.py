@@ -53,6 +53,8 @@ class SimulatedCopies:
         self.plans: list[Plan] = []
         """All plans with any write but that of the status."""
         self._numbers = itertools.count(1)
+        self._job_specs: dict[str, Obj] = {}
+        """The store keeps less of them."""
         self._reconciler = model_reconciler(self.settings, lambda _service, _served: Reservation({SLOT: "1"}))
         for node in nodes:
             self.put(NODES, node, namespace="")
@@ -125,7 +127,10 @@ class SimulatedCopies:
         return {each["metadata"]["name"]: each for each in self._children(PVCS, name)}
 
     def jobs(self, verb: str, name: str = "tiny") -> list[Obj]:
-        return [each for each in self._children(JOBS, name) if f"-{verb}-" in each["metadata"]["name"]]
+        return [self._whole(each) for each in self._children(JOBS, name) if f"-{verb}-" in each["metadata"]["name"]]
+
+    def _whole(self, job: Obj) -> Obj:
+        return {**job, "spec": self._job_specs[job["metadata"]["name"]]}
 
     def pending(self, name: str = "tiny") -> list[Obj]:
         """Return the fetch Jobs that have not ended."""
@@ -147,6 +152,8 @@ class SimulatedCopies:
         for resource, obj in plan.create:
             created = obj["metadata"]["name"]
             assert self.store.get(resource, created, NAMESPACE) is None, f"{created} exists"
+            if resource == JOBS:
+                self._job_specs[created] = obj["spec"]
             self.put(resource, created, **obj)
         for patch in plan.patch:
             self._patch(patch.ref.resource, patch.ref.name, patch.operations)
@@ -196,7 +203,7 @@ class SimulatedCopies:
         """Give each pending Job a pod, and a node if one has a free slot and fulfils the Job's affinity."""
         for job in list(self.store.list(JOBS)):
             if "-fetch-" in job["metadata"]["name"] and not job.get("status"):
-                self._schedule(job)
+                self._schedule(self._whole(job))
         self.settle()
 
     def _schedule(self, job: Obj) -> None:

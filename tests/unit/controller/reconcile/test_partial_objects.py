@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
+from controller.models import jobs
 from controller.placement.nodes import declare_nodes
-from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.indexes import declare_indexes, mounted_claims
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
 from controller.services.pods.deployment import build_network_service
 from controller.services.reconciler import ServiceInputs, decide_service
+from crds.meta import ObjectMeta
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS
 from kube.store import Store
 from tests.support.api_objects import NOW, as_service, model, service
 from tests.support.service_decisions import KEY, chat_deployment, chat_pod, chat_service
@@ -113,3 +115,30 @@ def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
     obj["metadata"]["annotations"] = {**copies, "inference.pomona.dev/rotate-token": "1"}
     known.put(INFERENCE_SERVICES, obj)
     assert known.list(INFERENCE_SERVICES)[0]["metadata"]["annotations"] == {"inference.pomona.dev/rotate-token": "1"}
+
+
+def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
+    metadata = ObjectMeta(name="tiny", namespace="team", uid="uid-tiny")
+    elsewhere: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}] * 64}}}
+    work = jobs.Work(
+        owner=metadata,
+        verb="fetch",
+        identity=("x",),
+        arguments=("fetch", "http://models.example/tiny.gguf"),
+        image="pomona:test",
+        claim="tiny-cache-1",
+        reservation=jobs.Reservation(affinity=elsewhere),
+    )
+    created = work.build(0, None)
+    ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "took too long"}
+    ended["lastTransitionTime"] = NOW.isoformat()
+    created["metadata"] |= {"uid": "j", "resourceVersion": "1"}
+    whole = created | {"status": {"conditions": [ended], "failed": 1}}
+    known = Store()
+    declare_partial_objects(known)
+    known.put(JOBS, deepcopy(whole))
+    (part,) = known.list(JOBS)
+    assert jobs.proceed(work, [part], {}, NOW) == jobs.proceed(work, [whole], {}, NOW)
+    assert (jobs.verb(part), jobs.last(work, [part])) == ("fetch", created["metadata"]["name"])
+    assert mounted_claims(part["spec"]["template"]["spec"]) == ["tiny-cache-1"]
+    assert len(str(part)) < len(str(whole)) / 2
