@@ -14,7 +14,18 @@ import pytest_asyncio
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_COPY, LABEL_SERVICE
 from kube.client import Client, Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    JOBS,
+    MODELS,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    PVCS,
+    SERVICES,
+    Resource,
+)
 from tests.cluster.controller.test_node_copies import (
     FIRST,
     SECOND,
@@ -188,3 +199,51 @@ async def test_replica_leaves_a_node_that_is_gone(
     await kubelets[node].kill()
     await plane.request("DELETE", NODES.path(None, node))
     await serves_on(cluster, other)
+
+
+async def read_versions(cluster: CopyNamespace) -> dict[str, str]:
+    """Return the resourceVersion of each object that Pomona writes for the Model and its service."""
+    kinds = (MODELS, INFERENCE_SERVICES, DEPLOYMENTS, SERVICES, POD_DISRUPTION_BUDGETS, JOBS, PVCS)
+    return {
+        f"{resource} {each['metadata']['name']}": each["metadata"]["resourceVersion"]
+        for resource in kinds
+        for each in (await cluster.client.list(resource, cluster.namespace)).items
+        if each["metadata"]["name"] != "later"
+    }
+
+
+async def is_refused(cluster: CopyNamespace, name: str, resource: Resource, phase: str) -> None:
+    """Wait until the controller has decided about an object that cannot work."""
+
+    async def decided() -> bool:
+        found = await cluster.client.get(resource, name, cluster.namespace)
+        return bool(found.get("status", {}).get("phase") == phase)
+
+    await eventually(decided)
+
+
+async def test_nothing_is_written_beside_copies_at_rest_even_by_a_controller_that_starts(
+    cluster: CopyNamespace, controller: Process
+) -> None:
+    await cluster.make_model()
+    await cluster.make_service(replicas=2)
+    await serves_on(cluster, FIRST, SECOND)
+
+    async def is_at_rest() -> dict[str, str]:
+        jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
+        assert len(jobs) == 3
+        assert all(job["status"].get("completionTime") for job in jobs)
+        for each in (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items:
+            assert each["status"].get("observedGeneration") == each["metadata"]["generation"]
+            assert each["status"].get("readyReplicas") == each["status"].get("updatedReplicas") == 1
+        return await read_versions(cluster)
+
+    before = await eventually(is_at_rest)
+    await controller.stop()
+    controller.start()
+    # The queue is first in, first out: when these are decided, the existing ones are, too.
+    await cluster.make(MODELS, "later", spec={"source": "hf://broken"})
+    await cluster.make(INFERENCE_SERVICES, "later", spec={"modelRef": "absent", "hardware": {"accelerator": "cpu"}})
+    await is_refused(cluster, "later", MODELS, "Failed")
+    await is_refused(cluster, "later", INFERENCE_SERVICES, "Pending")
+    assert await read_versions(cluster) == before

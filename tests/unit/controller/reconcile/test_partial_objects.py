@@ -119,7 +119,9 @@ def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
 
 def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
     metadata = ObjectMeta(name="tiny", namespace="team", uid="uid-tiny")
-    elsewhere: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}] * 64}}}
+    elsewhere: Obj = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}] * 64}}
+    }
     work = jobs.Work(
         owner=metadata,
         verb="fetch",
