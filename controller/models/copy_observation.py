@@ -1,5 +1,6 @@
 """Inputs of a decision about copies of weights on nodes, and the changes of pods and nodes after which it is made."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -136,7 +137,16 @@ def _observe_consumer(
 ) -> CopyConsumer | None:
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
-    if (reservation := reserve(service, Served(model, companions))) is None:
+    stored = snapshot.store.get(INFERENCE_SERVICES, name, namespace)
+    measure = functools.partial(reserve, service, Served(model, companions))
+    # A Model may have a thousand services, each pod of which wakes it.
+    models = (model, *(each.model for each in companions))
+    reservation = (
+        measure()
+        if stored is None
+        else snapshot.store.derive(INFERENCE_SERVICES, stored, "reservation", measure, *models)
+    )
+    if reservation is None:
         return None
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     refused = {claim for pod in pods if _lacks_place(pod) for claim in mounted_claims(pod.get("spec") or {})}

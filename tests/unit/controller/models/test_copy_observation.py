@@ -6,10 +6,15 @@ from typing import Any
 import pytest
 
 from controller.models.copy_observation import read_binding
+from controller.models.jobs import Reservation
+from controller.models.observation import observe_model
+from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from controller.run import Controller, ControllerOptions, Item
+from crds.inferenceservice import InferenceService
+from crds.model import Model
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.queue import WorkQueue
@@ -188,3 +193,37 @@ async def test_class_is_read_only_before_the_first_claim_of_a_service() -> None:
     assert not await read_binding(client, snapshot_of(claim_of("tiny-cache-1", "tiny")), as_model(model(cache=CACHE)))
     assert not await read_binding(client, snapshot_of(has_service=False), as_model(model(cache=CACHE)))
     assert client.reads == 0
+
+
+def test_replica_is_measured_once_for_each_version_of_its_service_and_models() -> None:
+    measured: list[str] = []
+
+    def reserve(found: InferenceService, _served: Served) -> Reservation:
+        measured.append(found.metadata.name)
+        return Reservation()
+
+    store = Store()
+    declare_indexes(store)
+    for number in range(3):
+        store.put(INFERENCE_SERVICES, named(service(hardware={"accelerator": "cpu"}), f"chat-{number}"))
+    store.put(MODELS, model(cache=CACHE))
+
+    def measure() -> list[str]:
+        measured.clear()
+        snapshot = Snapshot(store, NOW)
+        found = snapshot.read(MODELS, TINY.key, Model)
+        assert found is not None
+        assert len(observe_model(snapshot, TINY.key, found, reserve=reserve).copies.consumers) == 3
+        return sorted(measured)
+
+    assert measure() == ["chat-0", "chat-1", "chat-2"]
+    store.put(PODS, pod())
+    assert measure() == []
+    edited = named(service(hardware={"accelerator": "nvidia"}), "chat-1")
+    edited["metadata"]["resourceVersion"] = str(next(VERSIONS))
+    store.put(INFERENCE_SERVICES, edited)
+    assert measure() == ["chat-1"]
+    inspected = model(cache=CACHE, status={"sizeBytes": 1})
+    inspected["metadata"]["resourceVersion"] = str(next(VERSIONS))
+    store.put(MODELS, inspected)
+    assert measure() == ["chat-0", "chat-1", "chat-2"]
