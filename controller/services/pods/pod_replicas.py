@@ -14,9 +14,9 @@ from controller.reconcile.plan import Patch, Snapshot
 from controller.services import replica_memory
 from controller.services.diagnosis import most_severe
 from controller.services.pods.copy_choice import choose_copies
+from controller.services.pods.copy_plan import CopyPlan, plan_copies
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.devices import request_devices
-from controller.services.pods.node_copies import CopyPlan, plan_copies
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
     ServicePods,
