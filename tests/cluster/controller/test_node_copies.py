@@ -30,7 +30,7 @@ from tests.support.tiny_models import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("kubelets", "controller")
 
-FIRST, SECOND = "cpu-2", "cpu-3"
+FIRST, SECOND = "disk-1", "disk-2"
 DISK = {"disk": "nvme"}
 """Label of the nodes of these tests."""
 DOCUMENT = (CHECKOUT / "docs" / "models.md").read_text().partition("### A copy on each node")[2].partition("\n## ")[0]
@@ -158,7 +158,7 @@ async def test_two_replicas_get_a_copy_on_each_node(
     jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
     fetches = [job["spec"]["template"]["spec"]["containers"][0] for job in jobs if "-fetch-" in job["metadata"]["name"]]
     assert [each["resources"]["requests"]["memory"] for each in fetches] == ["21474836480"] * 2
-    assert "copies on nodes cpu-2, cpu-3 at /models/" in condition(await cluster.model(), "Cached").message
+    assert "copies on nodes disk-1, disk-2 at /models/" in condition(await cluster.model(), "Cached").message
 
     commands = [
         shlex.split(line, comments=True) for line in DOCUMENT.splitlines() if line.startswith("kubectl get mdl")
