@@ -1,12 +1,14 @@
-"""The feed of a controller without kopf: all kinds come by watches, through the client's transport."""
+"""A controller without kopf, whose kinds all come by watches through the client's transport, and its queue."""
 
 import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
 from controller.reconcile.kopf_feed import Watched
+from controller.run import Item
 from kube.client import Client
 from kube.credentials import Credentials
+from kube.queue import WorkQueue
 from kube.store import Store
 from kube.watch import reflect
 
@@ -27,6 +29,18 @@ async def follow_by_watches(
         for each in complete:
             await each.wait()
         synced.set()
+
+
+class CollectingQueue(WorkQueue[Item]):
+    """A queue that collects what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: set[Item] = set()
+
+    def add(self, key: Item, *, urgent: bool = False) -> None:
+        del urgent
+        self.items.add(key)
 
 
 def no_credentials() -> Credentials:

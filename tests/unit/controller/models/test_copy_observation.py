@@ -17,7 +17,6 @@ from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
-from kube.queue import WorkQueue
 from kube.resources import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
@@ -31,7 +30,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from tests.support.api_objects import NOW, as_model, condition, model, service
-from tests.support.watched_controller import no_credentials
+from tests.support.watched_controller import CollectingQueue, no_credentials
 
 CACHE = {"scope": "node", "storageClassName": "local"}
 TINY = Item(MODELS, ObjectKey("team", "tiny"))
@@ -39,18 +38,6 @@ OTHER = Item(MODELS, ObjectKey("team", "other"))
 REFUSED = condition("PodScheduled", "False", "Unschedulable")
 VERSIONS = itertools.count(2)
 MOUNT = {"volumes": [{"persistentVolumeClaim": {"claimName": "tiny-cache-1"}}]}
-
-
-class Enqueued(WorkQueue[Item]):
-    """A queue that collects what is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.items: set[Item] = set()
-
-    def add(self, key: Item, *, urgent: bool = False) -> None:
-        del urgent
-        self.items.add(key)
 
 
 def copy(claim: str, **fields: str) -> Obj:
@@ -83,14 +70,14 @@ def controller() -> Controller:
     world.store.put(MODELS, model(status={"copies": []}, cache=CACHE))
     for name, owner in (("tiny-cache-1", "tiny"), ("other-cache-1", "other")):
         world.store.put(PVCS, claim_of(name, owner))
-    world._queue = Enqueued()
+    world._queue = CollectingQueue()
     return world
 
 
 def enqueued(controller: Controller, resource: Resource, *versions: Obj) -> set[Item]:
     """Return what the last of these versions of an object enqueues."""
     for obj in versions:
-        controller._queue = queue = Enqueued()
+        controller._queue = queue = CollectingQueue()
         obj["metadata"]["resourceVersion"] = str(next(VERSIONS))
         controller.store.put(resource, obj)
     return queue.items
@@ -131,7 +118,7 @@ def test_node_concerns_the_models_with_a_copy_on_it_when_it_comes_or_goes(contro
     assert enqueued(controller, NODES, node) == {OTHER}
     busy = {"metadata": {"name": "a", "uid": "a", "labels": {"x": "y"}}, "status": {"allocatable": {"cpu": "1"}}}
     assert enqueued(controller, NODES, node, busy) == set()
-    controller._queue = queue = Enqueued()
+    controller._queue = queue = CollectingQueue()
     controller.store.remove(NODES, "", "a")
     assert queue.items == {OTHER}
 

@@ -24,7 +24,7 @@ from kube.resources import (
     Resource,
 )
 from tests.support.api_objects import GIB, condition, host, model, process, service, slice_of
-from tests.support.watched_controller import no_credentials
+from tests.support.watched_controller import CollectingQueue, no_credentials
 
 CHAT = Item(INFERENCE_SERVICES, ObjectKey("team", "chat"))
 TINY = Item(MODELS, ObjectKey("team", "tiny"))
@@ -37,18 +37,6 @@ class NoApi(Client):
 
     def __init__(self) -> None:
         pass
-
-
-class Enqueued(WorkQueue[Item]):
-    """A queue that collects what is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.items: set[Item] = set()
-
-    def add(self, key: Item, *, urgent: bool = False) -> None:
-        del urgent
-        self.items.add(key)
 
 
 @pytest.fixture
@@ -90,7 +78,7 @@ def enqueued(controller: Controller, resource: Resource, old: Obj | None, new: O
     if old is not None:
         old["metadata"]["resourceVersion"] = "1"
         controller.store.put(resource, old)
-    controller._queue = queue = Enqueued()
+    controller._queue = queue = CollectingQueue()
     controller.store.put(resource, new)
     return queue.items
 
@@ -208,7 +196,7 @@ async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
 
     world = Controller(Observed(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     world.store.put(INFERENCE_SERVICES, service())
-    world._queue = queue = Enqueued()
+    world._queue = queue = CollectingQueue()
     plan = Plan(apply=((DEPLOYMENTS, stamped_deployment()),))
     kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: plan)
     assert await world._executor.reconcile(kind, CHAT.key) == again_seconds
