@@ -125,11 +125,13 @@ def mount(secret: str, **source: Any) -> list[Obj]:
     return [{"name": "a", "secret": {"secretName": secret, **source}}]
 
 
-def deployment(thief: Thief, name: str = "one", **changes: Any) -> tuple[Resource, Obj]:
+def deployment(
+    thief: Thief, name: str = "one", owner: str = "InferenceService", **changes: Any
+) -> tuple[Resource, Obj]:
     labels = {LABEL_SERVICE: "one"}
     template = {"metadata": {"labels": labels}, "spec": pod(**changes)}
     spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
-    return thief.owned("InferenceService", DEPLOYMENTS, name, spec=spec)
+    return thief.owned(owner, DEPLOYMENTS, name, spec=spec)
 
 
 def job(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
@@ -299,10 +301,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         "mounts no Secret but",
         create(deployment, COPY, volumes=mount(f"{COPY}-token")),
     ),
-    "Deployment of a Model": (
-        "that a InferenceService controls",
-        lambda thief: thief.api.create(*thief.owned("Model", DEPLOYMENTS, "one", spec=deployment(thief)[1]["spec"])),
-    ),
+    "Deployment of a Model": ("that a InferenceService controls", create(deployment, owner="Model", volumes=[])),
     "pod with a ServiceAccount": ("without a ServiceAccount", create(deployment, serviceAccountName="admin")),
     "pod with a token": (
         "without a ServiceAccount and its token",
