@@ -13,7 +13,7 @@ import msgspec
 
 from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
-from controller.reconcile.indexes import CLAIM_INDEX, namespaced
+from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
 from crds.cache import CachedWeights, CacheOptions
 from crds.model import Model
@@ -34,7 +34,7 @@ class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
     claims: Sequence[Obj] = ()
     """Those that are not being deleted."""
     leaving: frozenset[str] = frozenset()
-    """Names of those that are being deleted, which takes as long as a pod mounts them."""
+    """Names of those that are being deleted, which takes as long as a pod mounts them, also of an earlier Model."""
     mounted: frozenset[str] = frozenset()
     """Names of the claims that a pod or a Deployment mounts."""
     expandable: frozenset[str] = frozenset()
@@ -60,11 +60,13 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
     """Gather the claims of a Model from the store; `expandable` is what `read_expandable` returned."""
     namespace = model.metadata.namespace
     children = snapshot.children(PVCS, namespace, model.metadata.uid)
+    # An earlier Model of this name leaves claims behind.
+    of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
     claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
     names = (each["metadata"]["name"] for each in claims)
     return ObservedClaims(
         claims=claims,
-        leaving=frozenset(each["metadata"]["name"] for each in children if each not in claims),
+        leaving=frozenset(each["metadata"]["name"] for each in (*of_name, *children) if each not in claims),
         mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
         expandable=expandable,
     )

@@ -193,8 +193,7 @@ def _free_name(model: Model, path: str, used: Collection[str]) -> str:
     cache = model.spec.cache
     # The name has to fit into a label, and its digest tells apart Models whose names begin alike.
     start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
-    # That of the uid: an earlier Model of the name leaves claims behind, as long as pods mount them.
-    stated = (model.metadata.uid, path, cache.storage_class_name or "", str(cache.size or ""))
+    stated = (path, cache.storage_class_name or "", str(cache.size or ""))
     digests = (hashlib.sha256("\0".join((*stated, str(ordinal))).encode()) for ordinal in itertools.count())
     names = (f"{start}-cache-{digest.hexdigest()[:_DIGITS]}" for digest in digests)
     return next(name for name in names if name not in used)

@@ -6,7 +6,14 @@ Each index is declared here, once, and is kept for its whole resource. A test co
 from collections.abc import Mapping
 from typing import Final
 
-from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
+from crds.meta import (
+    LABEL_MODEL,
+    LABEL_SERVICE,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    SLICE_MANAGED_BY,
+    split_slice_name,
+)
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -46,6 +53,8 @@ NODE_INDEX: Final = "node"
 SHORTAGE_INDEX: Final = "shortage"
 """From a node's name to the Models with a copy that finds no space on its disk."""
 UNBOUND: Final = ""
+OF_MODEL_INDEX: Final = "of-model"
+"""From a Model's name to the claims that were made for a Model of this name, also an earlier one."""
 REASON_INDEX: Final = "reason"
 """From the reason of the condition Ready to the InferenceServices and Models that have it."""
 ADDRESS_INDEX: Final = "address"
@@ -165,7 +174,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     NETWORK_POLICIES: {OWNER_INDEX: _owners},
     POD_MONITORS: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners},
-    PVCS: {OWNER_INDEX: _owners},
+    PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _labelled(LABEL_MODEL)},
     PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE), CLAIM_INDEX: _claims_of_pod},
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},

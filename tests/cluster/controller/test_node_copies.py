@@ -20,6 +20,7 @@ from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, STORAGE_CLASSES, Resource
 from tests.cluster.conftest import joined, led
 from tests.controlplane import members
+from tests.controlplane.kubelet.worker import kill_leftovers
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -45,6 +46,8 @@ async def kubelets(plane: ControlPlane, tmp_path: Path, watched: list[Process]) 
         found = {}
         for name in (FIRST, SECOND):
             found[name] = members.kubelet(plane, name, tmp_path, labels=DISK)
+            # Their pods outlive them, and have addresses that the nodes of the next test give to others.
+            stack.push_async_callback(kill_leftovers, tmp_path / name)
             await stack.enter_async_context(joined(plane, name, found[name], watched))
         yield found
 

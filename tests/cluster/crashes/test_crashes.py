@@ -18,7 +18,7 @@ from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_world import CrashWorld
 
 EVERYTHING: Final = os.environ.get("CRASH") == "everything"
-SAMPLES: Final = 4
+SAMPLES: Final = 3
 """Crash points of one scenario in `make test`; which ones changes from run to run."""
 WORLDS: Final = 12
 """Worlds at once; they wait more than they work."""
