@@ -233,15 +233,19 @@ class Controller:
             self._metrics.count_reconcile(item.resource.kind, result, time.monotonic() - started)
 
     async def _load(self) -> None:
-        """List everything, and retry until that succeeds: the store of a standby may be out of date."""
-        for failures in itertools.count(1):
-            try:
-                await load(self._client, self.store, (*WRITTEN_BY_USERS, *REPORTED))
-            except (ApiError, Unreachable) as error:
-                log.warning("list_failed", error=str(error))
-                await asyncio.sleep(_pause_seconds(failures))
-            else:
-                return
+        """List everything, as the store of a standby may be out of date; each kind is retried until that succeeds.
+
+        To list all again after one failure would take for ever on a server that refuses a list now and then.
+        """
+        for each in (*WRITTEN_BY_USERS, *REPORTED):
+            for failures in itertools.count(1):
+                try:
+                    await load(self._client, self.store, (each,))
+                except (ApiError, Unreachable) as error:
+                    log.warning("list_failed", error=str(error))
+                    await asyncio.sleep(_pause_seconds(failures))
+                else:
+                    break
 
     async def _resync(self) -> None:
         """Enqueue every object: all at first, and then one after the other, each every `RESYNC_SECONDS`."""

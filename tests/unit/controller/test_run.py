@@ -55,7 +55,7 @@ class World(Client):
 
     async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
         self.calls.append(("apply", resource, obj["metadata"]["name"]))
-        return model("new") | {"status": obj["status"]}
+        return model("new") | {"status": obj.get("status", {})}
 
     async def create(self, _resource: Resource, obj: Any) -> Obj:
         return dict(obj)
@@ -76,6 +76,25 @@ async def test_a_new_leader_lists_everything_before_it_decides() -> None:
     listed = [resource for verb, resource, _ in world.calls[: watched + 1] if verb == "list"]
     assert len(listed) == watched + 1, "the failed one, and all that are watched"
     assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
+
+
+class RefusesEverySecondList(World):
+    """An API with one Model, of which every second list fails."""
+
+    async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        self.calls.append(("list", resource, ""))
+        if sum(verb == "list" for verb, *_ in self.calls) % 2:
+            raise Unreachable("list: try again")
+        return ObjectList([model("new")] if resource == MODELS else [], "1")
+
+
+async def test_a_new_leader_lists_again_only_what_could_not_be_listed() -> None:
+    world = RefusesEverySecondList()
+    controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
+    async with running(controller._lead()):
+        await eventually(lambda: ("apply", MODELS, "new") in world.calls)
+    twice = [each.resource for each in (*WRITTEN_BY_USERS, *REPORTED) for _ in range(2)]
+    assert [resource for _, resource, _ in world.calls[: len(twice)]] == twice
 
 
 async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
