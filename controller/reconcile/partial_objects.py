@@ -146,7 +146,12 @@ def _of_pod(obj: Obj) -> Obj:
         "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
     }
     spec = obj.get("spec") or {}
-    return {"metadata": metadata, "spec": _pick(spec, ("nodeName",)) | _claim_volumes(spec), "status": kept}
+    requests = {
+        kind: [{"resources": _pick(each.get("resources") or {}, ("requests",))} for each in spec[kind]]
+        for kind in ("initContainers", "containers")
+        if kind in spec
+    }
+    return {"metadata": metadata, "spec": _pick(spec, ("nodeName",)) | requests | _claim_volumes(spec), "status": kept}
 
 
 def _claim_volumes(pod_spec: Obj) -> Obj:

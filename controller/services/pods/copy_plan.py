@@ -1,7 +1,7 @@
 """The copies of a Model's weights that a service can use, and the replicas beside each of them."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from controller.models import jobs
 from controller.models.served import weights_path
@@ -18,9 +18,6 @@ from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.resources import JOBS, PODS, PVCS
 
-_RELEASE_SECONDS: Final = 1.0
-"""Time after which a pod that should have ended is seen to have ended, or to stay."""
-
 
 class CopyPlan(NamedTuple):
     """The replicas of a service beside each copy."""
@@ -31,8 +28,6 @@ class CopyPlan(NamedTuple):
     """Refused pods that are the same replica as another one."""
     problem: ServiceProblem | None = None
     """Reason why replicas are beside no copy yet."""
-    again_seconds: float | None = None
-    """Time after which a refusal is final, although no watch reports a change."""
 
 
 def plan_copies(
@@ -69,14 +64,12 @@ def plan_copies(
         usable = {copy.name: copy for copy in model.status.copies if copy.path == earlier}
     coming = _count_coming(snapshot, model, path)
     chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, coming)
-    problem, again_seconds = None, None
+    problem = None
     if coming and sum(chosen.values()) < wanted:
         message = f"waiting for a copy of Model {model.metadata.name} on another node"
         problem = ServiceProblem("Downloading", message, "Downloading")
-    if pods.refused and pods.leaves_by is not None:
-        again_seconds = (pods.leaves_by - snapshot.now).total_seconds() + _RELEASE_SECONDS
     surplus = min(pods.refused, max(0, pods.total - wanted))
-    return CopyPlan([(usable[name], count) for name, count in chosen.items()], surplus, problem, again_seconds)
+    return CopyPlan([(usable[name], count) for name, count in chosen.items()], surplus, problem)
 
 
 def _wanted_path(model: Model) -> str:

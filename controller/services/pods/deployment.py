@@ -10,6 +10,7 @@ from controller.models.jobs import NO_IMAGE
 from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
+from controller.services.pods.deployment_strategy import begin
 from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.pods.pod_options import find_option_problem
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
@@ -19,7 +20,6 @@ from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_COPY, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
 from crds.model import Model
 from crds.pods import PodOptions
-from devices.vendors import Vendor
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES, Resource
 from runtimes.pod import SERVICE_PORT
@@ -96,6 +96,7 @@ def build_deployment(
     companions: Sequence[tuple[Companion, MountedWeights]] = (),
     *,
     replicas: int | None = None,
+    strategy: Obj | None = None,
     settings: PodSettings = DEFAULT_SETTINGS,
 ) -> tuple[Resource, Obj]:
     """Return the Deployment of all replicas of a service in pods, or of those beside one copy of the weights.
@@ -106,6 +107,7 @@ def build_deployment(
         weights: the weights of its Model; those with a node are a copy.
         companions: its companions with their weights.
         replicas: the replicas of this Deployment; None: all of the service.
+        strategy: how its pods are replaced; None: as a change begins.
         settings: the administrator's settings.
     """
     owner, count = service.metadata, service.spec.replicas if replicas is None else replicas
@@ -114,7 +116,7 @@ def build_deployment(
     spec = {
         "replicas": count,
         "selector": {"matchLabels": selector},
-        "strategy": _strategy(choice.vendor, weights, count),
+        "strategy": begin(weights.node, count) if strategy is None else strategy,
         "template": {
             "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}} | _rotation(service),
             "spec": build_pod(service, choice, weights, companions, settings=settings),
@@ -134,16 +136,3 @@ def _rotation(service: InferenceService) -> Obj:
     """Return the annotation that replaces the pods after their token; none before the first replacement."""
     rotation = service.status.token_rotation
     return {"annotations": {TOKEN_ROTATION: rotation}} if rotation else {}
-
-
-def _strategy(vendor: Vendor, weights: MountedWeights, replicas: int) -> Obj:
-    """Return the way in which pods are replaced: the new one first, unless room for two is seldom free.
-
-    A device is needed, or the one node of a copy has to have the room.
-    """
-    is_scarce = bool(vendor.resource or weights.node)
-    if is_scarce and replicas == 1:
-        return {"type": "Recreate"}
-    surge, unavailable = (0, 1) if is_scarce else (1, 0)
-    # Stated in full: a later change to Recreate must remove these fields, or it is refused.
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

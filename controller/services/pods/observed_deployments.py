@@ -5,7 +5,7 @@ A service has one Deployment, or one for each copy of its Model's weights beside
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
@@ -18,6 +18,9 @@ from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_COPY
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
+
+_RELEASE_SECONDS: Final = 1.0
+"""Time after which a pod that should have ended is seen to have ended, or to stay."""
 
 
 class ServicePods(NamedTuple):
@@ -40,10 +43,16 @@ class ServicePods(NamedTuple):
         """Pods for which the scheduler found no room."""
         return sum(map(is_refused, self.pods))
 
+    def refusal_seconds(self, now: datetime) -> float | None:
+        """Return the time after which a refusal is final, although no watch reports a change; None if none is open."""
+        if not self.refused or self.leaves_by is None:
+            return None
+        return (self.leaves_by - now).total_seconds() + _RELEASE_SECONDS
+
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes that have one of the pods."""
-        return frozenset(node for pod in self.pods if (node := _node_of(pod)))
+        return frozenset(node for pod in self.pods if (node := node_of(pod)))
 
 
 class ObservedDeployment(NamedTuple):
@@ -67,11 +76,15 @@ class ObservedDeployment(NamedTuple):
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes that have one of its pods."""
-        return frozenset(node for pod in self.pods if (node := _node_of(pod)))
+        return frozenset(node for pod in self.pods if (node := node_of(pod)))
+
+    def list_placed(self) -> list[Obj]:
+        """Return its pods that have a node and have not ended."""
+        return [pod for pod in self.pods if node_of(pod) and not _has_ended(pod)]
 
     def count_pods(self, node: str = "", leaving: frozenset[str] = frozenset()) -> CopyPods:
         """Return its pods by how they stand; where room is about to become free, no refusal is final."""
-        placed = [pod for pod in self.pods if _node_of(pod) and not _has_ended(pod)]
+        placed = self.list_placed()
         refused = 0 if node in leaving else sum(map(is_refused, self.pods))
         return CopyPods(self.replicas, len(placed), sum(map(is_ready, placed)), refused)
 
@@ -105,7 +118,7 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServiceP
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
         if "deletionTimestamp" not in pod["metadata"]:
             pods.append(pod)
-        elif (node := _node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
+        elif (node := node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
             leaving.add(node)
             leaves_by = due if leaves_by is None else max(leaves_by, due)
     return ServicePods(pods, frozenset(leaving), leaves_by)
@@ -125,7 +138,8 @@ def _copy_of(obj: Obj) -> str:
     return copy
 
 
-def _node_of(pod: Obj) -> str:
+def node_of(pod: Obj) -> str:
+    """Return the node of a pod; empty if it has none yet."""
     node: str = pod.get("spec", {}).get("nodeName") or ""
     return node
 

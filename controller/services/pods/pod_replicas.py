@@ -5,7 +5,7 @@ replicas run. A Deployment that is not wanted any more, such as that of earlier 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from controller.models.served import Served
 from controller.placement.nodes import find_largest_memory
@@ -16,6 +16,7 @@ from controller.services.diagnosis import most_severe
 from controller.services.pods.copy_choice import choose_copies
 from controller.services.pods.copy_plan import CopyPlan, plan_copies
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
+from controller.services.pods.deployment_strategy import go_on
 from controller.services.pods.devices import request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
@@ -40,6 +41,11 @@ from crds.quantity import quantity_bytes
 from crds.size import GIB, size_text
 from kube.resources import DEPLOYMENTS
 
+_SERVES_ON: Final = (
+    "the earlier pods serve on, as the new one would not fit in the place of one: ask for less, or set spec.suspend to "
+    "true until they have ended"
+)
+
 
 class _KeptDeployment(NamedTuple):
     """A Deployment whose template stays for now."""
@@ -57,6 +63,8 @@ class _WantedDeployment(NamedTuple):
     observed: ObservedDeployment | None
     node: str
     """The node of its copy; empty if the Model has one volume for all pods."""
+    lacks_room: bool = False
+    """True if its earlier pods serve on, because a new one would not fit in the place of one."""
 
     def list_ready(self, *, is_applied: bool) -> list[str]:
         """Return the uids of the ready pods that are wanted; before its turn in an update, a pod is."""
@@ -89,6 +97,14 @@ class _WantedDeployment(NamedTuple):
             return placed
         return self.observed.replicas if is_changing(self.observed.obj) else None
 
+    def list_problems(self) -> list[ServiceProblem | None]:
+        """Return why pods of it are not ready, or cannot be created."""
+        found = self.observed.list_problems() if self.observed is not None else []
+        return [
+            each._replace(message=f"{each.message}; {_SERVES_ON}") if each is not None and self.lacks_room else each
+            for each in found
+        ]
+
     def keep(self) -> list[_KeptDeployment]:
         """Return it as it is, with the number of pods that it should have."""
         if self.observed is None:
@@ -118,14 +134,14 @@ def observe_pods(
     plan = CopyPlan([(None, wanted)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted)
-    steps = _list_wanted(service, served, choice, (plan, deployments), settings)
+    steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings)
     changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
     refused = [each.name for each in steps if each.is_refused(pods)]
     selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for each, is_applied in selected for uid in each.list_ready(is_applied=is_applied)]
     waiting = [each for each, is_applied in selected if not is_applied]
     kept = [kept for each in waiting for kept in each.keep()] + _retire(steps, deployments, wanted - len(ready))
-    problems = [problem for each in steps if each.observed for problem in each.observed.list_problems()]
+    problems = [problem for each in steps for problem in each.list_problems()]
     return Replicas(
         total=pods.total - plan.surplus,
         ready=tuple(sorted(ready)),
@@ -135,19 +151,21 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
-        again_seconds=plan.again_seconds,
+        again_seconds=pods.refusal_seconds(snapshot.now),
     )
 
 
 def _list_wanted(
+    snapshot: Snapshot,
     service: InferenceService,
     served: Served,
     choice: EngineChoice,
-    planned: tuple[CopyPlan, Sequence[ObservedDeployment]],
+    planned: tuple[CopyPlan, Sequence[ObservedDeployment], ServicePods],
+    *,
     settings: PodSettings,
 ) -> list[_WantedDeployment]:
     """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
-    plan, deployments = planned
+    plan, deployments, pods = planned
     there = {each.name: each for each in deployments}
     is_estimate = service.spec.resources.memory is None and not replica_memory.is_memory_stated(served)
     companions = companion_weights(served)
@@ -157,10 +175,15 @@ def _list_wanted(
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
         if observed is None:
-            change = TemplateChange(annotate(made, inputs))
-        else:
+            return _WantedDeployment(TemplateChange(annotate(made, inputs)), replicas, None, weights.node)
+        change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
+        if weights.node or change.cause:
+            return _WantedDeployment(change, replicas, observed, weights.node)
+        replacement = go_on(observed, pods, snapshot.store)
+        if replacement.strategy != made["spec"]["strategy"]:
+            made["spec"]["strategy"] = replacement.strategy
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
-        return _WantedDeployment(change, replicas, observed, weights.node)
+        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room)
 
     found = []
     for copy, replicas in plan.replicas:

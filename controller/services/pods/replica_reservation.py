@@ -3,7 +3,6 @@
 They are read from the pod itself, so that the two cannot differ.
 """
 
-from decimal import Decimal
 from typing import Final
 
 from msgspec.structs import replace
@@ -12,14 +11,13 @@ from controller.models.jobs import Reservation
 from controller.models.served import Served, accelerator_of
 from controller.pod_settings import PodSettings
 from controller.services.pods.deployment import choose_engine
+from controller.services.pods.deployment_strategy import sum_requests
 from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import MountedWeights, build_pod
 from controller.services.preconditions import CheckedService, check_service
 from controller.services.replica_memory import measure_replica
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
-from crds.quantity import parse_quantity
-from kube.client import Obj
 
 _CLAIM: Final = "copy"
 """Stands for the claim that the Job is for."""
@@ -46,13 +44,5 @@ def reserve_replica(service: InferenceService, served: Served, settings: PodSett
     weights = MountedWeights(_CLAIM, served.model.status.file or _CLAIM, served.model.status.size_bytes)
     pod = build_pod(service, choice, weights, settings=settings)
     nodes = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}
-    return Reservation(_sum_requests(pod), nodes, pod.get("runtimeClassName"))
-
-
-def _sum_requests(pod: Obj) -> dict[str, str]:
-    """Return the requests of all containers; those of init containers are sidecars."""
-    total: dict[str, Decimal] = {}
-    for container in (*pod.get("initContainers", ()), *pod["containers"]):
-        for resource, quantity in container.get("resources", {}).get("requests", {}).items():
-            total[resource] = total.get(resource, Decimal()) + (parse_quantity(quantity) or 0)
-    return {resource: f"{quantity.normalize():f}" for resource, quantity in total.items()}
+    requests = {resource: f"{quantity.normalize():f}" for resource, quantity in sum_requests(pod).items()}
+    return Reservation(requests, nodes, pod.get("runtimeClassName"))

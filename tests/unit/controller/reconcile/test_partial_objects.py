@@ -29,7 +29,8 @@ BASE = (chat_service(), (MODELS, model()))
 def pod() -> Obj:
     found = chat_pod()
     found["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
-    return found | {"spec": {"containers": []}}
+    resources = {"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}}
+    return found | {"spec": {"containers": [{"name": "engine", "args": ["-m"], "resources": resources}]}}
 
 
 def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
@@ -60,7 +61,7 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bo
     whole, _ = decide(deployment, partial=False)
     part, known = decide(deployment, partial=True)
     assert part == whole
-    assert known.list(PODS)[0]["spec"] == {}
+    assert known.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
     assert ("args" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
 
 

@@ -76,10 +76,8 @@ def test_pods_meet_the_restricted_standard(accelerator: Accelerator) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_nvidia_pod_requests_devices_and_is_recreated() -> None:
-    obj = built("nvidia", resources={"gpu": 2})
-    assert obj["spec"]["strategy"] == {"type": "Recreate"}
-    spec = obj["spec"]["template"]["spec"]
+def test_nvidia_pod_requests_devices() -> None:
+    spec = pod("nvidia", resources={"gpu": 2})
     assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert spec["containers"][0]["image"].endswith(":server-cuda")
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]

@@ -176,21 +176,6 @@ def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs()
     assert not is_desired(DEPLOYMENTS, edited, kept)
 
 
-@pytest.mark.parametrize(("before", "after", "kind"), [(1, 2, "RollingUpdate"), (2, 1, "Recreate")])
-def test_scaling_pods_with_devices_changes_the_strategy_and_no_pod(before: int, after: int, kind: str) -> None:
-    nvidia: Obj = {"hardware": {"accelerator": "nvidia"}}
-    there = running(replicas=before, **nvidia)
-    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS, replicas=after, **nvidia), DEPLOYMENTS)
-    assert applied["spec"]["strategy"]["type"] == kind
-    assert applied["spec"]["template"] == decided_template(before, nvidia)
-
-
-def decided_template(replicas: int, spec: Obj) -> Obj:
-    (made,) = list_applied(decide_chat(chat_service(replicas=replicas, **spec), (MODELS, model())), DEPLOYMENTS)
-    template: Obj = made["spec"]["template"]
-    return template
-
-
 def test_service_that_waits_says_so() -> None:
     assert AWAITS_UPDATE in planned_condition(decide(running()), "ModelReady")["message"]
     assert AWAITS_UPDATE not in planned_condition(decide(running(), may_roll_out=True), "ModelReady")["message"]

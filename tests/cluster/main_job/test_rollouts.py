@@ -1,0 +1,104 @@
+"""An edit of a service in pods, with the real scheduler: one pod more if there is room, else one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from controller.services.pods.deployment_strategy import SURGE
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS
+from tests.cluster.main_job.cluster import Cluster, condition
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+ONE_DEVICE = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "devices"},
+    "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
+}
+pytestmark = pytest.mark.usefixtures("gpu_node")
+
+
+@asynccontextmanager
+async def never_interrupted(cluster: Cluster, service: str) -> AsyncIterator[None]:
+    """Ask the service all the time: each of its addresses answers, and there is one at each look."""
+
+    async def ask() -> None:
+        while True:
+            assert await cluster.answers(service)
+            await asyncio.sleep(0.05)
+
+    async with running(ask()):
+        yield
+
+
+async def deployment(cluster: Cluster) -> Obj:
+    found = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    spec: Obj = found["spec"]
+    return spec
+
+
+async def has_context(cluster: Cluster, tokens: int) -> bool:
+    arguments = (await deployment(cluster))["template"]["spec"]["containers"][0]["args"]
+    return bool(arguments[arguments.index("-c") + 1] == str(tokens))
+
+
+async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia"))
+    await cluster.ready("chat")
+    async with never_interrupted(cluster, "chat"):
+        await cluster.edit("chat", contextLength=512)
+        await cluster.ready("chat")
+    assert await has_context(cluster, 512)
+    assert (await deployment(cluster))["strategy"] == SURGE
+
+
+@pytest.mark.parametrize("scarce", ["devices", "quota"])
+async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce: str) -> None:
+    count = 2 if scarce == "devices" else 1
+    if scarce == "quota":
+        await cluster.apply(ONE_DEVICE)
+    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia", hardware=nvidia(count)))
+    await cluster.ready("chat")
+    await cluster.edit("chat", contextLength=512)
+    await cluster.ready("chat")
+    assert await has_context(cluster, 512)
+    assert (await deployment(cluster))["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert await cluster.answers("chat")
+
+
+def nvidia(count: int) -> Obj:
+    return {"accelerator": "nvidia", "count": count}
+
+
+async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia", replicas=3))
+
+    async def two_serve() -> bool:
+        found = await cluster.wait_for_phase("chat", "Degraded", "Serving")
+        return found.status.ready_replicas == 2
+
+    await eventually(two_serve)
+    await cluster.edit("chat", contextLength=512)
+    await eventually(two_serve)
+    assert await has_context(cluster, 512)
+
+
+async def test_edit_that_no_node_can_hold_ends_nothing(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
+    await cluster.ready("chat")
+    async with never_interrupted(cluster, "chat"):
+        await cluster.edit("chat", resources={"memory": "900Gi"})
+
+        async def is_refused() -> bool:
+            refused = condition(await cluster.get("chat"))
+            assert (refused.status, refused.reason) == ("True", "Unschedulable")
+            assert "Insufficient memory" in refused.message
+            return "the earlier pods serve on" in refused.message
+
+        await eventually(is_refused)
+        await cluster.edit("chat", resources={"memory": "1Gi"})
+        await cluster.ready("chat")
