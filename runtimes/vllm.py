@@ -82,5 +82,9 @@ RUNTIME: Final = Runtime(
             request_seconds="vllm:e2e_request_latency_seconds",
         ),
         shared_memory=True,
+        slow_on_processor=(
+            "runtime vllm runs on the processor, which is slow: set hardware.accelerator if the cluster has devices, "
+            "or serve a GGUF file with runtime llama.cpp"
+        ),
     ),
 )

@@ -5,7 +5,7 @@ that exist, however many nodes there are. Kubernetes' own scheduler places pods;
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
@@ -74,17 +74,24 @@ def _list_memory(node: Obj) -> list[str]:
         return []  # a form of quantity that no kubelet writes
 
 
-def find_largest_device(store: Store, accelerator: str) -> int | None:
-    """Return the bytes of the largest device of an accelerator on any node.
+class DeviceSizes(NamedTuple):
+    """The memory of an accelerator's devices in the cluster."""
 
-    None: no node has one, or a node does not state the memory of its devices, so that a larger one may exist.
-    """
+    smallest_bytes: int | None = None
+    """Of the nodes that state it; None: no node does."""
+    largest_bytes: int | None = None
+    """None: no node has a device, or one does not state the memory of its devices, so that a larger one may exist."""
+
+
+def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
+    """Return the memory of the smallest and the largest device of an accelerator on any node."""
     sizes = [
         value.partition("=")[2]
         for value in store.index_values(NODES, _DEVICE_INDEX)
         if value.partition("=")[0] == accelerator
     ]
-    return max(map(int, sizes)) * MIB if sizes and all(sizes) else None
+    stated = [int(size) * MIB for size in sizes if size]
+    return DeviceSizes(min(stated, default=None), max(stated) if stated and all(sizes) else None)
 
 
 def find_largest_memory(store: Store) -> int | None:

@@ -3,21 +3,28 @@
 Each message names the field, the value and the way out, because a person reads it in `kubectl get isvc`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from artifacts.source import scheme_of
-from controller.models.served import METAL, Companion, Served, accelerator_of, format_of, is_split, runtime_of
+from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
-from controller.services.pods.devices import NO_DEVICES, DeviceRequest, find_hardware_problem, request_devices
+from controller.services.pods.devices import (
+    ACCEPTED_SHARE,
+    NO_DEVICES,
+    DeviceRequest,
+    find_hardware_problem,
+    request_devices,
+)
 from controller.services.replica_memory import ModelMemory, ReplicaMemory, describe_workload, measure_replica
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import quantity_bytes
-from crds.size import size_text
+from crds.size import GIB, size_text
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import PodMemory, refuse_device_count, way_out
 from runtimes.quantization import refuse_quantization, warn_quantization
@@ -192,16 +199,54 @@ def _refuse_weights(service: InferenceService, model: Model, vendor: Vendor) -> 
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def list_remarks(service: InferenceService, model: Model | None) -> tuple[str, ...]:
-    """Return what users should know of an engine and weights that are served, such as an emulated quantization."""
-    if model is None or (runtime := RUNTIMES.get(runtime_of(service, model))) is None:
+def list_remarks(
+    service: InferenceService,
+    model: Model | None,
+    vendor: Vendor | None,
+    memory: ReplicaMemory,
+    *,
+    smallest_device_bytes: int | None,
+) -> tuple[str, ...]:
+    """Return what users should know of an engine and weights that are served, such as an emulated quantization.
+
+    Args:
+        service: the service.
+        model: its Model.
+        vendor: the vendor of its accelerator.
+        memory: the memory of a replica.
+        smallest_device_bytes: memory of the smallest device of the cluster that a replica may get.
+    """
+    if model is None or vendor is None or not vendor.in_pods:
+        return ()
+    if (runtime := RUNTIMES.get(runtime_of(service, model))) is None or runtime.pod is None:
         return ()
     quantization = model.status.gguf.quantization if model.status.gguf else ""
     accelerator = accelerator_of(service, model)
-    products = service.spec.hardware.products
+    products = service.spec.hardware.products or [""]
     emulated = (warn_quantization(quantization, runtime.name, accelerator, product) for product in products)
-    of_engine = runtime.pod.warning if runtime.pod is not None and accelerator != METAL else None
-    return tuple(dict.fromkeys(remark for remark in (of_engine, *emulated) if remark))
+    slow = runtime.pod.slow_on_processor if not vendor.has_devices else None
+    too_small = _warn_of_small_devices(service, accelerator, vendor, memory, smallest_device_bytes)
+    return tuple(dict.fromkeys(remark for remark in (runtime.pod.warning, slow, *emulated, too_small) if remark))
+
+
+def _warn_of_small_devices(
+    service: InferenceService,
+    accelerator: Accelerator,
+    vendor: Vendor,
+    memory: ReplicaMemory,
+    smallest_bytes: int | None,
+) -> str | None:
+    """Return a remark if the scheduler may choose a device that is too small, since no field holds it off."""
+    hardware, needed = service.spec.hardware, memory.device_bytes_each
+    if hardware.memory or hardware.products or request_devices(service, vendor).resource != vendor.resource:
+        return None
+    if needed is None or smallest_bytes is None or needed <= smallest_bytes or vendor.memory_label is None:
+        return None
+    least_gib = math.ceil(needed / float(ACCEPTED_SHARE) / GIB)
+    return (
+        f"a replica needs {size_text(needed)} of each device, and the smallest {accelerator} device of the cluster has "
+        f"{size_text(smallest_bytes)}: set hardware.memory to {least_gib}Gi, so that it gets a larger one"
+    )
 
 
 def _mismatch(companion: Companion, model: Model) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
-from controller.placement.nodes import find_largest_device
+from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, REASON_INDEX, SERVICE_INDEX, UNBOUND, namespaced
 from controller.reconcile.optional_kinds import OptionalKind
@@ -224,9 +224,12 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     """Return the discovery labels of a service that serves; None leaves those that it has."""
     if view.served is None or view.accelerator is None:
         return None
-    # The tiers of memory count what devices have, too.
     stated = view.service.spec.resources.memory
-    memory_bytes = view.memory.total_bytes if stated is None else quantity_bytes(stated)
+    # What is stated is the memory of the node, and the tiers count that of devices, too.
+    if stated is None or view.memory.device_bytes_each is not None:
+        memory_bytes = view.memory.total_bytes
+    else:
+        memory_bytes = quantity_bytes(stated)
     return label_service(view.service, view.served.model, view.accelerator, memory_bytes)
 
 
@@ -273,9 +276,9 @@ def build_view(
     accelerator = preconditions.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
-    largest_device = find_largest_device(snapshot.store, accelerator) if accelerator is not None else None
+    devices = find_device_sizes(snapshot.store, accelerator) if accelerator is not None else DeviceSizes()
     checked = preconditions.check_service(
-        service, model, companions, settings.vendors, largest_device_bytes=largest_device
+        service, model, companions, settings.vendors, largest_device_bytes=devices.largest_bytes
     )
     if exceeded := check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
@@ -288,7 +291,10 @@ def build_view(
     replicas = _observe_replicas(
         snapshot, service, checked, choice, wanted, settings=settings, may_roll_out=may_roll_out
     )
-    remarks = preconditions.list_remarks(service, model)
+    vendor = settings.vendors.get(accelerator or "")
+    remarks = preconditions.list_remarks(
+        service, model, vendor, checked.memory, smallest_device_bytes=devices.smallest_bytes
+    )
     return ServiceView(
         service=service,
         accelerator=accelerator,

@@ -67,6 +67,11 @@ class ReplicaMemory(NamedTuple):
         return self.in_pod.container_bytes if self.in_pod and self.in_pod.device else self.total_bytes
 
     @property
+    def device_bytes_each(self) -> int | None:
+        """The bytes that a pod takes of each of its devices; None: it has none, or they are unknown."""
+        return self.in_pod.device_bytes_each if self.in_pod else None
+
+    @property
     def cache_bytes(self) -> int | None:
         """The KV cache in the memory of the container; None: unknown."""
         return self.in_pod.cache_bytes if self.in_pod else None

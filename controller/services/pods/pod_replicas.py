@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from controller.models.served import Served
-from controller.placement.nodes import find_largest_memory
+from controller.placement.nodes import find_device_sizes, find_largest_memory
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Patch, Snapshot
 from controller.services import replica_memory
@@ -17,7 +17,7 @@ from controller.services.pods.copy_choice import choose_copies
 from controller.services.pods.copy_plan import CopyPlan, plan_copies
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.deployment_strategy import go_on
-from controller.services.pods.devices import request_devices
+from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
     ServicePods,
@@ -146,7 +146,7 @@ def observe_pods(
         total=pods.total - plan.surplus,
         ready=tuple(sorted(ready)),
         nodes=pods.nodes,
-        problem=_explain_memory(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
+        problem=_explain_refusal(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
         apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
@@ -233,16 +233,24 @@ def _leave_deployments(
     )
 
 
-def _explain_memory(
+def _explain_refusal(
     snapshot: Snapshot,
     service: InferenceService,
     served: Served,
     choice: EngineChoice,
     problem: ServiceProblem | None,
 ) -> ServiceProblem | None:
-    """Add to the scheduler's words that a replica requests more memory than any node has, with what would fit."""
+    """Add to the scheduler's words that a replica wants more memory than any node or device has, with the way out."""
     if problem is None or problem.reason != "Unschedulable":
         return problem
+    if (stated := service.spec.hardware.memory) is not None:
+        largest_device = find_device_sizes(snapshot.store, choice.accelerator).largest_bytes
+        if largest_device is not None and quantity_bytes(stated) * ACCEPTED_SHARE > largest_device:
+            message = (
+                f"{problem.message}; hardware.memory is {stated}, and the largest {choice.accelerator} device of the "
+                f"cluster has {size_text(largest_device)}: lower it, unless an autoscaler adds a node with more"
+            )
+            return problem._replace(message=message)
     needed, largest = quantity_bytes(choice.memory), find_largest_memory(snapshot.store)
     if largest is None or needed < largest + GIB:
         return problem

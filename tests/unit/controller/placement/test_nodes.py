@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.placement.nodes import declare_nodes, find_largest_device, find_largest_memory
+from controller.placement.nodes import declare_nodes, find_device_sizes, find_largest_memory
 from crds.size import MIB
 from devices.vendor_file import parse_vendors
 from kube.client import Obj
@@ -53,13 +53,13 @@ LARGE = {"nvidia.com/gpu.memory": "81559"}
 def test_largest_device_is_known_if_all_nodes_state_it(
     accelerator: str, found: list[Obj], expected: int | None
 ) -> None:
-    assert find_largest_device(nodes(*found), accelerator) == expected
+    assert find_device_sizes(nodes(*found), accelerator).largest_bytes == expected
 
 
 def test_node_that_goes_counts_no_more() -> None:
     store = nodes(node("a", LARGE, nvidia_com__gpu=1), node("b", GPU, nvidia_com__gpu=1))
     store.remove(NODES, None, "a")
-    assert find_largest_device(store, "nvidia") == 23034 * MIB
+    assert find_device_sizes(store, "nvidia").largest_bytes == 23034 * MIB
 
 
 def test_only_labels_and_resources_of_a_node_are_kept() -> None:

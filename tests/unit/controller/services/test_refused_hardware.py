@@ -2,12 +2,16 @@
 
 import pytest
 
-from crds.size import size_text
+from controller.reconcile.plan import Snapshot
+from controller.services.reconciler import _list_labels, build_view
+from crds.size import GIB, size_text
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, NODES, PODS, Resource
-from tests.support.api_objects import model, planned_condition
+from tests.support.api_objects import NOW, as_service, model, planned_condition, store
 from tests.support.service_decisions import (
+    KEY,
     METAL,
+    SETTINGS,
     chat_deployment,
     chat_pod,
     chat_service,
@@ -147,7 +151,7 @@ def test_ollama_serves_the_one_file_that_patterns_choose() -> None:
     [
         (["NVIDIA-H100-80GB-HBM3"], ["runtime vllm emulates nvfp4 on NVIDIA-H100-80GB-HBM3"]),
         (["NVIDIA-B200"], []),
-        ([], []),
+        ([], ["nvfp4 with vllm needs", "set hardware.products"]),
     ],
 )
 def test_emulated_quantization_is_remarked(products: list[str], remarks: list[str]) -> None:
@@ -157,4 +161,58 @@ def test_emulated_quantization_is_remarked(products: list[str], remarks: list[st
     assert list_applied(plan, DEPLOYMENTS)
     message = planned_condition(plan, "ModelReady")["message"]
     assert [remark for remark in remarks if remark in message] == remarks
-    assert ("emulates" in message) == bool(remarks)
+    assert ("emulates" in message) == any("emulates" in each for each in remarks)
+
+
+def test_vllm_on_the_processor_is_remarked() -> None:
+    """Whoever forgets hardware.accelerator gets it for a Model of safetensors."""
+    known = model(status={"format": "safetensors"}, source="hf://acme/weights")
+    remarked = planned_condition(decide_chat(chat_service(), (MODELS, known)), "ModelReady")["message"]
+    assert "runtime vllm runs on the processor" in remarked
+    assert "set hardware.accelerator" in remarked
+    nvidia = decide_chat(chat_service(hardware={"accelerator": "nvidia"}), (MODELS, known))
+    assert "processor" not in planned_condition(nvidia, "ModelReady")["message"]
+
+
+def test_devices_that_are_too_small_are_remarked_if_larger_ones_are_beside_them() -> None:
+    layout = model()["status"]["layout"] | {"tensorBytes": 40 * GIB}
+    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 40 * GIB}, source="hf://acme/weights")
+    small, large = gpu_node(23034), gpu_node(81559)
+    large[1]["metadata"] |= {"name": "gpu-2", "uid": "n-2"}
+
+    def remarked(*nodes: tuple[Resource, Obj], **hardware: object) -> str:
+        chat = chat_service(hardware={"accelerator": "nvidia", **hardware})
+        message: str = planned_condition(decide_chat(chat, (MODELS, known), *nodes), "ModelReady")["message"]
+        return message
+
+    assert "the smallest nvidia device of the cluster has 22.5 GiB: set hardware.memory to " in remarked(small, large)
+    assert "smallest" not in remarked(large)
+    assert "smallest" not in remarked(small, large, memory="60Gi")
+    assert "smallest" not in remarked(small, large, products=["NVIDIA-A100-SXM4-80GB"])
+
+
+def test_tiers_of_memory_count_devices_whatever_the_node_gives() -> None:
+    layout = model()["status"]["layout"] | {"tensorBytes": 64 * GIB}
+    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 64 * GIB}, source="hf://acme/weights")
+
+    def list_tiers(accelerator: str) -> list[str]:
+        chat = chat_service(hardware={"accelerator": accelerator}, resources={"memory": "7Gi"})
+        view = build_view(Snapshot(store(chat, (MODELS, known)), NOW), KEY, as_service(chat[1]), SETTINGS)
+        labels = _list_labels(view) or {}
+        return sorted(name.rpartition("-")[2] for name in labels if "vram-tier" in name)
+
+    assert "48g" not in list_tiers("nvidia")
+    assert "80g" in list_tiers("nvidia")
+    assert "8g" in list_tiers("cpu"), "what is stated is all that a pod without devices takes"
+
+
+def test_memory_above_any_device_is_named_with_the_schedulers_words() -> None:
+    chat = chat_service(hardware={"accelerator": "nvidia", "memory": "10Ti"})
+    there = chat_deployment(chat, (MODELS, model()), gpu_node(81559), replicas=1, ready=0)
+    words = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    pod = chat_pod(conditions=[reason], phase="Pending")
+    plan = decide_chat(chat, (MODELS, model()), gpu_node(81559), (DEPLOYMENTS, there), (PODS, pod))
+    message = planned_condition(plan, "Ready")["message"]
+    assert words in message
+    assert "hardware.memory is 10Ti, and the largest nvidia device of the cluster has 79.6 GiB: lower it" in message
