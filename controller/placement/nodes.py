@@ -78,7 +78,7 @@ class DeviceSizes(NamedTuple):
     """The memory of an accelerator's devices in the cluster."""
 
     smallest_bytes: int | None = None
-    """Of the nodes that state it; None: no node does."""
+    """The least that a node states; None: no node states it."""
     largest_bytes: int | None = None
     """None: no node has a device, or one does not state the memory of its devices, so that a larger one may exist."""
 

@@ -12,8 +12,13 @@ from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
 from controller.services.pods.deployment_strategy import begin
 from controller.services.pods.key_proxy import PORT_NAME
+from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.pods.pod_options import find_option_problem
-from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
+from controller.services.pods.pod_template import (
+    EngineChoice,
+    MountedWeights,
+    build_pod,
+)
 from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
@@ -76,7 +81,8 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
         # Serving takes at least the memory that the weights take on disk.
         return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
     image = model.status.cached.image if model.status.cached is not None else ""
-    return MountedWeights(cached_claim(model), cache_path(model), model.status.size_bytes, image)
+    size_bytes = model.status.size_bytes
+    return MountedWeights(cached_claim(model), cache_path(model), size_bytes, image, has_one_node=has_one_node(model))
 
 
 def build_network_service(service: InferenceService) -> tuple[Resource, Obj]:
@@ -113,12 +119,14 @@ def build_deployment(
     owner, count = service.metadata, service.spec.replicas if replicas is None else replicas
     copy = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     selector = {LABEL_SERVICE: owner.name, **copy}
+    mounted = (weights, *(each for _companion, each in companions))
+    claims = label_claims([each.claim for each in mounted if each.claim and each.has_one_node])
     spec = {
         "replicas": count,
         "selector": {"matchLabels": selector},
         "strategy": begin(weights.node, count) if strategy is None else strategy,
         "template": {
-            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY}} | _rotation(service),
+            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims}} | _rotation(service),
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }

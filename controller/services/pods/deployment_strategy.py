@@ -37,7 +37,7 @@ SURGE: Final = _roll(1, 0)
 
 
 class Replacement(NamedTuple):
-    """How the pods of a Deployment are replaced."""
+    """The way in which the pods of a Deployment are replaced."""
 
     strategy: Obj
     lacks_room: bool = False

@@ -24,6 +24,7 @@ from controller.services.pods.observed_deployments import (
     list_deployments,
     list_service_pods,
 )
+from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.template_rollout import (
     TemplateChange,
@@ -240,9 +241,16 @@ def _explain_refusal(
     choice: EngineChoice,
     problem: ServiceProblem | None,
 ) -> ServiceProblem | None:
-    """Add to the scheduler's words that a replica wants more memory than any node or device has, with the way out."""
+    """Add to the scheduler's words what they leave out: the volume's one node, or the memory that nowhere is."""
     if problem is None or problem.reason != "Unschedulable":
         return problem
+    if has_one_node(served.model) and "didn't match pod affinity rules" in problem.message:
+        name = served.model.metadata.name
+        message = (
+            f"{problem.message}; the volume of Model {name} is ReadWriteOnce, so its pods share one node: give their "
+            f"services a Model whose cache.accessMode is ReadWriteMany or whose cache.scope is node, to use several"
+        )
+        return problem._replace(message=message)
     if (stated := service.spec.hardware.memory) is not None:
         largest_device = find_device_sizes(snapshot.store, choice.accelerator).largest_bytes
         if largest_device is not None and quantity_bytes(stated) * ACCEPTED_SHARE > largest_device:

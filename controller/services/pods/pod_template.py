@@ -15,6 +15,7 @@ from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
+from controller.services.pods.one_node import keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
@@ -52,6 +53,8 @@ class MountedWeights(NamedTuple):
     """Image that the node mounts instead of a claim; the service's image pull secrets open its registry."""
     node: str = ""
     """The one node that has the claim's volume; empty: any node that the scheduler finds for the volume."""
+    has_one_node: bool = False
+    """True if the claim's volume can be attached to one node only, wherever that is."""
 
     def volume(self) -> Obj:
         """Return the source of the pod's volume."""
@@ -132,6 +135,8 @@ def build_pod(
     pod = add_options(pod, service, vendor)
     if weights.node:
         pod = pin_to_node(pod, weights.node)
+    if weights.claim and weights.has_one_node:
+        pod = keep_on_one_node(pod, weights.claim)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
         return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))

@@ -19,6 +19,7 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
+from controller.services.pods.one_node import forget_claims
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import LABEL_COPY
@@ -194,7 +195,13 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
     if not is_edited and "priorityClassName" not in pod:
         for field in _ADDED_FIELDS:
             spec.pop(field, None)
-    return kept if _has_template(kept, observed) else None
+    if _has_template(kept, observed):
+        return kept
+    if not is_edited:
+        kept["spec"]["template"] = forget_claims(kept["spec"]["template"])
+        if _has_template(kept, observed):
+            return kept
+    return None
 
 
 def _has_template(desired: Obj, observed: Obj) -> bool:

@@ -80,7 +80,7 @@ def render(case: Case) -> str:
         spec["container"] = CONTAINER
     stated = as_service(service(**spec))
     weights_format = "gguf" if "gguf" in RUNTIMES[case.engine].formats else "safetensors"
-    weights = MountedWeights("qwen3-8b-cache", WEIGHTS[weights_format], 8 * GIB)
+    weights = MountedWeights("qwen3-8b-cache", WEIGHTS[weights_format], 8 * GIB, has_one_node=True)
     choice = EngineChoice(
         case.engine, case.accelerator, vendor, 12 * GIB, cache_bytes=2 * GIB, container=stated.spec.container
     )
