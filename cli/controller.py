@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import ssl
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from controller.http_endpoints import BindAddress, ControllerHealth, metrics_rou
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
+from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
@@ -44,6 +46,15 @@ def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Pat
         return parse_vendors(path.read_text()) if path else VENDORS
     except (VendorFileError, OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}", param=parameter) from error
+
+
+def _read_monitor_labels(
+    _context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> Mapping[str, str]:
+    try:
+        return parse_monitor_labels(texts)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from error
 
 
 @click.command()
@@ -117,6 +128,15 @@ def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Pat
     help="Namespace that may read the metrics of engines through a NetworkPolicy.",
 )
 @click.option(
+    "--monitor-label",
+    "monitor_labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_read_monitor_labels,
+    help="Label of the PodMonitors, such as release=prometheus, by which a Prometheus selects them; may be repeated. "
+    "Default: none.",
+)
+@click.option(
     "--node-cache-size",
     "node_cache_bytes",
     type=Size(),
@@ -138,6 +158,7 @@ def command(
     vendors: Vendors,
     network_policies: bool,
     monitoring_namespace: str,
+    monitor_labels: Mapping[str, str],
     node_cache_bytes: int | None,
     verbose: bool,
 ) -> None:
@@ -157,7 +178,14 @@ def command(
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
         pods = PodSettings(
-            image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes
+            image,
+            environment,
+            limits,
+            vendors,
+            network_policies,
+            monitoring_namespace,
+            node_cache_bytes,
+            monitor_labels,
         )
         options = ControllerOptions(pods, trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()

@@ -24,6 +24,8 @@ class PodSettings(msgspec.Struct, frozen=True):
     """Namespace whose pods may read metrics through a NetworkPolicy."""
     node_cache_bytes: int | None = None
     """Size up to which unused copies of weights stay on a node; None: while there is space."""
+    monitor_labels: Mapping[str, str] = {}
+    """Further labels of PodMonitors, by which a Prometheus selects them."""
 
 
 DEFAULT_SETTINGS: Final = PodSettings()

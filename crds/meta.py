@@ -120,6 +120,8 @@ LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """An RFC 1123 label, such as the name of a Service: no dot, so it is one part of an EndpointSlice's name."""
 NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 """An RFC 1123 subdomain, as of most objects' names: neither `..` nor a slash, so it is one segment of a path."""
+LABEL_VALUE_PATTERN: Final = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
+"""A value of a label that is not empty, or its key without a prefix; both have at most 63 letters."""
 
 # The schema has the patterns, the struct has not: an object that was stored before them is still read and finalized.
 Name = Annotated[str, Meta(min_length=1, max_length=253, extra_json_schema={"pattern": NAME_PATTERN})]

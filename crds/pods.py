@@ -7,6 +7,7 @@ from msgspec import Meta
 from crds.affinity import Affinity
 from crds.meta import (
     LABEL_PATTERN,
+    LABEL_VALUE_PATTERN,
     Accelerator,
     ApiStruct,
     LabelName,
@@ -21,11 +22,10 @@ from crds.meta import (
 _PATH: Final = r"^/[^\x00-\x20\x7f]*$"
 _VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RESOURCE: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
-_LABEL_VALUE: Final = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
 
 _Product = Annotated[
     str,
-    Meta(max_length=63, extra_json_schema={"pattern": _LABEL_VALUE}),
+    Meta(max_length=63, extra_json_schema={"pattern": LABEL_VALUE_PATTERN}),
     described("Product, exactly as the node label of the vendor has it, for example NVIDIA-L4."),
 ]
 

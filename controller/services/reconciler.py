@@ -244,7 +244,7 @@ def _list_beside_pods(
     return (
         *build_disruption_budget(service),
         *build_network_policy(service, settings, pulls=pulls),
-        *build_pod_monitor(service, view.runtime, exists=is_monitored),
+        *build_pod_monitor(service, view.runtime, settings.monitor_labels, exists=is_monitored),
     )
 
 

@@ -5,21 +5,58 @@ metrics, too. In front of an engine that listens on loopback, the metrics are th
 Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
 """
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from controller.reconcile.plan import child
 from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE
+from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_SERVICE, LABEL_VALUE_PATTERN, NAME_PATTERN
 from gateway.proxy.paths import METRICS
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, POD_MONITORS, Resource
 from runtimes.registry import RUNTIMES
 
-_META_LABEL = "__meta_kubernetes_pod_label_inference_pomona_dev_service"
+_META_LABEL: Final = "__meta_kubernetes_pod_label_inference_pomona_dev_service"
 """Label of a pod as Prometheus names it while it finds targets."""
+_MOST_OF_A_PREFIX: Final = 253
+_MOST_OF_A_NAME: Final = 63
 
 
-def build_pod_monitor(service: InferenceService, runtime: str, *, exists: bool) -> tuple[tuple[Resource, Obj], ...]:
+def parse_monitor_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Return the labels of `KEY=VALUE` texts.
+
+    Raises:
+        ValueError: a text is no label, has a key of Pomona's, or states another value for a key.
+    """
+    labels: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and _is_label_key(key) and (not value or _is_label_name(value))):
+            raise ValueError(f"{text!r} is no label of Kubernetes: give one such as release=prometheus")
+        if key == LABEL_MANAGED_BY or key.startswith(f"{GROUP}/"):
+            raise ValueError(f"{text!r} has a key that only Pomona sets: choose another key")
+        if labels.setdefault(key, value) != value:
+            raise ValueError(f"{text!r} states {key} a second time, after {labels[key]!r}: keep one of them")
+    return labels
+
+
+def _is_label_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    is_prefix = len(prefix) <= _MOST_OF_A_PREFIX and re.fullmatch(NAME_PATTERN, prefix) is not None
+    return _is_label_name(name) and (is_prefix or not slash)
+
+
+def _is_label_name(text: str) -> bool:
+    """Return whether a text can be the value of a label, or its key without a prefix."""
+    return len(text) <= _MOST_OF_A_NAME and re.fullmatch(LABEL_VALUE_PATTERN, text) is not None
+
+
+def build_pod_monitor(
+    service: InferenceService, runtime: str, labels: Mapping[str, str], *, exists: bool
+) -> tuple[tuple[Resource, Obj], ...]:
     """Return the PodMonitor of a service in pods; nothing if the engine has no metrics or the kind does not exist."""
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     if engine is None or not exists:
@@ -37,4 +74,4 @@ def build_pod_monitor(service: InferenceService, runtime: str, *, exists: bool) 
     if is_behind_proxy or (metrics is not None and metrics.needs_key):
         endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}}
     spec = {"selector": {"matchLabels": {LABEL_SERVICE: name}}, "podMetricsEndpoints": [endpoint]}
-    return (child(POD_MONITORS, name, INFERENCE_SERVICES, service.metadata, {}, spec=spec),)
+    return (child(POD_MONITORS, name, INFERENCE_SERVICES, service.metadata, labels, spec=spec),)

@@ -131,6 +131,34 @@ async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceN
         await eventually(functools.partial(is_gone, cluster, kind))
 
 
+@pytest.mark.usefixtures("node", "pod_monitors")
+async def test_monitor_follows_the_labels_of_a_restarted_controller(
+    plane: ControlPlane, client: Client, namespace: str, controller: Process, tmp_path: Path, *, files: FileServer
+) -> None:
+    services = ServiceNamespace(client, namespace)
+    await services.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await services.make_service(hardware={"accelerator": "cpu"}, contextLength=512)
+    await eventually(lambda: exists(services, POD_MONITORS))
+    before = await client.get(POD_MONITORS, "chat", namespace)
+    managed = {"app.kubernetes.io/managed-by": "pomona"}
+    assert before["metadata"]["labels"] == managed
+    await controller.stop()
+
+    async def has_labels(labels: dict[str, str]) -> bool:
+        monitor = await client.get(POD_MONITORS, "chat", namespace)
+        assert monitor["metadata"]["uid"] == before["metadata"]["uid"], "it is no other object"
+        return bool(monitor["metadata"]["labels"] == managed | labels)
+
+    for labels in ({"release": "one", "team": "a"}, {"release": "two"}, {}):
+        options = (f"--monitor-label={key}={value}" for key, value in labels.items())
+        process = await members.controller(plane, tmp_path, *options)
+        process.start()
+        try:
+            await eventually(functools.partial(has_labels, labels))
+        finally:
+            await process.stop()
+
+
 def selected_labels(obj: Obj) -> Obj:
     """Return the labels of the pods that an object beside them selects."""
     selector: Obj = obj["spec"].get("podSelector") or obj["spec"]["selector"]

@@ -79,6 +79,13 @@ def test_no_dependency_clashes_with_our_folders() -> None:
     assert clashes == {}
 
 
+def test_invalid_label_of_monitors_is_refused_with_option_and_value() -> None:
+    result = CliRunner().invoke(main, ["controller", "--monitor-label", "a=b", "--monitor-label", "release"])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "Invalid value for '--monitor-label': 'release' is no label" in said
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [("127.0.0.1:17999", ("127.0.0.1", 17999)), ("[::1]:80", ("::1", 80)), ("off", None)],

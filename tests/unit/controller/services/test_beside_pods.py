@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from crds.meta import LABEL_SERVICE
+from controller.reconcile.plan import FIELD_MANAGER
+from controller.reconcile.stamp import needs_apply
+from controller.services.pods.pod_monitor import parse_monitor_labels
+from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -16,7 +19,7 @@ from kube.resources import (
     POD_MONITORS,
     Resource,
 )
-from tests.support.api_objects import host, model
+from tests.support.api_objects import host, model, store
 from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
 
 OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
@@ -78,6 +81,82 @@ def test_monitor_carries_the_key_of_its_service() -> None:
     assert endpoint["authorization"]["credentials"] == {"name": "chat-token", "key": "token"}
     assert endpoint["relabelings"][0]["targetLabel"] == "inference_service"
     assert made(POD_MONITORS, is_monitored=False) is None
+
+
+MANAGED: Obj = {LABEL_MANAGED_BY: "pomona"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ({}, {"release": "prometheus"}, True),
+        ({"release": "prometheus"}, {"release": "prometheus"}, False),
+        ({"release": "prometheus"}, {"release": "other"}, True),
+        ({"release": "prometheus", "team": "a"}, {"release": "prometheus"}, True),
+        ({"release": "prometheus"}, {}, True),
+    ],
+)
+def test_monitor_that_exists_gets_the_labels_of_the_option(before: Obj, after: Obj, changes: bool) -> None:
+    earlier = made(POD_MONITORS, PodSettings(monitor_labels=before))
+    desired = made(POD_MONITORS, PodSettings(monitor_labels=after))
+    assert earlier is not None
+    assert desired is not None
+    assert desired["metadata"]["labels"] == MANAGED | after
+    owned: Obj = {
+        "f:metadata": {"f:labels": {f"f:{name}": {} for name in MANAGED | before}, "f:ownerReferences": {}},
+        "f:spec": {"f:selector": {}, "f:podMetricsEndpoints": {}},
+    }
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
+    metadata = earlier["metadata"] | {"uid": "uid-monitor", "resourceVersion": "1", "managedFields": [entry]}
+    (kept,) = store((POD_MONITORS, earlier | {"metadata": metadata})).list(POD_MONITORS)
+    assert needs_apply(POD_MONITORS, desired, kept) is changes
+
+
+def test_labels_of_monitors_are_those_of_no_other_object() -> None:
+    labelled = PodSettings("pomona:test", network_policies=True, monitor_labels={"release": "prometheus"})
+    objects = (chat_service(replicas=2), (MODELS, model()))
+    plan = decide_chat(*objects, settings=labelled, is_monitored=True)
+    assert [resource for resource, obj in plan.apply if "release" in str(obj)] == [POD_MONITORS]
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels"),
+    [
+        ([], {}),
+        (["release=prometheus"], {"release": "prometheus"}),
+        (["monitoring.example/Team_a.b=A-1.c_d", "empty="], {"monitoring.example/Team_a.b": "A-1.c_d", "empty": ""}),
+        (["release=prometheus", "release=prometheus"], {"release": "prometheus"}),
+        ([f"{'a' * 63}={'b' * 63}"], {"a" * 63: "b" * 63}),
+    ],
+    ids=str,
+)
+def test_valid_labels_of_monitors_are_read(texts: list[str], labels: dict[str, str]) -> None:
+    assert parse_monitor_labels(texts) == labels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("release", "=prometheus", "a/=b", "/a=b", "a/b/c=d", "-a=b", "a-=b", "A.example/a=b", "a..b/c=d", "ä=b"),
+        *("a=b=c", "a= b", "a=-b", "a=b-", "a=b/c", "a=ä", "a=b\n", "a\n=b", "", "a b=c"),
+        *(f"{'a' * 64}=b", f"a={'b' * 64}", f"{'a' * 254}/b=c"),
+    ],
+)
+def test_invalid_label_of_monitors_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"give one such as release=prometheus") as caught:
+        parse_monitor_labels([text])
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [LABEL_MANAGED_BY, LABEL_SERVICE, "inference.pomona.dev/other"])
+def test_label_of_pomona_is_refused_for_monitors(key: str) -> None:
+    with pytest.raises(ValueError, match=f"'{key}=a' has a key that only Pomona sets: choose another key"):
+        parse_monitor_labels([f"{key}=a"])
+
+
+def test_two_values_of_one_label_are_refused() -> None:
+    with pytest.raises(ValueError, match="'release=b' states release a second time, after 'a': keep one of them"):
+        parse_monitor_labels(["release=a", "release=b"])
 
 
 def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
