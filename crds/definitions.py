@@ -45,6 +45,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     cluster_scoped: bool = False
     scalable: bool = False
     selectable: tuple[str, ...] = ()
+    """Paths of the fields by which `kubectl get --field-selector` finds objects; an absent one counts as empty."""
     rules: tuple[dict[str, str], ...] = ()
 
     @property
@@ -128,6 +129,7 @@ DEFINITIONS = (
             Column("Quantization", ".status.gguf.quantization", wide=True),
             Column("Message", condition("Ready", "message"), wide=True),
         ),
+        selectable=(".status.phase", ".spec.hardware.accelerator"),
         rules=(model.NAME_RULE,),
     ),
     Definition(
@@ -150,6 +152,7 @@ DEFINITIONS = (
             Column("Message", condition("Ready", "message"), wide=True),
         ),
         scalable=True,
+        selectable=(".status.phase", ".status.accelerator"),
         rules=(inferenceservice.NAME_RULE,),
     ),
     Definition(

@@ -91,6 +91,60 @@ async def test_a_host_selects_its_own_processes(client: Client, namespace: str) 
     assert [each["metadata"]["name"] for each in found.items] == ["a"]
 
 
+async def find_names(plane: ControlPlane, namespace: str, kind: str, selector: str) -> list[str]:
+    """Return the names that kubectl finds by a field selector."""
+    options = ("--namespace", namespace, f"--field-selector={selector}", "--output=name")
+    return [line.partition("/")[2] for line in (await plane.kubectl("get", kind, *options)).split()]
+
+
+class TestFieldSelectors:
+    @pytest.mark.parametrize(
+        ("selector", "found"),
+        [
+            ("status.phase=Ready", ["a"]),
+            ("status.phase!=Ready", ["b", "c", "d"]),
+            ("status.phase=Ready,status.accelerator=amd", []),
+            ("status.accelerator=amd", ["b"]),
+            ("status.phase=,status.accelerator=", ["d"]),
+        ],
+    )
+    async def test_services_are_found_by_status(
+        self, plane: ControlPlane, client: Client, namespace: str, selector: str, found: list[str]
+    ) -> None:
+        """The controller writes no accelerator before it knows one, and a new service has no status at all."""
+        statuses = {
+            "a": {"phase": "Ready", "accelerator": "cpu"},
+            "b": {"phase": "Failed", "accelerator": "amd"},
+            "c": {"phase": "Pending"},
+            "d": None,
+        }
+        for name, status in statuses.items():
+            await client.create(INFERENCE_SERVICES, make_manifest(INFERENCE_SERVICES, namespace, name))
+            if status is not None:
+                path = f"{INFERENCE_SERVICES.path(namespace, name)}/status"
+                await plane.request("PATCH", path, {"status": status})
+        assert await find_names(plane, namespace, "isvc", selector) == found
+
+    @pytest.mark.parametrize(
+        ("selector", "found"),
+        [
+            ("status.phase=Ready", ["a"]),
+            ("spec.hardware.accelerator=metal", ["b"]),
+            ("spec.hardware.accelerator=cpu", ["a", "c"]),
+            ("status.phase=", ["b", "c"]),
+        ],
+    )
+    async def test_models_are_found_by_phase_and_accelerator(
+        self, plane: ControlPlane, client: Client, namespace: str, selector: str, found: list[str]
+    ) -> None:
+        """A Model that states no hardware has the default accelerator."""
+        hardware = {"a": {"accelerator": "cpu"}, "b": {"accelerator": "metal"}, "c": None}
+        for name, stated in hardware.items():
+            await client.create(MODELS, make_manifest(MODELS, namespace, name, hardware=stated))
+        await plane.request("PATCH", f"{MODELS.path(namespace, 'a')}/status", {"status": {"phase": "Ready"}})
+        assert await find_names(plane, namespace, "mdl", selector) == found
+
+
 @pytest.mark.parametrize("nulls", NULLS, ids=lambda nulls: next(iter(nulls)))
 async def test_null_counts_as_absent(client: Client, namespace: str, nulls: dict[str, Any]) -> None:
     manifest = make_manifest(INFERENCE_SERVICES, namespace)
