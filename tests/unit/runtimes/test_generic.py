@@ -47,8 +47,9 @@ def test_ordinary_container_is_accepted() -> None:
         ({"model_mount_path": "//"}, "cannot hold weights"),
         ({"model_mount_path": "/a:b"}, "cannot hold weights"),
         ({"env": [EnvVar("PORT", "1")]}, "container.env sets PORT"),
-        ({"env": [EnvVar("NVIDIA_VISIBLE_DEVICES", "all")]}, "container.env sets NVIDIA_VISIBLE_DEVICES, by which"),
-        ({"env": [EnvVar("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES, by which"),
+        ({"env": [EnvVar("NVIDIA_VISIBLE_DEVICES", "all")]}, "container.env sets NVIDIA_VISIBLE_DEVICES to 'all', by"),
+        ({"env": [EnvVar("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES to 'all', by"),
+        ({"env": [EnvVar("HIP_VISIBLE_DEVICES", "all")]}, "container.env sets HIP_VISIBLE_DEVICES to 'all', which"),
         ({"env": [EnvVar("NVIDIA_MIG_CONFIG_DEVICES", "all")]}, "hardware.count"),
     ],
 )

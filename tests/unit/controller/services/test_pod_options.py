@@ -205,9 +205,23 @@ def test_variable_that_pomona_sets_is_refused() -> None:
     assert refusal({"env": [{"name": name}]}) == "", "Pomona does not set it on a CPU"
 
 
-def test_variable_that_chooses_devices_is_refused() -> None:
-    message = refusal({"env": [{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})
-    assert message.startswith("pod.env sets NVIDIA_VISIBLE_DEVICES, by which a node would give the container devices")
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES", "all", "by which a node would give the container devices of other pods"),
+        ("HABANA_VISIBLE_DEVICES", "all", "by which a node would give the container devices of other pods"),
+        ("HABANA_VISIBLE_MODULES", "0,1", "which overrides the device plugin's choice of devices"),
+        ("CUDA_VISIBLE_DEVICES", "", "which overrides the device plugin's choice of devices"),
+        ("HIP_VISIBLE_DEVICES", "all", "which overrides the device plugin's choice of devices"),
+        ("ROCR_VISIBLE_DEVICES", "0", "which overrides the device plugin's choice of devices"),
+        ("ONEAPI_DEVICE_SELECTOR", "level_zero:0", "which overrides the device plugin's choice of devices"),
+        ("ZE_AFFINITY_MASK", "0", "which overrides the device plugin's choice of devices"),
+    ],
+)
+def test_variable_that_chooses_devices_is_refused(name: str, value: str, reason: str) -> None:
+    assert refusal({"env": [{"name": "A"}, {"name": name, "value": value}]}) == (
+        f"pod.env sets {name} to {value!r}, {reason}: remove it, and state hardware.count"
+    )
 
 
 def generic_pod(**options: Any) -> Obj:
