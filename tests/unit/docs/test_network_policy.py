@@ -1,5 +1,8 @@
-"""The NetworkPolicy of docs/security.md keeps engines from any other system, and no Job from its source."""
+"""The NetworkPolicies of the documents: one keeps engines from any other system, one lets Jobs reach their sources."""
 
+import ipaddress
+
+import pytest
 import yaml
 
 from kube.client import Obj
@@ -19,15 +22,61 @@ def is_selected(policy: Obj, pod: Obj) -> bool:
     )
 
 
-def test_policy_selects_engines_and_no_job() -> None:
-    blocks = list_blocks((CHECKOUT / "docs" / "security.md").read_text(), "yaml")
+def read_policy(document: str) -> Obj:
+    """Return the only NetworkPolicy of a document."""
+    blocks = list_blocks((CHECKOUT / "docs" / document).read_text(), "yaml")
     (policy,) = (yaml.safe_load(block) for block in blocks if "kind: NetworkPolicy" in block)
-    assert (policy["spec"]["policyTypes"], policy["spec"]["egress"]) == (["Egress"], [])
+    found: Obj = policy
+    return found
 
+
+def make_engine_pod() -> Obj:
     (deployment,) = list_applied(decide_chat(chat_service(), (MODELS, model())), DEPLOYMENTS)
-    assert is_selected(policy, deployment["spec"]["template"])
+    template: Obj = deployment["spec"]["template"]
+    return template
+
+
+def make_job_pods() -> list[Obj]:
+    """Return the pods of the Jobs that inspect and fetch."""
     simulated = make_inspected()
     simulated.add_consumer()
     simulated.settle()
-    for verb in ("inspect", "fetch"):
-        assert not is_selected(policy, simulated.job(verb)["spec"]["template"])
+    return [simulated.job(verb)["spec"]["template"] for verb in ("inspect", "fetch")]
+
+
+def test_policy_of_engines_selects_no_job() -> None:
+    policy = read_policy("security.md")
+    assert (policy["spec"]["policyTypes"], policy["spec"]["egress"]) == (["Egress"], [])
+    assert is_selected(policy, make_engine_pod())
+    assert [is_selected(policy, pod) for pod in make_job_pods()] == [False, False]
+
+
+def test_policy_of_jobs_selects_no_engine() -> None:
+    policy = read_policy("pods.md")
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    assert [is_selected(policy, pod) for pod in make_job_pods()] == [True, True]
+    assert not is_selected(policy, make_engine_pod())
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [
+        ("18.155.68.10", True),
+        ("2600:9000:2490::1", True),
+        *(
+            (each, False)
+            for each in ("10.96.0.1", "172.20.0.1", "192.168.1.1", "169.254.169.254", "fd00::1", "fe80::1")
+        ),
+    ],
+)
+def test_job_reaches_public_addresses_by_https(address: str, *, is_open: bool) -> None:
+    names, sources = read_policy("pods.md")["spec"]["egress"]
+    assert [(each["port"], each["protocol"]) for each in names["ports"]] == [(53, "UDP"), (53, "TCP")]
+    assert sources["ports"] == [{"port": 443, "protocol": "TCP"}]
+    blocks = [each["ipBlock"] for each in sources["to"]]
+    target = ipaddress.ip_address(address)
+    assert is_open is any(
+        target in ipaddress.ip_network(block["cidr"])
+        and not any(target in ipaddress.ip_network(each) for each in block["except"])
+        for block in blocks
+    )
