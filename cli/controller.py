@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import signal
 import ssl
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
+from crds.meta import LONGEST_NAME, NAME_PATTERN
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
 from kube import credentials
@@ -57,6 +59,18 @@ def _read_monitor_labels(
         raise click.BadParameter(str(error), param=parameter) from error
 
 
+def _read_secret_names(_context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of Secrets, each once. Raises click.BadParameter: one is no name that a Secret can have."""
+    for name in names:
+        if len(name) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, name):
+            message = (
+                f"{name!r} is not a name of a Secret: give one such as pomona-registry, of lower case letters, digits, "
+                f"- and ., at most {LONGEST_NAME} of them"
+            )
+            raise click.BadParameter(message, param=parameter)
+    return tuple(dict.fromkeys(names))
+
+
 @click.command()
 @click.option(
     "--kubeconfig",
@@ -69,6 +83,15 @@ def _read_monitor_labels(
     show_default=True,
     help="Image for the Jobs that inspect and download weights; its entry point is pomona. Empty: no Jobs; public "
     "Models that only Macs serve need none.",
+)
+@click.option(
+    "--image-pull-secret",
+    "image_pull_secrets",
+    multiple=True,
+    metavar="NAME",
+    callback=_read_secret_names,
+    help="Secret with which nodes pull --image from a private registry. You create it in each namespace of Models, or "
+    "give these namespaces' default ServiceAccount its pull secret instead of this option. Repeatable.",
 )
 @click.option(
     "--hosts-ca",
@@ -151,6 +174,7 @@ def command(
     metrics_bind_address: BindAddress | None,
     health_probe_bind_address: BindAddress | None,
     *,
+    image_pull_secrets: tuple[str, ...],
     leader_elect: bool,
     allowed_networks: Networks,
     image_prefixes: tuple[str, ...],
@@ -178,14 +202,9 @@ def command(
     limits = TenantLimits(image_prefixes, control_plane=control_plane)
     try:
         pods = PodSettings(
-            image,
-            environment,
-            limits,
-            vendors,
-            network_policies,
-            monitoring_namespace,
-            node_cache_bytes,
-            monitor_labels,
+            *(image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes),
+            monitor_labels=monitor_labels,
+            image_pull_secrets=image_pull_secrets,
         )
         options = ControllerOptions(pods, trust, leader_elect)
         metrics, health = ControllerMetrics(), ControllerHealth()

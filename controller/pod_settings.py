@@ -26,6 +26,8 @@ class PodSettings(msgspec.Struct, frozen=True):
     """Size up to which unused copies of weights stay on a node; None: while there is space."""
     monitor_labels: Mapping[str, str] = {}
     """Further labels of PodMonitors, by which a Prometheus selects them."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets in each namespace of Models with which nodes pull `image`, for the pods that run it."""
 
 
 DEFAULT_SETTINGS: Final = PodSettings()

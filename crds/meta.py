@@ -123,8 +123,10 @@ NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 LABEL_VALUE_PATTERN: Final = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
 """A value of a label that is not empty, or its key without a prefix; both have at most 63 letters."""
 
+LONGEST_NAME: Final = 253
+
 # The schema has the patterns, the struct has not: an object that was stored before them is still read and finalized.
-Name = Annotated[str, Meta(min_length=1, max_length=253, extra_json_schema={"pattern": NAME_PATTERN})]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, extra_json_schema={"pattern": NAME_PATTERN})]
 LabelName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": LABEL_PATTERN})]
 HostName = Annotated[str, Meta(max_length=63, extra_json_schema={"pattern": NAME_PATTERN})]
 SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema={"pattern": NAME_PATTERN})]

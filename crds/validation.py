@@ -19,7 +19,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from crds.definitions import DEFINITIONS
-from crds.meta import API_VERSION
+from crds.meta import API_VERSION, LONGEST_NAME
 from crds.schema import Schema
 
 Path = tuple[str | int, ...]
@@ -32,7 +32,6 @@ _SUBDOMAIN_TEXT: Final = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
     "end with an alphanumeric character"
 )
-_LONGEST_NAME: Final = 253
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_TEXT: Final = (
     "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or '-', and must start "
@@ -99,7 +98,7 @@ def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
     name: object = metadata.get("name") if isinstance(metadata, dict) else None
     if name is None:
         yield SchemaViolation(("metadata", "name"), "Required value: name is required")
-    elif not isinstance(name, str) or len(name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
+    elif not isinstance(name, str) or len(name) > LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
         yield SchemaViolation(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
     namespace: object = metadata.get("namespace") if isinstance(metadata, dict) else None
     if namespace and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):

@@ -101,6 +101,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The values that, with `verb`, identify the work; every other field may change without a new Job."""
     arguments: tuple[str, ...]
     image: str
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with which nodes pull `image`; no container can read them."""
     environment: Mapping[str, str] = {}
     token_secret: str | None = None
     secret_variables: tuple[SecretVariable, ...] = (SecretVariable(HUB_TOKEN_VARIABLE, "token"),)
@@ -333,6 +335,8 @@ def _build(work: Work, attempt: int) -> Obj:
         "tolerations": list(work.placement.tolerations),
         "containers": [_container(work)],
     }
+    if work.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in work.image_pull_secrets]
     if work.reservation.affinity:
         pod["affinity"] = work.reservation.affinity
     if work.reservation.runtime_class_name is not None:

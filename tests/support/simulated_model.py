@@ -54,6 +54,7 @@ class SimulatedModel:
         self.secret: SecretVerdict | None = None
         self.limits = UNLIMITED
         self.image = SETTINGS.image
+        self.pull_secrets: tuple[str, ...] = ()
 
     def decide(self) -> Plan:
         observed = ObservedModel(
@@ -70,7 +71,9 @@ class SimulatedModel:
             consumer=next(iter(self.consumers), None),
             secret=self.secret,
         )
-        settings = msgspec.structs.replace(SETTINGS, limits=self.limits, image=self.image)
+        settings = msgspec.structs.replace(
+            SETTINGS, limits=self.limits, image=self.image, image_pull_secrets=self.pull_secrets
+        )
         return desired(self.model, observed, settings, self.now)
 
     def step(self) -> Plan:

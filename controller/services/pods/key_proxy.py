@@ -7,7 +7,7 @@ the proxy is that of its engine, and the proxy answers the liveness probe of the
 it hangs. A startup probe would keep the proxy from being started, so the liveness probe waits until that must be there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
@@ -50,6 +50,8 @@ class KeyProxy(NamedTuple):
     engine: EnginePod
     environment: Mapping[str, str]
     """Variables of the controller's Jobs, of which the proxy gets those that limit sources."""
+    image_pull_secrets: Sequence[str] = ()
+    """Secrets with which nodes pull `image`."""
 
     def put_before_engine(self, pod: Obj, service: ObjectMeta, serving: Serving) -> Obj:
         """Return the spec of a pod, made for an engine alone, with the proxy and that engine as its sidecar."""
@@ -70,7 +72,14 @@ class KeyProxy(NamedTuple):
         return pod | {
             "initContainers": [sidecar],
             "containers": [self._build_container(service, serving, mounts, seconds)],
+            **self._merge_pull_secrets(pod),
         }
+
+    def _merge_pull_secrets(self, pod: Obj) -> Obj:
+        """Return the field of a pod with its own pull secrets and those of the proxy, each once; empty without any."""
+        # Server-side apply refuses a list that names one twice.
+        names = dict.fromkeys([*(each["name"] for each in pod.get("imagePullSecrets", ())), *self.image_pull_secrets])
+        return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
     def _build_container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
         variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}

@@ -110,7 +110,7 @@ def build_pod(
         choice: its engine and accelerator.
         weights: the weights of its Model.
         companions: its companions with their weights.
-        settings: the administrator's settings, of which the image of the proxy is one.
+        settings: the administrator's settings, of which the image of the proxy is one, and its pull secrets.
     """
     vendor = choice.vendor
     replica = _Replica(service, choice, weights, companions, request_devices(service, vendor))
@@ -138,7 +138,7 @@ def build_pod(
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim)
     if choice.pod.key == "proxy":
-        proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment)
+        proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment, settings.image_pull_secrets)
         return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
     return pod
 

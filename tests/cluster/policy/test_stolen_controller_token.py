@@ -52,6 +52,8 @@ METADATA = {"name", "namespace", "labels", "annotations", "ownerReferences", "fi
 HOST = "policy-1"
 COPY = "one-0123abcd"
 """Name of the Deployment beside a copy of weights."""
+PULL_SECRETS = [{"name": "theirs"}, {"name": "registry"}]
+"""Secrets of a user and of an administrator with which nodes pull images; no container can read them."""
 OWN_PODS: Obj = {"matchLabels": {LABEL_SERVICE: "one"}}
 
 
@@ -474,11 +476,11 @@ async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     """Objects as the controller makes them; the tests of the main job run under these policies, too."""
     for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
-    await thief.api.create(*deployment(thief, COPY))
+    await thief.api.create(*deployment(thief, COPY, imagePullSecrets=PULL_SECRETS))
     finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
     await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
     await thief.api.delete(METAL_PROCESSES, "one-1", thief.namespace)
-    await thief.api.create(*job(thief))
+    await thief.api.create(*job(thief, imagePullSecrets=PULL_SECRETS))
     host_copy = thief.owned("MetalHost", SECRETS, HOST, type="Opaque", data={})
     for written in (host_copy, role(thief, rule()), binding(thief)):
         await thief.api.apply(*written, field_manager=MANAGER)

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from cli.main import main
@@ -236,6 +238,29 @@ def test_model_of_the_library_is_served_in_pods_without_a_volume() -> None:
     plan = decide_chat(chat_service(), (MODELS, of_library))
     (wanted,) = list_applied(plan, DEPLOYMENTS)
     assert wanted["spec"]["template"]["spec"]["initContainers"][0]["name"] == "ollama"
+
+
+def pull_secrets(runtime: str, *of_user: str) -> list[str] | None:
+    """Return the names of the pull secrets of a pod; None if it states none."""
+    container = ContainerOptions(port=9000, model_mount_path="/weights") if runtime == "generic" else None
+    choice = EngineChoice(runtime, "cpu", VENDORS["cpu"], 2**30, container=container)
+    options: Obj = {"pod": {"imagePullSecrets": [{"name": name} for name in of_user]}} if of_user else {}
+    settings = replace(SETTINGS, image_pull_secrets=("registry", "mirror"))
+    chat = as_service(service(image="registry.example/engine:1", **options))
+    _, obj = build_deployment(chat, choice, ON_VOLUME, settings=settings)
+    found = obj["spec"]["template"]["spec"].get("imagePullSecrets")
+    return None if found is None else [each["name"] for each in found]
+
+
+@pytest.mark.parametrize("runtime", ["ollama", "generic"])
+def test_pod_with_the_proxy_has_the_pull_secrets_of_user_and_controller_once(runtime: str) -> None:
+    assert pull_secrets(runtime) == ["registry", "mirror"]
+    assert pull_secrets(runtime, "theirs", "mirror") == ["theirs", "mirror", "registry"]
+
+
+def test_pod_without_the_proxy_has_the_pull_secrets_of_its_user_only() -> None:
+    assert pull_secrets("llama.cpp") is None
+    assert pull_secrets("llama.cpp", "theirs") == ["theirs"]
 
 
 def test_engine_behind_the_proxy_needs_an_image_of_pomona() -> None:

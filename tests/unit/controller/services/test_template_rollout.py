@@ -62,6 +62,18 @@ def test_update_is_rolled_out_in_its_turn() -> None:
     assert list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
+def test_pull_secret_of_the_controller_is_rolled_out_in_turn_where_the_proxy_is() -> None:
+    stated: Obj = {"runtime": "generic", "image": "registry.example/engine:1", "container": {}}
+    stated["resources"] = {"memory": "1Gi"}
+    given = PodSettings("pomona:test", image_pull_secrets=("registry",))
+    assert list_applied(decide(running(**stated), given, **stated), DEPLOYMENTS) == []
+    (applied,) = list_applied(decide(running(**stated), given, may_roll_out=True, **stated), DEPLOYMENTS)
+    assert applied["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
+    (same,) = list_applied(decide(there := running(), given, may_roll_out=True), DEPLOYMENTS)
+    assert not needs_apply(DEPLOYMENTS, same, there), "its pods have no image of Pomona"
+
+
 def test_edit_is_rolled_out_at_once() -> None:
     plan = decide(running(), contextLength=8192)
     assert image(plan) == "engine:2"

@@ -1,0 +1,62 @@
+"""Options of `pomona controller`, as they reach the controller."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli.controller
+from cli import log
+from cli.main import main
+from controller.http_endpoints import ControllerHealth
+from controller.metrics import ControllerMetrics
+from controller.pod_settings import PodSettings
+from controller.run import ControllerOptions
+
+WITHOUT_SERVERS = ("--metrics-bind-address=0", "--health-probe-bind-address=0")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ControllerOptions]]:
+    """Keep the options of each controller that would be started."""
+    found: list[ControllerOptions] = []
+
+    async def keep(
+        kubeconfig: Path | None, options: ControllerOptions, metrics: ControllerMetrics, health: ControllerHealth
+    ) -> None:
+        del kubeconfig, metrics, health
+        found.append(options)
+
+    monkeypatch.setattr(cli.controller, "_run", keep)
+    monkeypatch.setattr(log, "configure", lambda **_: None)
+    before = gc.get_threshold()
+    yield found
+    gc.set_threshold(*before)
+
+
+def start(*options: str) -> Result:
+    return CliRunner().invoke(main, ["controller", *WITHOUT_SERVERS, *options])
+
+
+def list_pull_secrets(started: list[ControllerOptions], *names: str) -> tuple[str, ...]:
+    done = start(*(f"--image-pull-secret={name}" for name in names))
+    assert done.exit_code == 0, done.output
+    (options,) = started
+    return options.pods.image_pull_secrets
+
+
+def test_controller_has_no_pull_secret_unless_one_is_given(started: list[ControllerOptions]) -> None:
+    assert list_pull_secrets(started) == PodSettings().image_pull_secrets == ()
+
+
+def test_pull_secrets_are_kept_in_their_order_and_once(started: list[ControllerOptions]) -> None:
+    assert list_pull_secrets(started, "registry", "a.mirror-1", "registry") == ("registry", "a.mirror-1")
+
+
+@pytest.mark.parametrize("name", ["", "Registry", "team/registry", "a..b", "-a", "a\n", "a" * 254])
+def test_pull_secret_that_is_no_name_is_refused_with_an_example(started: list[ControllerOptions], name: str) -> None:
+    done = start("--image-pull-secret", name)
+    assert (done.exit_code, started) == (2, [])
+    assert "is not a name of a Secret: give one such as pomona-registry" in " ".join(done.output.split())
