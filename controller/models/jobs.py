@@ -35,6 +35,7 @@ MEMORY_MIB: Final = 512
 TERMINATION_LOG: Final = "/dev/termination-log"
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
+_PULL_FAILURES: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 LOGIN_PATH: Final = "/run/secrets/pomona"
 """Folder of the keys of a Secret with the login of a registry."""
 
@@ -148,7 +149,20 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job."""
-        return read(attempt, pods, now)
+        outcome = read(attempt, pods, now)
+        if outcome.reason not in _PULL_FAILURES:
+            return outcome
+        message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
+        return msgspec.structs.replace(outcome, message=message)
+
+    def _advise_on_pull(self, job: str) -> str:
+        """Return the way out for a Job whose node cannot pull its image, whatever the registry's words for that."""
+        namespace, names = self.owner.namespace, " or ".join(self.image_pull_secrets) or "NAME"
+        start = "" if self.image_pull_secrets else "starts `pomona controller` with --image-pull-secret NAME and "
+        return (
+            f"if the registry needs a login, an administrator {start}creates Secret {names} with it in namespace "
+            f"{namespace}; after another --image, make another Job: kubectl -n {namespace} delete job {job}"
+        )
 
     def wait_seconds(self, attempt: Obj, now: datetime) -> float | None:
         """Return the time after which an attempt that goes on is looked at again; None if each change is an event."""

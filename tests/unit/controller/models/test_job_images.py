@@ -3,7 +3,7 @@
 import pytest
 
 from kube.client import Obj
-from tests.support.simulated_model import INSPECTED, SimulatedModel
+from tests.support.simulated_model import INSPECTED, SimulatedModel, pod
 
 
 def pull_secrets(job: Obj) -> list[Obj] | None:
@@ -33,3 +33,38 @@ def test_another_pull_secret_repeats_no_work_that_goes_on() -> None:
     simulated.pull_secrets = ("registry",)
     simulated.settle()
     assert len(simulated.made) == 1
+
+
+def refuse_image(simulated: SimulatedModel, verb: str, reason: str = "ImagePullBackOff") -> None:
+    """Report that the node of the Job cannot pull its image."""
+    said = 'Back-off pulling image "registry.example/pomona:1": 401 Unauthorized'
+    simulated.pods[simulated.job(verb)["metadata"]["uid"]] = [pod({"waiting": {"reason": reason, "message": said}})]
+    simulated.settle()
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
+def test_image_that_cannot_be_pulled_is_reported_with_the_option_for_a_login(reason: str) -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    refuse_image(simulated, "inspect", reason)
+    ready, job = simulated.condition("Ready"), simulated.job("inspect")["metadata"]["name"]
+    assert ready.reason == reason
+    assert ready.message == (
+        f'Job {job} is waiting: Back-off pulling image "registry.example/pomona:1": 401 Unauthorized; if the registry '
+        "needs a login, an administrator starts `pomona controller` with --image-pull-secret NAME and creates Secret "
+        f"NAME with it in namespace team; after another --image, make another Job: kubectl -n team delete job {job}"
+    )
+
+
+def test_pull_secret_that_may_be_missing_is_named_with_its_namespace() -> None:
+    simulated = SimulatedModel()
+    simulated.pull_secrets = ("registry", "mirror")
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    refuse_image(simulated, "fetch")
+    cached = simulated.condition("Cached")
+    assert cached.reason == "ImagePullBackOff"
+    way_out = "an administrator creates Secret registry or mirror with it in namespace team; after another --image"
+    assert f"401 Unauthorized; if the registry needs a login, {way_out}" in cached.message
