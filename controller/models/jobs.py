@@ -152,6 +152,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         outcome = read(attempt, pods, now)
         if outcome.reason not in _PULL_FAILURES:
             return outcome
+        if not set(self.image_pull_secrets) <= _list_pull_secrets(attempt):
+            created = _time(attempt["metadata"].get("creationTimestamp"))
+            return msgspec.structs.replace(outcome, state="Broken", ended=created)
         message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
         return msgspec.structs.replace(outcome, message=message)
 
@@ -331,6 +334,10 @@ def _time(text: str | None) -> datetime:
 def _is_of(job: Obj, digest: str) -> bool:
     deleted = "deletionTimestamp" in job["metadata"]
     return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == digest
+
+
+def _list_pull_secrets(job: Obj) -> set[str]:
+    return {each["name"] for each in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
 
 
 def _attempt(job: Obj) -> int:

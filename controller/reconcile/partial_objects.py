@@ -161,12 +161,16 @@ def _claim_volumes(pod_spec: Obj) -> Obj:
 
 
 def _of_job(obj: Obj) -> Obj:
-    """Return a Job with its work, its claims and its end: Models keep the Job of each copy on a node as a record."""
+    """Return a Job with its work, claims, pull secrets and end: Models keep that of each copy on a node as a record."""
     pod = obj["spec"]["template"]["spec"]
     containers = [_pick(each, ("name",)) for each in pod.get("containers") or ()]
     return {
         "metadata": _unmanaged(obj)["metadata"],
-        "spec": {"template": {"spec": {"containers": containers, **_claim_volumes(pod)}}},
+        "spec": {
+            "template": {
+                "spec": {"containers": containers, **_claim_volumes(pod), **_pick(pod, ("imagePullSecrets",))},
+            },
+        },
         "status": _pick(obj.get("status") or {}, ("conditions",)),
     }
 

@@ -1,7 +1,10 @@
 """The image of Pomona in the Jobs of a Model: the Secrets with which nodes pull it."""
 
+from datetime import timedelta
+
 import pytest
 
+from controller.models.jobs import FIRST_RETRY_SECONDS
 from kube.client import Obj
 from tests.support.simulated_model import INSPECTED, SimulatedModel, pod
 
@@ -25,14 +28,6 @@ def test_jobs_have_the_pull_secrets_of_the_controller(names: tuple[str, ...], ex
     simulated.settle()
     jobs = [each for each in simulated.made if each["kind"] == "Job"]
     assert [pull_secrets(each) for each in jobs] == [expected, expected]
-
-
-def test_another_pull_secret_repeats_no_work_that_goes_on() -> None:
-    simulated = SimulatedModel()
-    simulated.settle()
-    simulated.pull_secrets = ("registry",)
-    simulated.settle()
-    assert len(simulated.made) == 1
 
 
 def refuse_image(simulated: SimulatedModel, verb: str, reason: str = "ImagePullBackOff") -> None:
@@ -68,3 +63,51 @@ def test_pull_secret_that_may_be_missing_is_named_with_its_namespace() -> None:
     assert cached.reason == "ImagePullBackOff"
     way_out = "an administrator creates Secret registry or mirror with it in namespace team; after another --image"
     assert f"401 Unauthorized; if the registry needs a login, {way_out}" in cached.message
+
+
+def test_job_without_the_pull_secret_that_it_needs_is_replaced() -> None:
+    simulated = SimulatedModel()
+    simulated.add_consumer()
+    simulated.settle()
+    simulated.end("inspect", 0, INSPECTED)
+    simulated.settle()
+    refuse_image(simulated, "fetch")
+    first = simulated.job("fetch")
+    simulated.pull_secrets = ("registry",)
+    simulated.settle()
+    second = simulated.job("fetch")
+    assert (pull_secrets(first), pull_secrets(second)) == (None, [{"name": "registry"}])
+    assert first["metadata"]["name"] not in simulated.jobs
+    refuse_image(simulated, "fetch")
+    simulated.now += timedelta(hours=1)
+    simulated.settle()
+    assert simulated.job("fetch") == second, "the node asks for the Secret again by itself"
+
+
+def test_pull_secret_that_a_policy_takes_away_is_asked_for_with_a_pause() -> None:
+    simulated = SimulatedModel()
+    simulated.pull_secrets = ("registry",)
+    simulated.settle()
+    for count in range(1, 4):
+        assert len(simulated.made) == count
+        job = simulated.job("inspect")
+        job["metadata"]["creationTimestamp"] = simulated.now.isoformat()
+        del job["spec"]["template"]["spec"]["imagePullSecrets"]
+        refuse_image(simulated, "inspect")
+        assert simulated.condition("Ready").message.endswith("it is retried automatically")
+        assert len(simulated.made) == count
+        pause = FIRST_RETRY_SECONDS * 2 ** (count - 1)
+        assert simulated.settle().again_seconds == pause
+        simulated.now += timedelta(seconds=pause)
+        simulated.settle()
+
+
+def test_job_that_only_lacks_a_pull_secret_goes_on() -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    simulated.pull_secrets = ("registry",)
+    states: list[Obj] = [{"waiting": {"reason": "ContainerCreating"}}, {"running": {}}]
+    for state in states:
+        simulated.pods[simulated.job("inspect")["metadata"]["uid"]] = [pod(state)]
+        simulated.settle()
+    assert len(simulated.made) == 1

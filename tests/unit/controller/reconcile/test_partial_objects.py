@@ -4,6 +4,7 @@ import json
 from copy import deepcopy
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.models import jobs
@@ -116,6 +117,22 @@ def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
     obj["metadata"]["annotations"] = {**copies, "inference.pomona.dev/rotate-token": "1"}
     known.put(INFERENCE_SERVICES, obj)
     assert known.list(INFERENCE_SERVICES)[0]["metadata"]["annotations"] == {"inference.pomona.dev/rotate-token": "1"}
+
+
+@pytest.mark.parametrize("stated", [(), ("registry",)])
+def test_part_of_a_job_tells_whether_it_lacks_a_pull_secret(stated: tuple[str, ...]) -> None:
+    metadata = ObjectMeta(name="tiny", namespace="team", uid="uid-tiny")
+    work = jobs.Work(owner=metadata, verb="inspect", identity=("x",), arguments=(), image="pomona:test")
+    created = msgspec.structs.replace(work, image_pull_secrets=stated).build(0, None)
+    created["metadata"] |= {"uid": "j", "resourceVersion": "1", "creationTimestamp": NOW.isoformat()}
+    known = Store()
+    declare_partial_objects(known)
+    known.put(JOBS, created)
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "401 Unauthorized"}}
+    refused = {"metadata": {"creationTimestamp": ""}, "status": {"containerStatuses": [{"state": waiting}]}}
+    wanted = msgspec.structs.replace(work, image_pull_secrets=("registry",))
+    outcome = wanted.read(known.list(JOBS)[0], [refused], NOW)
+    assert outcome.state == ("Going" if stated else "Broken")
 
 
 def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
