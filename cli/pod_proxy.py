@@ -1,6 +1,7 @@
 """`pomona pod-proxy`: the proxy of a pod whose engine cannot check a key. The controller puts it there."""
 
 import functools
+import math
 import time
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,13 @@ class _UrlPath(click.ParamType[str]):
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds after which an engine that was healthy and is silent counts as hanging.",
 )
+@click.option(
+    "--loading-seconds",
+    default=math.inf,
+    show_default="no limit",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds after which an engine that is not healthy yet counts as hanging.",
+)
 @click.option("--prepare", type=click.Choice(["ollama"]), help="Engine that gets its model before the first request.")
 @click.option("--source", metavar="SOURCE", help="With --prepare: ollama://NAME:TAG, or the path of a GGUF file.")
 @click.option("--context-length", type=click.IntRange(1), help="With --prepare: tokens of context of a request.")
@@ -92,6 +100,7 @@ def command(
     concurrency: int | None,
     drain_seconds: float,
     hang_seconds: float,
+    loading_seconds: float,
     prepare: str | None,
     source: str | None,
     context_length: int | None,
@@ -119,6 +128,7 @@ def command(
         concurrency=concurrency,
         drain_seconds=drain_seconds,
         hang_seconds=hang_seconds,
+        loading_seconds=loading_seconds,
     )
     preparation = None
     if prepare:

@@ -44,6 +44,8 @@ from kube.resources import (
 )
 from kube.store import Store
 
+LOADING_OPTION: Final = "--loading-seconds"
+"""Option of a pod's proxy, of which a Deployment keeps the value: earlier versions did not give it."""
 _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
@@ -207,8 +209,14 @@ def _of_deployment(obj: Obj) -> Obj:
 
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
-    limit = _pick(container.get("startupProbe") or {}, ("failureThreshold",))
-    return _pick(container, ("name", "resources", "lifecycle")) | ({"startupProbe": limit} if limit else {})
+    kept = _pick(container, ("name", "resources", "lifecycle"))
+    if limit := _pick(container.get("startupProbe") or {}, ("failureThreshold",)):
+        kept["startupProbe"] = limit
+    arguments = container.get("args") or []
+    if LOADING_OPTION in arguments:
+        place = arguments.index(LOADING_OPTION)
+        kept["args"] = arguments[place : place + 2]
+    return kept
 
 
 def _applied_spec(obj: Obj) -> Obj:

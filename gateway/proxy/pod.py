@@ -3,10 +3,11 @@
 The token is read from a file, because the kubelet replaces the file when the Secret changes. The proxy asks the engine
 for its health once a second: GET /health, which needs no token, answers with the last result. A request in flight is
 finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET /live/engine, which needs
-no token either, answers 503 once the engine hangs, so that the kubelet restarts it.
+no token either, answers 503 once the engine hangs, silently or while it loads, so that the kubelet restarts it.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,9 @@ HEALTH_SECONDS: Final = 5.0
 HANG_SECONDS: Final = 600.0
 """The silence after which an engine hangs. One that works on a long prompt may be silent for minutes, but most engines
 answer their health path meanwhile. A restart loads the model anew, which is worse than a late one."""
+REPORT_SECONDS: Final = 1200.0
+"""The time for which an engine that loads for too long counts as hanging; then its time to load begins anew. The
+kubelet restarts the engine within this time, and then does not probe it before this time is over."""
 _FAILED_CHECKS: Final = 2
 """Failures in a row after which the engine gets no requests. One may be an accident."""
 OVERLAP_SECONDS: Final = 600.0
@@ -62,6 +66,8 @@ class PodProxyOptions(NamedTuple):
     """The requests that the engine works on at once; None: no limit."""
     drain_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
+    loading_seconds: float = math.inf
+    """The time after which an engine that loads, and is not healthy yet, hangs."""
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
@@ -72,7 +78,7 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     Raises PodProxyError.
     """
     tokens = MountedToken(options.token_file)
-    engine = EngineCheck(options.hang_seconds)
+    engine = EngineCheck(options.hang_seconds, options.loading_seconds)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs)
@@ -171,15 +177,24 @@ def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: boo
 
 
 class EngineCheck:
-    """The health of the engine by its last answers. It is not healthy before the first one."""
+    """The health of the engine by its last answers. It is not healthy before the first one.
 
-    def __init__(self, hang_seconds: float = HANG_SECONDS) -> None:
+    The start of an engine is not visible here: one that loads may refuse connections, before its restart and after it.
+    So the time to load begins with the first answer that the proxy waits for, which is never too early for an engine
+    that was started once. It begins anew when a healthy engine ends, and when the kubelet must have restarted it.
+    """
+
+    def __init__(self, hang_seconds: float = HANG_SECONDS, loading_seconds: float = math.inf) -> None:
         self.hangs = False
-        """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`."""
+        """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`, or it has
+        not been healthy for `loading_seconds`, and the kubelet cannot have restarted it since."""
         self._failures = _FAILED_CHECKS
         self._hang_seconds = hang_seconds
+        self._loading_seconds = loading_seconds
         self._alive_at: float | None = None
         """The last sign of life; None: it has not been healthy since its start."""
+        self._loads_since: float | None = None
+        """The begin of its time to load; None: it is healthy, or was not asked yet."""
         self._progress = 0
 
     @property
@@ -191,7 +206,8 @@ class EngineCheck:
         """Count an answer of `ask_health`, at a time of the monotonic clock.
 
         One that is late while a request is in flight says nothing: many engines work on one request at a time. An
-        answer that is not healthy, such as a refused connection, is that of an engine which starts: it does not hang.
+        answer that is not healthy, such as a refused connection, is that of an engine which starts: it hangs only if it
+        loads for too long.
 
         Args:
             answer: healthy, not healthy, or None if there was none in time.
@@ -205,8 +221,21 @@ class EngineCheck:
             self._alive_at = None
         elif answer or (self._alive_at is not None and progress != self._progress):
             self._alive_at = now
+        if self._alive_at is not None:
+            self._loads_since = None
+            self.hangs = now - self._alive_at >= self._hang_seconds
+        else:
+            self.hangs = self._loads_too_long(now, has_progress=progress != self._progress)
         self._progress = progress
-        self.hangs = self._alive_at is not None and now - self._alive_at >= self._hang_seconds
+
+    def _loads_too_long(self, now: float, *, has_progress: bool) -> bool:
+        """Decide whether an engine that is not healthy since its start hangs; one that answers requests does not."""
+        if self._loads_since is None or has_progress:
+            self._loads_since = now
+        excess_seconds = now - self._loads_since - self._loading_seconds
+        if excess_seconds >= REPORT_SECONDS:
+            self._loads_since = now
+        return 0 <= excess_seconds < REPORT_SECONDS
 
 
 async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECONDS) -> bool | None:

@@ -4,7 +4,8 @@ The proxy is the pod's main container, and the engine a sidecar of it: Kubernete
 containers, so the requests in flight end before their engine does. The engine listens on loopback, and does not get the
 token, so that nothing in the cluster gets round the proxy. The kubelet asks at the pod's address, so the readiness of
 the proxy is that of its engine, and the proxy answers the liveness probe of the engine, which the kubelet restarts when
-it hangs. A startup probe would keep the proxy from being started, so the liveness probe waits until that must be there.
+it hangs. A startup probe would keep the proxy from being started, so the liveness probe waits until that must be there,
+and the proxy gets the time that loading may take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
+from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -50,6 +52,8 @@ class KeyProxy(NamedTuple):
     engine: EnginePod
     environment: Mapping[str, str]
     """Variables of the controller's Jobs, of which the proxy gets those that limit sources."""
+    loading_seconds: int
+    """Time that the engine may take to load its weights."""
     image_pull_secrets: Sequence[str] = ()
     """Secrets with which nodes pull `image`."""
 
@@ -125,4 +129,5 @@ class KeyProxy(NamedTuple):
         if engine.store:
             arguments += ["--prepare", self.runtime, "--source", serving.model]
             arguments += ["--context-length", str(options.context_length)]
-        return [*arguments, "--drain-seconds", str(drain_seconds), "--termination-log", _TERMINATION_LOG]
+        arguments += ["--drain-seconds", str(drain_seconds), LOADING_OPTION, str(self.loading_seconds)]
+        return [*arguments, "--termination-log", _TERMINATION_LOG]

@@ -138,7 +138,14 @@ def build_pod(
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim)
     if choice.pod.key == "proxy":
-        proxy = KeyProxy(settings.image, choice.runtime, choice.pod, settings.environment, settings.image_pull_secrets)
+        proxy = KeyProxy(
+            settings.image,
+            choice.runtime,
+            choice.pod,
+            settings.environment,
+            _loading_seconds(replica),
+            settings.image_pull_secrets,
+        )
         return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
     return pod
 

@@ -18,7 +18,9 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
+from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
+from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.pods.one_node import forget_claims
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
@@ -176,8 +178,8 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
     No pod is restarted for a better estimate of the memory, such as that of a later version, for the hook before the
-    stop, for another limit of the time to load, and, unless a user edited something, for the fields that earlier
-    versions did not state. A change of the number of pods, or of the strategy, restarts none either.
+    stop, for the first or another limit of the time to load, and, unless a user edited something, for the fields that
+    earlier versions did not state. A change of the number of pods, or of the strategy, restarts none either.
     """
     if _has_template(made, observed):
         return made
@@ -192,6 +194,8 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
             container.pop("lifecycle", None)
         if (limit := there.get("startupProbe", {}).get("failureThreshold")) and "startupProbe" in container:
             container["startupProbe"]["failureThreshold"] = limit
+        if container["name"] == PROXY_CONTAINER:
+            container["args"] = _keep_loading_seconds(container["args"], there.get("args", ()))
     if not is_edited and "priorityClassName" not in pod:
         for field in _ADDED_FIELDS:
             spec.pop(field, None)
@@ -202,6 +206,13 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
         if _has_template(kept, observed):
             return kept
     return None
+
+
+def _keep_loading_seconds(made: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return the desired arguments of the proxy, but with the time to load that its pods have; they may have none."""
+    place = made.index(LOADING_OPTION)
+    kept = there.index(LOADING_OPTION) if LOADING_OPTION in there else len(there)
+    return [*made[:place], *there[kept : kept + 2], *made[place + 2 :]]
 
 
 def _has_template(desired: Obj, observed: Obj) -> bool:

@@ -15,6 +15,7 @@ from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from crds.pods import ContainerOptions
 from devices.vendors import VENDORS
+from gateway.proxy.pod import REPORT_SECONDS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.api_objects import as_service, model, planned_condition, service
@@ -85,6 +86,21 @@ def test_engine_is_restarted_when_the_proxy_says_so_but_not_while_the_proxy_is_s
         assert probe["initialDelaySeconds"] >= 1800
         # The kubelet waits at most 300 s before it starts a container again.
         assert probe["periodSeconds"] * probe["failureThreshold"] > 300 + 60
+
+
+@pytest.mark.parametrize(("size_bytes", "seconds"), [(None, 3600), (2**30, 3600), (140_000_000_000, 5600)])
+@pytest.mark.parametrize("runtime", ["ollama", "generic"])
+def test_proxy_knows_how_long_loading_may_take(runtime: str, size_bytes: int | None, seconds: int) -> None:
+    spec = pod(runtime, MountedWeights("tiny-cache", "0123abcd/tiny.gguf", size_bytes))
+    assert arguments(spec)["--loading-seconds"] == str(seconds)
+
+
+def test_engine_that_loads_for_too_long_is_restarted_once_while_the_proxy_says_so() -> None:
+    engine, _ = split(pod("generic"))
+    probe = engine["livenessProbe"]
+    restart_seconds = probe["periodSeconds"] * (probe["failureThreshold"] + 1) + probe["terminationGracePeriodSeconds"]
+    again_seconds = probe["initialDelaySeconds"] + probe["periodSeconds"] * (probe["failureThreshold"] - 1)
+    assert restart_seconds + 300 < REPORT_SECONDS < again_seconds - 300
 
 
 def test_only_the_proxy_gets_the_token() -> None:

@@ -138,6 +138,19 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     assert obj["spec"]["template"] == earlier["spec"]["template"]
 
 
+def test_pod_template_behind_a_proxy_stays_the_same() -> None:
+    spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
+    earlier = chat_deployment(chat_service(**spec), *models())
+    # Earlier versions told the proxy no time to load.
+    (proxy,) = earlier["spec"]["template"]["spec"]["containers"]
+    place = proxy["args"].index("--loading-seconds")
+    del proxy["args"][place : place + 2], earlier["metadata"]["annotations"]
+    earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
+    assert digest(earlier["spec"]) == "13e290e3b84b3ac9"
+    (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
+    assert obj["spec"]["template"] == earlier["spec"]["template"]
+
+
 @pytest.mark.parametrize(
     ("name", "digest"),
     [("defaults", "d869d0ab1cb20cf2"), ("defaults stated", "d869d0ab1cb20cf2"), ("all", "6430b7a4da472f1f")],

@@ -24,7 +24,15 @@ from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, ObjectKey
 from kube.store import Store
 from tests.support.api_objects import NAMESPACE, model, planned_condition, service, store
-from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
+from tests.support.service_decisions import (
+    SETTINGS,
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    kept_part,
+    list_applied,
+)
 
 CPU = replace(VENDORS["cpu"], images={"llama.cpp": "engine:2"})
 UPDATED = PodSettings(vendors={**VENDORS, "cpu": CPU})
@@ -143,6 +151,35 @@ def test_pods_of_an_earlier_version_keep_the_limit_of_their_start() -> None:
     plan = decide_chat(chat_service(), large, (DEPLOYMENTS, kept), (PODS, chat_pod()), may_roll_out=False)
     (applied,) = list_applied(plan, DEPLOYMENTS)
     assert applied["spec"] == there["spec"]
+
+
+def behind_a_proxy(**changed: str | None) -> Obj:
+    """Return the Deployment of a running Ollama whose proxy has these arguments; one with None is missing."""
+    there = chat_deployment(chat_service(runtime="ollama"), (MODELS, model()))
+    (proxy,) = there["spec"]["template"]["spec"]["containers"]
+    for name, value in changed.items():
+        place = proxy["args"].index(f"--{name.replace('_', '-')}")
+        proxy["args"][place : place + 2] = [] if value is None else [proxy["args"][place], value]
+    return stamp(there)
+
+
+@pytest.mark.parametrize("before", [None, "7200"], ids=["of an earlier version", "by another rule"])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_pods_keep_the_time_to_load_that_their_proxy_knows(before: str | None, replicas: int) -> None:
+    there = behind_a_proxy(loading_seconds=before)
+    plan = decide(kept_part(there), SETTINGS, runtime="ollama", replicas=replicas)
+    assert not plan.delete
+    (applied,) = list_applied(plan, DEPLOYMENTS)
+    assert applied["spec"] == there["spec"] | {"replicas": replicas}
+    assert needs_apply(DEPLOYMENTS, applied, kept_part(there)) is (replicas == 3)
+
+
+def test_pods_whose_proxy_differs_in_more_get_the_time_to_load() -> None:
+    there = behind_a_proxy(loading_seconds=None, drain_seconds="20")
+    (applied,) = list_applied(decide(kept_part(there), SETTINGS, runtime="ollama", may_roll_out=True), DEPLOYMENTS)
+    (proxy,) = applied["spec"]["template"]["spec"]["containers"]
+    assert "--loading-seconds" in proxy["args"]
+    assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

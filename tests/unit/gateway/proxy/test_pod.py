@@ -1,6 +1,7 @@
 """The proxy of a pod, as the process that its container runs."""
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from gateway.proxy.config import Backend
-from gateway.proxy.pod import EngineCheck, MountedToken, PodProxyError, ask_health
+from gateway.proxy.pod import REPORT_SECONDS, EngineCheck, MountedToken, PodProxyError, ask_health
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, CHAT, TOKEN, fake_engine, post_chat, raw_engine
 
@@ -191,11 +192,14 @@ def test_engine_that_is_busy_with_a_request_may_answer_late() -> None:
 
 
 class WatchedEngine:
-    """An engine that is asked for its health every six seconds of a virtual clock."""
+    """An engine that is asked for its health every six seconds of a virtual clock.
 
-    def __init__(self) -> None:
-        self.check = EngineCheck()
-        self._seconds = 0.0
+    `loading_seconds` is the time that loading may take; by default there is no limit.
+    """
+
+    def __init__(self, loading_seconds: float = math.inf) -> None:
+        self.check = EngineCheck(loading_seconds=loading_seconds)
+        self._seconds = 60_000.0
 
     def hangs_after(
         self, answer: bool | None, seconds: float = 0, progress: int = 0, *, in_flight: bool = True
@@ -218,10 +222,47 @@ def test_engine_that_was_healthy_hangs_after_ten_minutes_of_silence(in_flight: b
     assert not engine.hangs_after(True, in_flight=in_flight), "it answers again"
 
 
-def test_engine_that_has_not_been_healthy_loads_its_model_for_as_long_as_it_takes() -> None:
+def test_engine_loads_its_model_for_as_long_as_it_takes_if_there_is_no_limit() -> None:
     engine = WatchedEngine()
     assert not engine.hangs_after(None, 86_400)
     assert not engine.hangs_after(False, 86_400)
+
+
+@pytest.mark.parametrize("answer", [None, False])
+def test_engine_that_loads_for_too_long_hangs_until_it_is_healthy(answer: bool | None) -> None:
+    engine = WatchedEngine(loading_seconds=3600)
+    assert not engine.hangs_after(answer, 3594, in_flight=False)
+    assert engine.hangs_after(answer, 6, in_flight=False)
+    assert not engine.hangs_after(True, 3600)
+
+
+@pytest.mark.parametrize("answer", [None, False])
+def test_engine_that_loads_for_too_long_has_all_of_its_time_again_after_its_restart(answer: bool | None) -> None:
+    """The proxy sees no restart of an engine that refuses connections before and after it."""
+    engine = WatchedEngine(loading_seconds=3600)
+    for _ in range(3):
+        assert not engine.hangs_after(answer, 3594)
+        assert engine.hangs_after(answer, 6)
+        assert engine.hangs_after(answer, REPORT_SECONDS - 6), "the kubelet restarts it meanwhile"
+        assert not engine.hangs_after(answer, 6)
+
+
+def test_engine_that_ended_after_it_was_healthy_has_all_of_its_time_to_load_again() -> None:
+    engine = WatchedEngine(loading_seconds=3600)
+    engine.hangs_after(False, 3000)
+    engine.hangs_after(True, 1200)
+    assert engine.hangs_after(None, 600)
+    assert not engine.hangs_after(False, 3594)
+    assert engine.hangs_after(False, 6)
+
+
+def test_engine_that_answers_requests_does_not_hang_though_its_health_is_late() -> None:
+    engine = WatchedEngine(loading_seconds=3600)
+    engine.hangs_after(True)
+    engine.hangs_after(False)
+    for progress in range(1, 10):
+        assert not engine.hangs_after(None, 3594, progress)
+    assert engine.hangs_after(None, 6, 9)
 
 
 def test_answers_to_requests_are_a_sign_of_life() -> None:
@@ -261,6 +302,18 @@ async def test_silent_engine_hangs_until_it_answers_a_request(run: Run) -> None:
             engine.answering.set()
             assert await request == 200
             await eventually(lambda: proxy.answers("/live/engine", 200))
+
+
+async def test_engine_that_loads_for_too_long_hangs_until_its_first_health(run: Run) -> None:
+    engine = Engine()
+    engine.health = 503
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--loading-seconds=2")
+        await proxy.until_health(503)
+        assert await proxy.status("/live/engine") == 200
+        await eventually(lambda: proxy.answers("/live/engine", 503))
+        engine.health = 200
+        await eventually(lambda: proxy.answers("/live/engine", 200))
 
 
 async def test_liveness_of_the_engine_needs_no_token_and_tells_nothing(run: Run, http: aiohttp.ClientSession) -> None:
