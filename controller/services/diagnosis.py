@@ -4,7 +4,8 @@ Only the first of the most severe problems is reported: one cause with its remed
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
@@ -33,6 +34,7 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 _MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) was found")
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
 _QUOTED_CHARACTERS: Final = 400
+_UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
@@ -55,8 +57,8 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
     return None
 
 
-def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
-    """Return why a pod is not ready, or None if it is only starting; `memory` is what its container may use."""
+def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> ServiceProblem | None:
+    """Return why a pod is not ready, or None if it is only starting; `memory` is what each container may use."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -82,7 +84,7 @@ def diagnose_pod(pod: Obj, memory: str = "") -> ServiceProblem | None:
     return None
 
 
-def _last_end(container: Obj, memory: str) -> str:
+def _last_end(container: Obj, memory: Mapping[str, str]) -> str:
     """Describe the last end of a container: exit code, reason and last output; empty if it has not ended."""
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
@@ -90,13 +92,24 @@ def _last_end(container: Obj, memory: str) -> str:
     words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]
     cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
     if ended.get("reason") == _OUT_OF_MEMORY:
-        readable = size_text(int(memory)) if memory.isdecimal() else memory
-        return (
-            f"{container['name']} was killed ({_OUT_OF_MEMORY}): it took more than its memory"
-            f"{' of ' if readable else ''}{readable}, or its node ran out of memory: raise resources.memory, or lower "
-            "contextLength or parallel"
-        )
+        return _describe_killed(container["name"], memory.get(container["name"], ""))
     return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
+
+
+def _describe_killed(container: str, memory: str) -> str:
+    """Describe a container that was killed for its memory, with the way out."""
+    readable = size_text(int(memory)) if memory.isdecimal() else memory
+    more = f"took more than its memory{' of ' if readable else ''}{readable}"
+    if container == PROXY_CONTAINER:
+        return (
+            f"{container} was killed ({_OUT_OF_MEMORY}): Pomona's proxy {more}, which no field of the service raises, "
+            "or its node ran out of memory: raise replicas, so that each proxy holds fewer requests, or send smaller "
+            "requests, such as with smaller images"
+        )
+    return (
+        f"{container} was killed ({_OUT_OF_MEMORY}): it {more}, or its node ran out of memory: raise resources.memory, "
+        "or lower contextLength or parallel"
+    )
 
 
 def diagnose_process(

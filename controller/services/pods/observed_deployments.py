@@ -96,7 +96,7 @@ class ObservedDeployment(NamedTuple):
 
     def list_problems(self) -> list[ServiceProblem | None]:
         """Return why pods of it are not ready, or cannot be created."""
-        memory = _memory_requested(self.obj)
+        memory = _list_memory(self.obj)
         unready = (pod for pod in self.pods if not is_ready(pod))
         return [diagnosis.diagnose_deployment(self.obj), *(diagnosis.diagnose_pod(pod, memory) for pod in unready)]
 
@@ -166,11 +166,16 @@ def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
     return max(0, min(ready, reported) - earlier)
 
 
-def _memory_requested(observed: Obj) -> str:
-    """Return the memory that the engine of each pod may use: its limit, else its request; empty if it has neither."""
+def _list_memory(observed: Obj) -> dict[str, str]:
+    """Return the memory that each container of a pod may use, by name: its limit, else its request, else empty."""
     pod = observed["spec"]["template"]["spec"]
     # An engine behind a proxy is the proxy's sidecar.
-    container: Obj = next(iter((*pod.get("initContainers", ()), *pod["containers"])), {})
-    resources = container.get("resources", {})
+    return {
+        container["name"]: _memory_of(container.get("resources", {}))
+        for container in (*pod.get("initContainers", ()), *pod["containers"])
+    }
+
+
+def _memory_of(resources: Obj) -> str:
     stated: str = resources.get("limits", {}).get("memory") or resources.get("requests", {}).get("memory") or ""
     return stated

@@ -238,6 +238,31 @@ def test_end_of_the_proxy_is_the_cause_also_after_the_kubelet_has_restarted_the_
     assert message.endswith("key-proxy ended with exit code 1: file does not exist")
 
 
+PROXY_KILLED = (
+    "key-proxy was killed (OOMKilled): Pomona's proxy took more than its memory of 512Mi, which no field of the "
+    "service raises, or its node ran out of memory: raise replicas, so that each proxy holds fewer requests, or send "
+    "smaller requests, such as with smaller images"
+)
+ENGINE_KILLED = (
+    "ollama was killed (OOMKilled): it took more than its memory of 3Gi, or its node ran out of memory: raise "
+    "resources.memory, or lower contextLength or parallel"
+)
+
+
+@pytest.mark.parametrize(("killed", "says"), [("key-proxy", PROXY_KILLED), ("ollama", ENGINE_KILLED)])
+def test_killed_container_is_reported_with_its_own_memory_and_way_out(killed: str, says: str) -> None:
+    base = (chat_service(runtime="ollama", resources={"memory": "3Gi"}), (MODELS, model()))
+    statuses: list[Obj] = [{"name": name, "state": {"running": {}}} for name in ("ollama", "key-proxy")]
+    for status in statuses:
+        if status["name"] == killed:
+            status["lastState"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    # The store keeps less of a Deployment than the API server sends.
+    there = kept_part(stamp(chat_deployment(*base, ready=0)))
+    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, containerStatuses=statuses)))
+    assert ready_outcome(plan) == ("Progressing", "False", "Restarting")
+    assert planned_condition(plan, "Ready")["message"].endswith(f"pod chat-1: {says}")
+
+
 def test_memory_of_a_container_of_the_user_must_be_stated() -> None:
     stated = {"runtime": "generic", "image": "registry.example/engine:1"}
     plan = decide_chat(chat_service(**stated), (MODELS, model()))
