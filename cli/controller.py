@@ -29,6 +29,7 @@ from devices.vendors import VENDORS, Vendors
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
+from runtimes.registry import POD_ENGINES
 
 INHERITED_VARIABLES = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that the Jobs inherit from the controller."""
@@ -45,7 +46,7 @@ def _read_address(_context: click.Context, parameter: click.Parameter, text: str
 
 def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
     try:
-        return parse_vendors(path.read_text()) if path else VENDORS
+        return parse_vendors(path.read_text(), POD_ENGINES) if path else VENDORS
     except (VendorFileError, OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}", param=parameter) from error
 

@@ -2,31 +2,54 @@
 
 The file is YAML: each key is the name of an accelerator, its value has fields of `Vendor`. A field that the file states
 replaces the built-in one; images, environment and memoryValues are merged by key. The file is checked when the
-controller starts, so that a mistake is an error with its line and never a pod that does not start.
+controller starts, so that a mistake is an error with its line, and never a pod that does not start or that gets devices
+or nodes that it must not have.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
 
-from crds.meta import LABEL_PATTERN
-from devices.vendors import VENDORS, Vendor, Vendors
+from crds.meta import LABEL_PATTERN, Toleration
+from crds.serving import RuntimeName
+from devices.vendors import VENDORS, Vendor, Vendors, explain_device_variable
 
 _MERGED: Final = ("images", "environment", "memoryValues")
 _PATH_STEP: Final = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
+_MERGE_KEY: Final = "<<"
+"""Key of YAML that includes another mapping."""
+_ROLE_TAINTS: Final = "node-role.kubernetes.io/"
+_NODE_TAINTS: Final = "node.kubernetes.io/"
+"""Taints that Kubernetes itself gives to nodes that are not ready, short of something or being drained."""
+_UNHEALTHY: Final = "unhealthy"
+"""Part of the keys by which device plugins and health checks taint nodes."""
 
 
 class VendorFileError(ValueError):
     """The file is not valid; the message names the line, the field and the way out."""
 
 
-def parse_vendors(text: str, table: Vendors = VENDORS) -> Vendors:
+class VendorProblem(NamedTuple):
+    """A field that breaks a rule of all accelerators."""
+
+    path: list[str]
+    """Keys and item numbers that lead to it in the vendor's entry."""
+    message: str
+    """The field, the matter and the way out."""
+
+
+def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = VENDORS) -> Vendors:
     """Return the table with the entries of a file.
+
+    Args:
+        text: the file.
+        engines: those that run in pods, for which images may be stated.
+        table: the entries that the file changes.
 
     Raises:
         VendorFileError: the file is not valid.
@@ -41,8 +64,71 @@ def parse_vendors(text: str, table: Vendors = VENDORS) -> Vendors:
         return table
     if not isinstance(entries, dict):
         raise VendorFileError("line 1: must be a mapping from the name of an accelerator to its fields")
+    _refuse_duplicates(root)
     found = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
+    for name, vendor in found.items():
+        if (problem := find_vendor_problem(vendor, engines)) is not None:
+            raise VendorFileError(f"line {_find_line(root, [name, *problem.path])}: {name}: {problem.message}")
     return MappingProxyType({**table, **found})
+
+
+def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:
+    """Return the first field that no accelerator may have, built-in ones included, or None."""
+    for engine in vendor.images:
+        if engine not in engines:
+            message = f"images names {engine}, which is no engine in pods: use one of {', '.join(engines)}"
+            return VendorProblem(["images", engine], message)
+    for variable, value in vendor.environment.items():
+        if reason := explain_device_variable(variable):
+            message = f"environment sets {variable} to {value!r}, {reason}: remove it"
+            return VendorProblem(["environment", variable], message)
+    for number, toleration in enumerate(vendor.tolerations):
+        if wrong := _refuse_toleration(toleration):
+            return VendorProblem(["tolerations", str(number)], f"tolerations[{number}] {wrong}")
+    return None
+
+
+def _refuse_toleration(toleration: Toleration) -> str | None:
+    """Return why pods on devices may not tolerate a taint, with the way out, or None."""
+    key = toleration.key
+    if not key:
+        return "has no key, so it tolerates every taint: state the key of the vendor's own taint"
+    if key.startswith(_ROLE_TAINTS):
+        return (
+            f"has key {key}, which keeps pods off nodes of another role, such as control planes: remove it; services "
+            "that need it state it in spec.tolerations"
+        )
+    if key.startswith(_NODE_TAINTS) or _UNHEALTHY in key.lower():
+        return f"has key {key}, which keeps pods off unhealthy nodes or devices: remove it"
+    return None
+
+
+def _refuse_duplicates(root: yaml.Node) -> None:
+    """Raise VendorFileError if a mapping has a key twice, of which YAML would drop the first silently."""
+    for mapping in _list_mappings(root):
+        lines: dict[str, int] = {}
+        for key, _ in mapping.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                first = lines[key.value]
+                raise VendorFileError(f"line {line}: {key.value} is stated twice, first in line {first}: merge both")
+            if key.value != _MERGE_KEY:
+                lines[key.value] = line
+
+
+def _list_mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:
+    """Yield each mapping of a document once, although anchors may make it a part of itself."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            yield node
+            waiting += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
 
 
 def _build_vendor(root: yaml.Node, name: object, fields: object, table: Vendors) -> Vendor:

@@ -15,6 +15,21 @@ from msgspec import Meta
 from crds.meta import LABEL_PATTERN, Accelerator, Toleration
 from crds.size import MIB
 
+_NODE_DEVICE_VARIABLES: Final = frozenset(
+    {
+        *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        *("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"),
+    }
+)
+"""Variables by which the vendors' container runtimes choose devices, also those that other pods have."""
+_ENGINE_DEVICE_VARIABLES: Final = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *("ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK"),
+    }
+)
+"""Variables by which the vendors' libraries choose devices of the container: an engine would leave devices unused, or
+find none. Guides set HIP_VISIBLE_DEVICES=all, with which an engine on AMD fails."""
 _Resource = Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9][-a-z0-9.]*/[-_.A-Za-z0-9]+\*?$")]
 _Label = Annotated[str, Meta(max_length=316, pattern=r"^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*$")]
 _Name = Annotated[str, Meta(max_length=63, pattern=LABEL_PATTERN)]
@@ -60,7 +75,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     """Values of `shared_label` with which the memory of a device is not one pod's own."""
     runtime_class: _Name | None = None
     environment: dict[str, str] = {}
-    """Variables of every container with a device."""
+    """Variables of every container with a device; none chooses devices."""
     supplemental_groups: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Groups that own the device files, for containers without root."""
     shared_memory_mib: Annotated[int, Meta(ge=64)] = 8192
@@ -89,6 +104,15 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 Vendors = Mapping[Accelerator, Vendor]
 """The table: entries by the name that spec.hardware.accelerator states."""
+
+
+def explain_device_variable(name: str) -> str | None:
+    """Return why neither a service nor a vendor may set a variable that chooses devices; None for any other."""
+    if name in _NODE_DEVICE_VARIABLES:
+        return "by which a node would give the container devices of other pods"
+    if name in _ENGINE_DEVICE_VARIABLES:
+        return "which overrides the device plugin's choice of devices"
+    return None
 
 
 def _tolerate(key: str) -> tuple[Toleration, ...]:

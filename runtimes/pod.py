@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.pods import ContainerOptions, EnvVar
-from devices.vendors import Vendor
+from devices.vendors import Vendor, explain_device_variable
 from runtimes.serving import Listen, Serving
 
 KeyDelivery = Literal["file", "proxy"]
@@ -29,21 +29,6 @@ RESERVED_FOLDERS: Final = (
 """Folders of every container that Pomona or the container runtime mounts, so that no user can mount a volume there."""
 LABEL_ARCHITECTURE: Final = "kubernetes.io/arch"
 """Label of each node with its processor."""
-_NODE_DEVICE_VARIABLES: Final = frozenset(
-    {
-        *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-        *("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"),
-    }
-)
-"""Variables by which the vendors' container runtimes choose devices, also those that other pods have."""
-_ENGINE_DEVICE_VARIABLES: Final = frozenset(
-    {
-        *("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        *("ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK"),
-    }
-)
-"""Variables by which the vendors' libraries choose devices of the container: an engine would leave devices unused, or
-find none. Guides set HIP_VISIBLE_DEVICES=all, with which an engine on AMD fails."""
 NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -156,11 +141,6 @@ def _split_path(path: str) -> list[str]:
 def refuse_device_variables(field: str, variables: Iterable[EnvVar]) -> str | None:
     """Return which variable of a user would choose devices past the device plugin, with the way out, or None."""
     for each in variables:
-        if each.name in _NODE_DEVICE_VARIABLES:
-            reason = "by which a node would give the container devices of other pods"
-        elif each.name in _ENGINE_DEVICE_VARIABLES:
-            reason = "which overrides the device plugin's choice of devices"
-        else:
-            continue
-        return f"{field} sets {each.name} to {each.value!r}, {reason}: remove it, and state hardware.count"
+        if reason := explain_device_variable(each.name):
+            return f"{field} sets {each.name} to {each.value!r}, {reason}: remove it, and state hardware.count"
     return None

@@ -11,3 +11,6 @@ _MODULES: Final = (llama_server, mlx_lm, llama_cpp_python, omlx, ollama, vllm, s
 
 RUNTIMES: Final[Mapping[str, Runtime]] = MappingProxyType({each.RUNTIME.name: each.RUNTIME for each in _MODULES})
 """By name, in the order in which a host lists them."""
+
+POD_ENGINES: Final = tuple(name for name, runtime in RUNTIMES.items() if runtime.pod is not None)
+"""Names of the runtimes that run in pods."""

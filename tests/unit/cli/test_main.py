@@ -99,3 +99,13 @@ def test_invalid_listen_address_is_refused_with_example(text: str) -> None:
     result = CliRunner().invoke(main, ["agent", "--name", "studio-1", "--metrics-address", text])
     assert result.exit_code == 2
     assert "127.0.0.1:17999" in result.output
+
+
+def test_vendors_file_with_an_engine_that_does_not_exist_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "vendors.yaml"
+    path.write_text("nvidia:\n  images: {quantum: registry.example/quantum:1}\n")
+    result = CliRunner().invoke(main, ["controller", "--vendors", str(path)])
+    assert result.exit_code == 2
+    assert f"{path}: line 2: nvidia: images names quantum, which is no engine in pods" in " ".join(
+        result.output.split()
+    )

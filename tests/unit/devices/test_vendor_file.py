@@ -3,8 +3,9 @@
 import pytest
 
 from crds.meta import Toleration
-from devices.vendor_file import VendorFileError, parse_vendors
+from devices.vendor_file import VendorFileError, find_vendor_problem, parse_vendors
 from devices.vendors import VENDORS
+from runtimes.registry import POD_ENGINES
 
 NPU = """\
 npu:
@@ -16,7 +17,7 @@ npu:
 
 
 def test_new_vendor_is_one_entry() -> None:
-    npu = parse_vendors(NPU)["npu"]
+    npu = parse_vendors(NPU, POD_ENGINES)["npu"]
     assert npu.resource == "example.com/npu"
     assert npu.tolerations == (Toleration(key="example.com/npu", operator="Exists", effect="NoSchedule"),)
     assert npu.images == {"llama.cpp": "registry.example/llama-npu@sha256:0123"}
@@ -24,7 +25,7 @@ def test_new_vendor_is_one_entry() -> None:
 
 
 def test_stated_fields_replace_those_of_a_known_vendor() -> None:
-    table = parse_vendors("nvidia: {runtimeClass: nvidia, images: {vllm: mirror.example/vllm:1}}\n")
+    table = parse_vendors("nvidia: {runtimeClass: nvidia, images: {vllm: mirror.example/vllm:1}}\n", POD_ENGINES)
     assert table["nvidia"].runtime_class == "nvidia"
     assert table["nvidia"].images["vllm"] == "mirror.example/vllm:1"
     assert table["nvidia"].resource == VENDORS["nvidia"].resource
@@ -33,7 +34,7 @@ def test_stated_fields_replace_those_of_a_known_vendor() -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
 def test_empty_file_changes_nothing(text: str) -> None:
-    assert parse_vendors(text) == VENDORS
+    assert parse_vendors(text, POD_ENGINES) == VENDORS
 
 
 @pytest.mark.parametrize(
@@ -49,10 +50,78 @@ def test_empty_file_changes_nothing(text: str) -> None:
         ("Big NPU: {}\n", "line 1: 'Big NPU' is no name"),
         ("- nvidia\n", "line 1: must be a mapping"),
         ("nvidia: {\n", "line 2: not valid YAML"),
+        ("? [npu]\n: {resource: a/b}\n", "line 1: not valid YAML: found unhashable key"),
         ("npu: {resource: nodomain}\n", "line 1: npu: Expected `str` matching regex"),
+        (
+            "nvidia:\n  images:\n    vllm: a\n    vlm: b\n",
+            "line 4: nvidia: images names vlm, which is no engine in pods: use one of llama.cpp, ",
+        ),
+        (
+            "nvidia: {images: {mlx-lm: a}}\n",
+            "line 1: nvidia: images names mlx-lm, which is no engine in pods: use one of ",
+        ),
+        (
+            "amd: {}\nnvidia:\n  resource: a/b\namd:\n  resource: c/d\n",
+            "line 4: amd is stated twice, first in line 1: merge both",
+        ),
+        ("nvidia:\n  images:\n    vllm: a\n    vllm: b\n", "line 4: vllm is stated twice, first in line 3: merge both"),
+        (
+            "intel-gaudi:\n  environment:\n    A: b\n    HABANA_VISIBLE_DEVICES: all\n",
+            "line 4: intel-gaudi: environment sets HABANA_VISIBLE_DEVICES to 'all', by which a node would give the ",
+        ),
+        (
+            "amd: {environment: {HIP_VISIBLE_DEVICES: all}}\n",
+            "HIP_VISIBLE_DEVICES to 'all', which overrides the device plugin's choice of devices: remove it",
+        ),
+        (
+            "npu:\n  resource: a/npu\n  tolerations:\n  - {key: a/npu}\n  - operator: Exists\n",
+            "line 5: npu: tolerations[1] has no key, so it tolerates every taint: state the key of the vendor's own",
+        ),
+        ("nvidia: {tolerations: [{kez: a/b}]}\n", "line 1: nvidia: tolerations[0] has no key"),
+        (
+            "npu:\n  tolerations:\n  - key: node-role.kubernetes.io/control-plane\n    operator: Exists\n",
+            "line 3: npu: tolerations[0] has key node-role.kubernetes.io/control-plane, which keeps pods off nodes of ",
+        ),
+        (
+            "npu: {tolerations: [{key: node-role.kubernetes.io/master}]}\n",
+            "such as control planes: remove it; services ",
+        ),
+        (
+            "npu:\n  tolerations:\n  - key: node.kubernetes.io/not-ready\n",
+            "line 3: npu: tolerations[0] has key node.kubernetes.io/not-ready, which keeps pods off unhealthy nodes ",
+        ),
+        (
+            "npu: {tolerations: [{key: a.example/npu-unhealthy, operator: Exists}]}\n",
+            "unhealthy nodes or devices: remove it",
+        ),
+        ("npu: {tolerations: [{key: a.example/Unhealthy}]}\n", "off unhealthy nodes or devices"),
     ],
 )
 def test_mistake_is_an_error_with_its_line(text: str, says: str) -> None:
     with pytest.raises(VendorFileError) as caught:
-        parse_vendors(text)
+        parse_vendors(text, POD_ENGINES)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_built_in_vendor_keeps_the_rules_of_the_file(name: str) -> None:
+    assert find_vendor_problem(VENDORS[name], POD_ENGINES) is None
+
+
+def test_parts_that_yaml_shares_are_not_stated_twice() -> None:
+    text = "amd: &all\n  images: {vllm: a}\nnvidia:\n  <<: *all\n  runtimeClass: nvidia\nintel: *all\n"
+    table = parse_vendors(text, POD_ENGINES)
+    assert [table[name].images["vllm"] for name in ("amd", "nvidia", "intel")] == ["a", "a", "a"]
+
+
+def test_variables_that_choose_no_devices_and_other_taints_are_accepted() -> None:
+    taints = "[{key: gpu-pool, operator: Exists}, {key: example.com/node-role, value: a}]"
+    table = parse_vendors(f"nvidia: {{environment: {{NCCL_DEBUG: INFO}}, tolerations: {taints}}}\n", POD_ENGINES)
+    assert table["nvidia"].environment == {"NCCL_DEBUG": "INFO"}
+    assert [each.key for each in table["nvidia"].tolerations] == ["gpu-pool", "example.com/node-role"]
+
+
+@pytest.mark.parametrize("engine", POD_ENGINES)
+def test_image_of_every_engine_in_pods_may_be_stated(engine: str) -> None:
+    table = parse_vendors(f"npu: {{images: {{{engine}: registry.example/engine:1}}}}\n", POD_ENGINES)
+    assert table["npu"].images == {engine: "registry.example/engine:1"}

@@ -10,6 +10,7 @@ from devices.vendor_file import parse_vendors
 from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
+from runtimes.registry import POD_ENGINES
 
 NPU = "npu: {resource: example.com/npu, memoryLabel: example.com/npu.memory}"
 
@@ -27,7 +28,7 @@ def node(name: str, labels: dict[str, str] | None = None, **allocatable: Any) ->
 
 def nodes(*found: Obj) -> Store:
     store = Store()
-    declare_nodes(store, parse_vendors(NPU))
+    declare_nodes(store, parse_vendors(NPU, POD_ENGINES))
     for each in found:
         store.put(NODES, each)
     return store
