@@ -100,6 +100,13 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
     }
 
 
+def library_model() -> Obj:
+    """Return a Model of Ollama's library, which the engine of each pod pulls by itself."""
+    found = model(source="ollama://tiny:1b", memoryBytes=GIB)
+    ready = next(each for each in found["status"]["conditions"] if each["type"] == "Ready")
+    return found | {"status": {"observedGeneration": 1, "phase": "Ready", "conditions": [ready]}}
+
+
 def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: str = "True", **status: Any) -> Obj:
     reason = "LeaseRenewed" if ready == "True" else "LeaseExpired"
     known: Obj = {

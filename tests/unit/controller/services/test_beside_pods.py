@@ -19,7 +19,7 @@ from kube.resources import (
     POD_MONITORS,
     Resource,
 )
-from tests.support.api_objects import host, model, store
+from tests.support.api_objects import host, library_model, model, store
 from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
 
 OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
@@ -64,12 +64,38 @@ def test_clients_by_label_controller_and_monitoring_may_send_requests() -> None:
     ]
 
 
+def made_egress(of_model: Obj) -> list[Obj]:
+    """Return what the engine of `chat` may reach, with this Model."""
+    plan = decide_chat(chat_service(), (MODELS, of_model), settings=GUARDED)
+    (policy,) = list_applied(plan, NETWORK_POLICIES)
+    found: list[Obj] = policy["spec"]["egress"]
+    return found
+
+
+NAME_SERVERS = {
+    "to": [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
+        {"ipBlock": {"cidr": "169.254.20.10/32"}},
+    ],
+    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+}
+
+
 def test_engine_reaches_no_address_but_dns() -> None:
-    policy = made(NETWORK_POLICIES)
-    assert policy is not None
-    (rule,) = policy["spec"]["egress"]
-    assert {(each["port"], each["protocol"]) for each in rule["ports"]} == {(53, "UDP"), (53, "TCP")}
-    assert all(peer != {"namespaceSelector": {}} and "0.0.0.0/0" not in str(peer) for peer in rule["to"])
+    assert made_egress(model()) == [NAME_SERVERS]
+
+
+def test_engine_that_pulls_reaches_registries_but_no_link_local_address() -> None:
+    """A cloud serves the credentials of a node at such an address."""
+    names, registries = made_egress(library_model())
+    assert names == NAME_SERVERS
+    assert registries == {
+        "to": [
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+            {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
+        ],
+        "ports": [{"port": 443, "protocol": "TCP"}],
+    }
 
 
 def test_monitor_carries_the_key_of_its_service() -> None:

@@ -65,7 +65,7 @@ def list_pairs() -> list[Case]:
     ]
 
 
-CASES = [*list_pairs(), Case("vllm", "nvidia", devices=8)]
+CASES = [*list_pairs(), *(Case("vllm", accelerator, devices=8) for accelerator in ("nvidia", "intel-gaudi"))]
 
 
 def render(case: Case) -> str:

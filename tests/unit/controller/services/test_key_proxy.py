@@ -18,7 +18,7 @@ from devices.vendors import VENDORS
 from gateway.proxy.pod import REPORT_SECONDS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, PODS
-from tests.support.api_objects import as_service, model, planned_condition, service
+from tests.support.api_objects import as_service, library_model, model, planned_condition, service
 from tests.support.service_decisions import (
     chat_deployment,
     chat_pod,
@@ -263,6 +263,49 @@ def test_killed_container_is_reported_with_its_own_memory_and_way_out(killed: st
     assert planned_condition(plan, "Ready")["message"].endswith(f"pod chat-1: {says}")
 
 
+WAITS: Obj = {"name": "key-proxy", "state": {"waiting": {"reason": "PodInitializing"}}}
+RUNS: Obj = {"name": "key-proxy", "started": True, "ready": False, "state": {"running": {}}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "proxy", "expected", "says"),
+    [
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+            WAITS,
+            ("Failed", "False", "ImagePullBackOff"),
+            "pod chat-1: no such image",
+        ),
+        (
+            {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+            RUNS,
+            ("Progressing", "False", "Restarting"),
+            f"pod chat-1: {ENGINE_KILLED}",
+        ),
+        (
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such device\n"}},
+            },
+            RUNS,
+            ("Failed", "False", "CrashLoopBackOff"),
+            "pod chat-1: ollama ended with exit code 1: no such device",
+        ),
+    ],
+    ids=["image pull", "out of memory", "last line"],
+)
+def test_trouble_of_an_engine_that_is_a_sidecar_is_the_cause(
+    engine: Obj, proxy: Obj, expected: tuple[str, str, str], says: str
+) -> None:
+    """The kubelet reports a sidecar among the init containers."""
+    base = (chat_service(runtime="ollama", resources={"memory": "3Gi"}), (MODELS, model()))
+    statuses: Obj = {"initContainerStatuses": [{"name": "ollama", **engine}], "containerStatuses": [proxy]}
+    there = kept_part(stamp(chat_deployment(*base, ready=0)))
+    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, **statuses)))
+    assert ready_outcome(plan) == expected
+    assert planned_condition(plan, "Ready")["message"].endswith(says)
+
+
 def test_memory_of_a_container_of_the_user_must_be_stated() -> None:
     stated = {"runtime": "generic", "image": "registry.example/engine:1"}
     plan = decide_chat(chat_service(**stated), (MODELS, model()))
@@ -273,10 +316,7 @@ def test_memory_of_a_container_of_the_user_must_be_stated() -> None:
 
 
 def test_model_of_the_library_is_served_in_pods_without_a_volume() -> None:
-    of_library = model(source="ollama://tiny:1b", memoryBytes=2**30)
-    ready = next(each for each in of_library["status"]["conditions"] if each["type"] == "Ready")
-    of_library["status"] = {"observedGeneration": 1, "phase": "Ready", "conditions": [ready]}
-    plan = decide_chat(chat_service(), (MODELS, of_library))
+    plan = decide_chat(chat_service(), (MODELS, library_model()))
     (wanted,) = list_applied(plan, DEPLOYMENTS)
     assert wanted["spec"]["template"]["spec"]["initContainers"][0]["name"] == "ollama"
 

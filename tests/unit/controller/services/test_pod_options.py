@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.services.pods.pod_options import find_option_problem, pin_to_node
@@ -42,6 +43,21 @@ def test_pod_has_pull_secrets_runtime_class_and_variables_of_the_user() -> None:
     spec = pod(imagePullSecrets=[{"name": "registry"}], runtimeClassName="gvisor", env=[{"name": "A", "value": "b"}])
     assert (spec["imagePullSecrets"], spec["runtimeClassName"]) == ([{"name": "registry"}], "gvisor")
     assert spec["containers"][0]["env"] == [{"name": "A", "value": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("of_vendor", "of_user", "expected"),
+    [("nvidia", None, "nvidia"), ("nvidia", "gvisor", "gvisor"), (None, None, None)],
+)
+def test_runtime_class_is_that_of_the_user_or_else_of_the_vendor(
+    of_vendor: str | None, of_user: str | None, expected: str | None
+) -> None:
+    vendor = msgspec.structs.replace(VENDORS["nvidia"], runtime_class=of_vendor)
+    chat = as_service(service(pod={} if of_user is None else {"runtimeClassName": of_user}))
+    spec = build_pod(
+        chat, EngineChoice("llama.cpp", "nvidia", vendor, 2**30), MountedWeights("tiny-cache", "tiny.gguf")
+    )
+    assert spec.get("runtimeClassName") == expected
 
 
 def test_volumes_of_the_user_are_added_under_names_of_their_own() -> None:
