@@ -9,7 +9,7 @@ import pytest
 
 from crds.serving import Mode, ServingOptions
 from devices.vendors import VENDORS
-from runtimes import sglang, tgi, vllm
+from runtimes import ollama, sglang, tgi, vllm
 from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand, refuse_demand
@@ -79,6 +79,19 @@ def test_every_tuning_argument_is_an_option_with_at_most_one_value(engine: str, 
     for argument in ENGINES[engine].tuning:
         # One that takes several would take what follows it, too.
         assert options[argument]["values"] in (0, 1)
+
+
+def test_every_variable_of_ollama_is_one_that_its_image_reads() -> None:
+    recording, pod = read_recording("ollama"), pod_of(ollama.RUNTIME)
+    serving = build_serving("chat", "ollama://qwen3:8b", ServingOptions())
+    names = set[str]()
+    for vendor, image in pod.images.items():
+        assert image.rpartition(":")[2].partition("-")[0] == recording["version"].removeprefix("v")
+        devices = 1 if VENDORS[vendor].resource else 0
+        variables = pod.environment(PodServing(serving, Listen("127.0.0.1", 11434), VENDORS[vendor], devices))
+        names |= {each for each in variables if each.startswith("OLLAMA_")}
+    assert {"OLLAMA_HOST", "OLLAMA_VULKAN"} <= names
+    assert names - set(recording["variables"]) == set()
 
 
 def test_check_finds_what_the_real_parser_refuses() -> None:
