@@ -112,8 +112,9 @@ def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) ->
         assert any(accepted([name, *value]) for value in values), name
     library = Path(xllamacpp.xllamacpp.__file__).read_bytes()
     known = {match.decode() for match in re.findall(rb"\0(--?[a-z][a-z0-9-]*)(?=\0)", library)}
-    # Compilers merge a short string into the tail of a longer one, so not all short names can be found.
     assert {name for name in llama_launcher.ARGUMENTS if name.startswith("--")} <= known
+    # Compilers merge a short string into the tail of a longer one, so that it need not begin after a zero.
+    assert [name for name in llama_launcher.ARGUMENTS if name.encode() + b"\0" not in library] == []
 
 
 def accepted(arguments: list[str]) -> bool:

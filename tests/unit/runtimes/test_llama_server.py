@@ -1,21 +1,38 @@
 """The command line of llama-server: pure rendering, checked with the launcher that must accept it."""
 
+import itertools
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import xllamacpp
 
-from crds.serving import ServingOptions
+from crds.serving import CacheType, Mode, ServingOptions
 from runtimes import llama_launcher, llama_server
-from runtimes.serving import Listen, build_serving
+from runtimes.serving import CompanionFile, Listen, build_serving
 
+COMPANIONS = {
+    "draft": [CompanionFile("draft", "/weights/draft.gguf")],
+    "projector": [CompanionFile("projector", "/weights/eyes.gguf")],
+    "adapters": [CompanionFile("adapter", "/weights/a.gguf", "0.5"), CompanionFile("adapter", "/weights/b.gguf")],
+}
 NO_WEB_PAGES = {"LLAMA_ARG_CORS_ORIGINS": "localhost", "LLAMA_ARG_CORS_CREDENTIALS": "0"}
 
 
-def render(*, on_device: bool = False, api_key_file: str | None = None, extra: tuple[str, ...] = ()) -> list[str]:
-    options = ServingOptions(context_length=4096, parallel=4, extra_args=list(extra))
-    serving = build_serving("chat", "/weights/m.gguf", options, on_device=on_device)
-    return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
+def render(
+    companions: tuple[str, ...] = (),
+    *,
+    on_device: bool = False,
+    api_key_file: str | None = None,
+    behind_proxy: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Return the arguments of a service with the companions of these names and four slots, each with 4096 tokens."""
+    files = [file for name in companions for file in COMPANIONS[name]]
+    stated = ServingOptions(context_length=4096, parallel=4, **options)
+    serving = build_serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, on_device=on_device)
+    return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file, behind_proxy))
 
 
 def test_context_length_is_multiplied_by_parallel() -> None:
@@ -30,20 +47,76 @@ def test_unset_settings_render_no_arguments() -> None:
 
 
 def test_extra_arguments_come_last_and_win() -> None:
-    rendered = render(extra=("-c", "512", "-t", "1"))
+    rendered = render(extra_args=["-c", "512", "-t", "1"])
     assert rendered[-4:] == ["-c", "512", "-t", "1"]
     assert llama_launcher.parse(rendered).n_ctx == 512
 
 
-def test_launcher_accepts_every_rendered_argument(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize(
+    "companions", [each for number in range(4) for each in itertools.combinations(COMPANIONS, number)], ids="+".join
+)
+@pytest.mark.parametrize("on_device", [False, True], ids=["processor", "device"])
+@pytest.mark.parametrize("behind_proxy", [False, True], ids=["direct", "behind proxy"])
+def test_launcher_accepts_every_rendered_argument(
+    tmp_path: Path, mode: Mode, companions: tuple[str, ...], *, on_device: bool, behind_proxy: bool
+) -> None:
     key = tmp_path / "token"
     key.write_text("secret\n")
-    parameters = llama_launcher.parse(render(on_device=True, api_key_file=str(key)))
+    parameters = llama_launcher.parse(
+        render(companions, on_device=on_device, behind_proxy=behind_proxy, api_key_file=str(key), mode=mode)
+    )
     assert parameters.model.path == "/weights/m.gguf"
     assert (parameters.hostnames, parameters.port, parameters.model_alias) == (["0.0.0.0"], 8080, {"chat"})
-    assert (parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers) == (16384, 4, 999)
+    assert (parameters.n_ctx, parameters.n_parallel) == (16384, 4)
+    assert parameters.n_gpu_layers == (999 if on_device else -1)
     assert (parameters.api_keys, parameters.sse_ping_interval) == (["secret"], 1)
     assert (parameters.endpoint_metrics, parameters.ui, parameters.offline) == (True, False, True)
+    assert parameters.endpoint_slots is not behind_proxy
+    assert (parameters.fit_params, parameters.cache_ram_mib) == (False, 0)
+    assert parameters.n_ctx_checkpoints == llama_server.CHECKPOINTS
+    check_mode(parameters, mode)
+    check_companions(parameters, companions, on_device=on_device)
+
+
+def check_mode(parameters: Any, mode: Mode) -> None:
+    """Assert that the server answers the API of the mode."""
+    ranks = parameters.pooling_type == xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    assert (parameters.embedding, ranks) == (mode != "chat", mode == "rerank")
+    assert ((parameters.n_batch, parameters.n_ubatch) == (4096, 4096)) is (mode != "chat")
+
+
+def check_companions(parameters: Any, companions: tuple[str, ...], *, on_device: bool) -> None:
+    """Assert that the server gets exactly these companions."""
+    assert parameters.mmproj.path == ("/weights/eyes.gguf" if "projector" in companions else "")
+    adapters = [("/weights/a.gguf", 0.5), ("/weights/b.gguf", 1.0)] if "adapters" in companions else []
+    assert [(each.path, each.scale) for each in parameters.lora_adapters] == adapters
+    draft, kinds = parameters.speculative.draft, xllamacpp.common_speculative_type
+    if "draft" in companions:
+        assert (draft.mparams.path, draft.n_max) == ("/weights/draft.gguf", 5)
+        assert parameters.speculative.types == [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        assert draft.n_gpu_layers == (999 if on_device else -1)
+    else:
+        assert draft.mparams.path == ""
+        assert parameters.speculative.types == [kinds.COMMON_SPECULATIVE_TYPE_NONE]
+
+
+@pytest.mark.parametrize("companions", [(), ("draft",)], ids=["alone", "draft"])
+@pytest.mark.parametrize(("keys", "values"), list(itertools.product(get_args(CacheType), repeat=2)))
+def test_cache_types_reach_the_model_and_its_draft(
+    companions: tuple[str, ...], keys: CacheType, values: CacheType
+) -> None:
+    parameters = llama_launcher.parse(render(companions, cache_type_k=keys, cache_type_v=values))
+    expected = tuple(getattr(xllamacpp.ggml_type, f"GGML_TYPE_{each.upper()}") for each in (keys, values))
+    assert (parameters.cache_type_k, parameters.cache_type_v) == expected
+    if companions:
+        draft = parameters.speculative.draft
+        assert (draft.cache_type_k, draft.cache_type_v) == expected
+
+
+def test_chat_template_reaches_the_server_in_chats_only() -> None:
+    assert llama_launcher.parse(render(chat_template="{{ messages }}")).chat_template == "{{ messages }}"
+    assert "--chat-template" not in render(chat_template="{{ messages }}", mode="rerank")
 
 
 def test_the_owners_environment_does_not_reach_the_server() -> None:
